@@ -301,7 +301,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
     const char *const titles[] = {"forward", "inference", "backward"};
     const auto one = [](te_run *r, const te_step *s) { // with its column sums, which a whole backward adds up at its end
         bench_check(s->run(r, s), s->kernels);
-        bench_check(te_reduce_columns_now(r), "sums");
+        bench_check(te__reduce_columns_now(r), "sums");
     };
     for (int pass = 0; pass < 3; pass++) {
         if (only_pass >= 0 && pass != only_pass) continue;
@@ -314,7 +314,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             r->batch = &batches[i], r->x.data = c.tensor(c.x[i]).data, r->y.data = c.y[i];
             r->dx = r->x, r->dx.data = c.tensor(c.dx[i]).data, r->dy = r->y, r->dy.data = c.dy[i];
             te__take_params(r, &c.m);
-            te_set_recipe_use(r, TE_USE_as_bound);
+            te__set_recipe_use(r, TE_USE_as_bound);
             te__lay_out(r, (char *)c.saved[i].memory);
             r->dry = 0, r->current = pass == TE_BACKWARD ? r->dy : r->x, r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }

@@ -1,8 +1,9 @@
-// comm.cu -- collectives as functions that bench/comm.py calls, in turns with NCCL and PyTorch's symmetric memory.
+// comm.cu -- collectives, fused collective patterns and GEMMs that overlap collectives, as a library for bench/comm.py, which compares
+// them with NCCL and PyTorch's symmetric memory.
 //
-//     nvcc -std=c++17 -O3 -arch=sm_90a -DTE_COMM -DRANKS=2 -I. -shared -Xcompiler=-fPIC bench/comm.cu -o libcomm.so -lnccl
+//     nvcc -std=c++17 -O3 -arch=sm_90a -DTE_COMM -DRANKS=2 -I. -sharded -Xcompiler=-fPIC bench/comm.cu -o libcomm.so -lnccl
 //
-// RANKS: the ranks of the blocks; all else is of any number.
+// RANKS: tensor-parallel ranks of the GPT blocks; all else runs on any number of ranks.
 #include "te/te.h"
 #ifndef TE_COMM
 int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py") < 0; }
@@ -13,45 +14,46 @@ int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py
 static te_context ctx;
 static te_comm comm;
 
-// all_reduce, add and norm as one row, and as two steps; the same behind a product; and the seam between two parts of a block under
-// sequence parallelism as one row, and as three steps. Lists for inference alone.
+// Inference lists with a fused pattern (_fused), and the same with each collective a step of its own (_unfused): all_reduce, add, norm; the
+// same behind a linear; reduce_scatter, add, norm, all_gather (the boundary between two parts of a block under sequence parallelism); and
+// that in front of an FP8 linear.
 enum { HIDDEN = 8192, ROWS = 2048, PART = 4096 };
 #define REDUCED (fork, x1), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
-#define MULTIPLIED (input, x1, HIDDEN), (linear, out, PART, HIDDEN, (shard, rows)), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
-#define SEAM (input, x1, HIDDEN), (reduce_scatter, s), (add, x1), (rmsnorm, n, HIDDEN), (all_gather, g)
-#define FED SEAM, (linear, in, HIDDEN, PART, (shard, columns))
+#define LINEAR_REDUCED (input, x1, HIDDEN), (linear, out, PART, HIDDEN, (shard, rows)), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
+#define BOUNDARY (input, x1, HIDDEN), (reduce_scatter, s), (add, x1), (rmsnorm, n, HIDDEN), (all_gather, g)
+#define BOUNDARY_LINEAR BOUNDARY, (linear, in, HIDDEN, PART, (shard, columns))
 #define TE_FORWARD_add_norm TE_FUSED
-TE_INFERENCE(reduced_joined, bf16, REDUCED)
-TE_INFERENCE(product_joined, bf16, MULTIPLIED)
-TE_INFERENCE(seam_joined, bf16, SEAM)
-TE_INFERENCE(fed_joined, (bf16, (recipe, fp8_delayed)), FED)
+TE_INFERENCE(reduced_fused, bf16, REDUCED)
+TE_INFERENCE(linear_reduced_fused, bf16, LINEAR_REDUCED)
+TE_INFERENCE(boundary_fused, bf16, BOUNDARY)
+TE_INFERENCE(boundary_linear_fused, (bf16, (recipe, fp8_delayed)), BOUNDARY_LINEAR)
 #undef TE_FORWARD_all_reduce_add_norm
 #undef TE_FORWARD_reduce_scatter_add_norm_all_gather
-TE_INFERENCE(reduced_apart, bf16, REDUCED)
-TE_INFERENCE(product_apart, bf16, MULTIPLIED)
-TE_INFERENCE(seam_apart, bf16, SEAM)
-TE_INFERENCE(fed_apart, (bf16, (recipe, fp8_delayed)), FED)
+TE_INFERENCE(reduced_unfused, bf16, REDUCED)
+TE_INFERENCE(linear_reduced_unfused, bf16, LINEAR_REDUCED)
+TE_INFERENCE(boundary_unfused, bf16, BOUNDARY)
+TE_INFERENCE(boundary_linear_unfused, (bf16, (recipe, fp8_delayed)), BOUNDARY_LINEAR)
 
-// Products beside a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
+// GEMMs that overlap a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
 enum { TOKENS = 8192 };
-#define PRODUCTS(X) X(large, 8192, 14336) X(small, 4096, 4096)
-#define PRODUCT_LISTS(name, in, out)                                                                           \
+#define SHAPES(X) X(large, 8192, 14336) X(small, 4096, 4096)
+#define SHAPE_LISTS(name, in, out)                                                                           \
     TE_SEQUENTIAL(name##_gather, (bf16, (rows, shard)), (all_gather, g), (linear, fc, in, out, (shard, columns))) \
     TE_SEQUENTIAL(name##_scatter, bf16, (linear, fc, in, out, (shard, rows)), (reduce_scatter, s))             \
     TE_SEQUENTIAL(name##_alone, bf16, (linear, fc, in, out))
-PRODUCTS(PRODUCT_LISTS)
-// A GPT's layer with sequence parallelism, and the same on one GPU.
+SHAPES(SHAPE_LISTS)
+// A GPT layer with tensor and sequence parallelism, and the same on one GPU.
 enum { BLOCK_WIDTH = 4096 };
-#define SHARED TE_GPT_BLOCK_SP(b, BLOCK_WIDTH, 4 * BLOCK_WIDTH, 32, 0.1f, RANKS)
+#define SHARDED TE_GPT_BLOCK_SP(b, BLOCK_WIDTH, 4 * BLOCK_WIDTH, 32, 0.1f, RANKS)
 #define WHOLE TE_GPT_BLOCK(b, BLOCK_WIDTH, 4 * BLOCK_WIDTH, 32, 0.1f)
-TE_SEQUENTIAL(shared, (bf16, (rows, shard)), SHARED)
-TE_SEQUENTIAL(shared_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SHARED)
+TE_SEQUENTIAL(sharded, (bf16, (rows, shard)), SHARDED)
+TE_SEQUENTIAL(sharded_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SHARDED)
 TE_SEQUENTIAL(whole, bf16, WHOLE)
 TE_SEQUENTIAL(whole_fp8, (bf16, (recipe, fp8_delayed)), WHOLE)
 
 static const char *text_of(te_status s) { return s == TE_OK ? nullptr : te_last_error(&ctx); }
 
-// Null, or what was wrong; so do all. `file`: where rank 0 leaves NCCL's unique id.
+// All functions return null or an error text. file: a path for NCCL's unique id.
 extern "C" const char *comm_open(int rank, int size, const char *file, int64_t peer_bytes, int64_t overlap_bytes) {
     te_comm_config config = te_comm_defaults();
     config.rank = rank, config.size = size, config.tensor = size, config.file = file, config.peer_bytes = peer_bytes;
@@ -61,13 +63,14 @@ extern "C" const char *comm_open(int rank, int size, const char *file, int64_t p
     if (s == TE_OK && !comm.tensor.peers) return "the ranks cannot map each other's memory";
     return text_of(s);
 }
-// Sums up to `one_shot` bytes are one-shot, kernels have `blocks` blocks at most; -1 and 0: as the library chooses.
-extern "C" void comm_force(int64_t one_shot, int blocks) {
-    te_peers *p = comm.tensor.peers;
-    static const te_peers was = *p;
-    p->one_shot = one_shot < 0 ? was.one_shot : one_shot, p->blocks = blocks ? blocks : was.blocks;
+// All-reduces up to one_shot_bytes are one-shot, and kernels have at most max_blocks blocks; -1 and 0: as the library chooses.
+extern "C" void comm_force(int64_t one_shot_bytes, int max_blocks) {
+    te_peer_memory *p = comm.tensor.peers;
+    static const te_peer_memory chosen = *p;
+    p->one_shot_bytes = one_shot_bytes < 0 ? chosen.one_shot_bytes : one_shot_bytes;
+    p->max_blocks = max_blocks ? max_blocks : chosen.max_blocks;
 }
-// kind: of te_peer_kind. count: elements that one rank has.
+// kind: a te_peer_kind. count: elements of one rank.
 extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count, int dtype, void *stream) {
     const te_group *g = te_tensor_group(&ctx);
     const te_dtype t = (te_dtype)dtype;
@@ -76,23 +79,23 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     if (kind == TE_PEER_reduce_scatter) return text_of(te_group_reduce_scatter(g, y, x, count, t, &ctx));
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
-// Lists of rows over ranks, each joined and as steps; what: see below.
-enum { WHATS = 4 };
-static te_model row_models[WHATS][2];
-static te_status rows_bind() {
-    const te_plan *const plans[WHATS][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
-                                            {seam_joined_plan(), seam_apart_plan()}, {fed_joined_plan(), fed_apart_plan()}};
-    static te_param params[WHATS][2][2];
+// The lists with patterns, fused and unfused.
+enum { PATTERNS = 4 };
+static te_model pattern_models[PATTERNS][2];
+static te_status patterns_bind() {
+    const te_plan *const plans[PATTERNS][2] = {{reduced_fused_plan(), reduced_unfused_plan()}, {linear_reduced_fused_plan(), linear_reduced_unfused_plan()},
+                                            {boundary_fused_plan(), boundary_unfused_plan()}, {boundary_linear_fused_plan(), boundary_linear_unfused_plan()}};
+    static te_param params[PATTERNS][2][2];
     static te_recipes recipes[2];
     static te_model *in_fp8[2][1];
-    for (int what = 0; what < WHATS; what++) {
+    for (int pattern = 0; pattern < PATTERNS; pattern++) {
         void *memory, *scales;
-        TE_TRY(te_allocate(&ctx, &memory, te_plan_param_bytes(plans[what][0])));
+        TE_TRY(te_allocate(&ctx, &memory, te_plan_param_bytes(plans[pattern][0])));
         for (int k = 0; k < 2; k++) {
-            te_model *m = &row_models[what][k];
-            TE_TRY(te_model_bind(m, plans[what][k], params[what][k], what % 2 + 1, memory, 0, &ctx));
+            te_model *m = &pattern_models[pattern][k];
+            TE_TRY(te_model_bind(m, plans[pattern][k], params[pattern][k], pattern % 2 + 1, memory, 0, &ctx));
             TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
-            if (what == 3) { // as if there had been steps
+            if (pattern == 3) { // as after some steps
                 te_recipes_config config = te_recipes_defaults();
                 config.ranks = comm.world.size, in_fp8[k][0] = m;
                 const size_t bytes = te_recipes_bytes(in_fp8[k], 1, &config);
@@ -100,36 +103,36 @@ static te_status rows_bind() {
                 TE_TRY(te_recipes_init(&recipes[k], scales, bytes, in_fp8[k], 1, &config, &ctx));
                 TE_TRY(te_recipes_loaded(&recipes[k], 1, &ctx));
             }
-            // before any call is captured, for what was captured keeps the workspace of then
+            // before any call is captured, for pattern was captured keeps the workspace of then
             TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(m->plan, m, ROWS, &ctx)));
         }
     }
     return te_synchronize(&ctx);
 }
-// y = norm(residual + the sum of all x), gamma 1, weights random; what: 0: of x[rows, HIDDEN], 1: of the products of x[rows, PART], 2: of
-// this rank's rows, gathered, 3: and y[rows, PART] their product in FP8. The first call must not be captured.
-static te_status row(int what, int is_apart, void *y, void *x, void *residual, int rows) {
-    const te_model *m = &row_models[what][is_apart];
+// y = norm(residual + the sum of all x), with gamma 1 and random weights. pattern 0: of x[rows, HIDDEN]; 1: x is the linear's output for
+// x[rows, PART]; 2: of this rank's rows, then gathered; 3: then y[rows, PART] is the FP8 linear's. The first call must not be captured.
+static te_status run_pattern(int pattern, int is_unfused, void *y, void *x, void *residual, int rows) {
+    const te_model *m = &pattern_models[pattern][is_unfused];
     te_batch batch;
     te_edge edge;
-    if (!m->plan) TE_TRY(rows_bind());
+    if (!m->plan) TE_TRY(patterns_bind());
     memset(&batch, 0, sizeof batch), memset(&edge, 0, sizeof edge);
     batch.batch = 1, batch.seq = rows;
-    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what >= 2 ? rows / comm.tensor.size : rows, HIDDEN);
-    if (what) batch.edges = &edge, batch.edge_count = 1;
-    ctx.gemm_own = 1;
-    return te_plan_infer(te_matrix(y, TE_bf16, rows, what == 3 ? (int)PART : (int)HIDDEN),
-                         te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), m->plan, m, &batch, &ctx);
+    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, pattern >= 2 ? rows / comm.tensor.size : rows, HIDDEN);
+    if (pattern) batch.edges = &edge, batch.edge_count = 1;
+    ctx.gemm_custom = 1;
+    return te_plan_infer(te_matrix(y, TE_bf16, rows, pattern == 3 ? (int)PART : (int)HIDDEN),
+                         te_matrix(x, TE_bf16, rows, pattern == 1 ? (int)PART : (int)HIDDEN), m->plan, m, &batch, &ctx);
 }
-extern "C" const char *comm_row(int what, int is_apart, void *y, void *x, void *residual, int rows, void *stream) {
+extern "C" const char *comm_pattern(int pattern, int is_unfused, void *y, void *x, void *residual, int rows, void *stream) {
     ctx.stream = stream;
-    return text_of(row(what, is_apart, y, x, residual, rows));
+    return text_of(run_pattern(pattern, is_unfused, y, x, residual, rows));
 }
-// Products that have sent to a row.
-extern "C" int64_t comm_sent() { return comm.tensor.peers->sent; }
-// What a list makes of x: kind 0: gather, 1: scatter, 2: the product alone, by our own kernel. keeps: forward for training. apart: the
-// collective and the product one after the other. The first call of each must not be captured.
-static te_status product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {
+// GEMMs whose epilogue sent to a fused pattern.
+extern "C" int64_t comm_gemm_sends() { return comm.tensor.peers->gemms; }
+// A list's y of x. kind 0: all_gather and GEMM, 1: GEMM and reduce_scatter, 2: the GEMM alone, by the library's own kernel. saves: forward
+// for training. serial: the collective and the GEMM one after the other. dy not null: backward. The first call of each must not be captured.
+static te_status run_gemm(int is_small, int kind, int saves, int serial, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {
     const te_plan *const plans[2][3] = {{large_gather_plan(), large_scatter_plan(), large_alone_plan()},
                                         {small_gather_plan(), small_scatter_plan(), small_alone_plan()}};
     const te_plan *plan = plans[is_small][kind];
@@ -137,73 +140,73 @@ static te_status product(int is_small, int kind, int keeps, int apart, void *y, 
     static te_param params[2][3];
     static te_saved saved[2][3];
     te_model *m = &models[is_small][kind];
-    te_saved *kept = &saved[is_small][kind];
-    te_rank_memory *const memory = comm.tensor.memory;
+    te_saved *saved_of = &saved[is_small][kind];
+    te__overlap_memory *const memory = comm.tensor.memory;
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = TOKENS;
     if (!m->plan) {
         TE_TRY(te_model_bind(m, plan, &params[is_small][kind], 1, weight, grad, &ctx));
         TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, TOKENS, &ctx)));
-        TE_TRY(te_comm_allocate(&comm, &kept->memory, kept->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+        TE_TRY(te_comm_allocate(&comm, &saved_of->memory, saved_of->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
     }
-    const int own = TOKENS / comm.tensor.size;
-    const te_tensor in = te_matrix(x, TE_bf16, kind == 0 ? own : TOKENS, plan->in), out = te_matrix(y, TE_bf16, kind == 1 ? own : TOKENS, plan->out);
-    if (apart) comm.tensor.memory = 0;
-    ctx.gemm_own = kind == 2 ? 2 : 1;
-    te_status s = dy ? te_plan_backward(te_matrix(dx, TE_bf16, in.rows, in.cols), te_matrix(dy, TE_bf16, out.rows, out.cols), kept, plan, m, &batch, &ctx)
-                     : te_plan_forward(out, keeps ? kept : 0, in, plan, m, &batch, &ctx);
+    const int local = TOKENS / comm.tensor.size;
+    const te_tensor in = te_matrix(x, TE_bf16, kind == 0 ? local : TOKENS, plan->in), out = te_matrix(y, TE_bf16, kind == 1 ? local : TOKENS, plan->out);
+    if (serial) comm.tensor.memory = 0;
+    ctx.gemm_custom = kind == 2 ? 2 : 1;
+    te_status s = dy ? te_plan_backward(te_matrix(dx, TE_bf16, in.rows, in.cols), te_matrix(dy, TE_bf16, out.rows, out.cols), saved_of, plan, m, &batch, &ctx)
+                     : te_plan_forward(out, saves ? saved_of : 0, in, plan, m, &batch, &ctx);
     comm.tensor.memory = memory;
     return s;
 }
-extern "C" const char *comm_product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy,
+extern "C" const char *comm_gemm(int is_small, int kind, int saves, int serial, void *y, void *x, void *weight, void *dx, void *dy,
                                     float *grad, void *stream) {
     ctx.stream = stream;
-    return text_of(product(is_small, kind, keeps, apart, y, x, weight, dx, dy, grad));
+    return text_of(run_gemm(is_small, kind, saves, serial, y, x, weight, dx, dy, grad));
 }
-// In the place of collectives copies within the device, of this rank's rows to where all belong: products of what is not there at all are
-// faster, for NaNs draw less power. What was copied is kept, so that its time can be told.
-struct copied { void *to; const void *from; size_t bytes; };
-static copied copies[64];
+// A transport that copies this rank's rows within the device in place of a collective, to measure a layer without communication. (Without
+// the copies, operands would be NaN, which draw less power, and GEMMs would be faster.) The copies are recorded, to be timed by themselves.
+struct local_copy { void *to; const void *from; size_t bytes; };
+static local_copy copies[64];
 static int copy_count;
-static te_status copy_and_keep(void *to, const void *from, size_t bytes, te_context *context) {
+static te_status copy_and_record(void *to, const void *from, size_t bytes, te_context *context) {
     if (to == from) return TE_OK;
-    if (copy_count == 64) return te_fail(context, TE_ERROR_OVERFLOW, "more copies than there is room for");
+    if (copy_count == 64) return te_fail(context, TE_ERROR_OVERFLOW, "too many copies");
     copies[copy_count++] = {to, from, bytes};
     return te_copy(context, to, from, bytes);
 }
-static te_status gather_own(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
+static te_status gather_local(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    for (int r = 0; r < g->size; r++) TE_TRY(copy_and_keep((char *)y + r * bytes, x, bytes, context));
+    for (int r = 0; r < g->size; r++) TE_TRY(copy_and_record((char *)y + r * bytes, x, bytes, context));
     return TE_OK;
 }
-static te_status scatter_own(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
+static te_status scatter_local(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    return copy_and_keep(y, (const char *)x + g->rank * bytes, bytes, context);
+    return copy_and_record(y, (const char *)x + g->rank * bytes, bytes, context);
 }
-static te_status reduce_own(const te_group *, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
-    return copy_and_keep(y, x, (size_t)count * te_dtype_bytes(dtype), context);
+static te_status reduce_local(const te_group *, void *y, const void *x, int64_t count, te_dtype dtype, te_context *context) {
+    return copy_and_record(y, x, (size_t)count * te_dtype_bytes(dtype), context);
 }
-static const te_transport own_rows = {"own rows", gather_own, scatter_own, reduce_own, nullptr};
+static const te_transport local_rows = {"local rows", gather_local, scatter_local, reduce_local, nullptr};
 
-// Forward and backward of a block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales that all ranks have. how: 0: as the library does
-// it, 1: collectives and products one after the other, 2: with copies of own rows in their place, 3: on one GPU, 4: those copies alone. The
-// first call must not be captured.
+// Forward and backward of a block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales common to all ranks. how: 0: as the library does it,
+// 1: collectives and GEMMs one after the other, 2: with copies of this rank's rows in place of collectives, 3: on one GPU, 4: only the copies
+// of 2. The first call must not be captured.
 static te_status block_step(int fp8, int how, void *y, void *dx, void *x, void *dy) {
     static te_model models[2][2], *in_fp8[2][1];
     static te_param params[2][2][32];
-    static te_saved kept[2][2];
+    static te_saved saved_of[2][2];
     static te_recipes recipes[2];
     const int alone = how == 3, first = !models[fp8][alone].plan;
     te_model *const m = &models[fp8][alone];
-    te_saved *const saved = &kept[fp8][alone];
+    te_saved *const saved = &saved_of[fp8][alone];
     te_group *const tensor = &comm.tensor, was = *tensor;
-    const te_plan *plan = alone ? fp8 ? whole_fp8_plan() : whole_plan() : fp8 ? shared_fp8_plan() : shared_plan();
-    const int own = alone ? TOKENS : TOKENS / tensor->size;
+    const te_plan *plan = alone ? fp8 ? whole_fp8_plan() : whole_plan() : fp8 ? sharded_fp8_plan() : sharded_plan();
+    const int local = alone ? TOKENS : TOKENS / tensor->size;
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 4, batch.seq = TOKENS / 4;
-    ctx.gemm_own = 1;
+    ctx.gemm_custom = 1;
     if (first) {
         void *weights, *grads, *scales;
         int count = 0;
@@ -229,11 +232,11 @@ static te_status block_step(int fp8, int how, void *y, void *dx, void *x, void *
         return TE_OK;
     }
     if (how) tensor->memory = 0;
-    if (how == 2) tensor->peers = 0, tensor->transport = &own_rows, copy_count = 0;
-    const te_tensor in = te_matrix(x, TE_bf16, own, BLOCK_WIDTH), out = te_matrix(y, TE_bf16, own, BLOCK_WIDTH);
+    if (how == 2) tensor->peers = 0, tensor->transport = &local_rows, copy_count = 0;
+    const te_tensor in = te_matrix(x, TE_bf16, local, BLOCK_WIDTH), out = te_matrix(y, TE_bf16, local, BLOCK_WIDTH);
     te_status s = te_plan_forward(out, saved, in, plan, m, &batch, &ctx);
     if (s == TE_OK)
-        s = te_plan_backward(te_matrix(dx, TE_bf16, own, BLOCK_WIDTH), te_matrix(dy, TE_bf16, own, BLOCK_WIDTH), saved, plan, m, &batch, &ctx);
+        s = te_plan_backward(te_matrix(dx, TE_bf16, local, BLOCK_WIDTH), te_matrix(dy, TE_bf16, local, BLOCK_WIDTH), saved, plan, m, &batch, &ctx);
     *tensor = was;
     return s == TE_OK && fp8 && first ? te_recipes_step(&recipes[alone], &ctx) : s;
 }
@@ -242,7 +245,7 @@ extern "C" const char *comm_block(int fp8, int how, void *y, void *dx, void *x, 
     return text_of(block_step(fp8, how, y, dx, x, dy));
 }
 extern "C" int comm_block_ranks() { return RANKS; }
-// What is dropped out next is what was behind the first call of this.
+// The next dropout masks are those that followed the first call of this.
 extern "C" const char *comm_same_dropout() {
     static te_rng first;
     static int known;
@@ -250,9 +253,9 @@ extern "C" const char *comm_same_dropout() {
     const te_status s = known++ ? te_rng_set(&first, &ctx) : te_rng_get(&first, &ctx);
     return text_of(s == TE_OK ? te_synchronize(&ctx) : s);
 }
-// Gathers and scatters that have overlapped a product.
+// Collectives that overlapped a GEMM.
 extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }
-// Waits; what has gone wrong since.
+// Waits, and reports errors.
 extern "C" const char *comm_check() { return text_of(te_comm_synchronize(&ctx)); }
 extern "C" void comm_close() {
     ctx.stream = nullptr;

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
+"""Collectives between the GPUs of one host, compared with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products] [rows] [blocks] [sums]]
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [gemms] [patterns] [blocks] [sums]]
 
-libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-reduces as `ours OTHER`.
+libcomm.so: bench/comm.cu as a library; others, compiled differently, run the all-reduces as `ours OTHER`.
 
-Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
-the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
-over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
+Each figure is the time of a call within a captured CUDA graph of many: the maximum over the ranks of the median over rounds, in each of
+which all candidates run in random order. `floor` is the bytes that a rank sends at 450 GB/s, and 1.3 us for each way over the link. A
+ratio is ours over the best of the others: below 1, ours is faster. `tune` tries several grid sizes too. Exit code 1: a wrong result.
 
-Products that overlap a collective, rows x out x in of each rank, beside the product alone, PyTorch's and by our kernel. A GPT's layer
-with sequence parallelism beside the same without its collectives, and on one GPU, and where its time goes, kernel by kernel; for as
-many ranks as the library was compiled for. `products`: these and the layer alone; `blocks`: the layer alone; `rows`: rows of the fusion
-list that begin with a collective, alone; `sums`: all-reduces alone.
+Then GEMMs that overlap collectives, rows x out x in of each rank, against the GEMM alone (PyTorch's and the library's own kernel); and a
+GPT layer with sequence parallelism against the same without its collectives, and on one GPU, with its time kernel by kernel, if the
+library was compiled for this number of ranks. `gemms`: only these and the layer; `blocks`: only the layer; `patterns`: only fused
+collective patterns; `sums`: only all-reduces.
 """
 import ctypes
 import os
@@ -26,7 +26,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 KIB = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HIDDEN, PART, ROWS = 8192, 4096, (1, 8, 64, 512, 2048)  # as in comm.cu
-CALLS, ROUNDS, WARM = 40, 13, 3
+CALLS, ROUNDS, WARM = 40, 13, 3  # calls of a graph, rounds, warm-up rounds
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BF16 = 0, 1, 2, 1
 LINK, WAY = 450e3, 1.3  # bytes a us; us
 
@@ -38,8 +38,8 @@ tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
 if tsv:
     print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
-tune, only_products, only_rows, only_blocks, only_sums = (what in sys.argv[3:] for what in ("tune", "products", "rows", "blocks", "sums"))
-only_products |= only_blocks
+tune, only_gemms, only_patterns, only_blocks, only_sums = (what in sys.argv[3:] for what in ("tune", "gemms", "patterns", "blocks", "sums"))
+only_gemms |= only_blocks
 SHAPES = ((8192, 14336, 8192), (8192, 4096, 4096))  # as in comm.cu
 
 
@@ -47,11 +47,11 @@ def library(path):
     lib = ctypes.CDLL(os.path.abspath(path))
     lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-    lib.comm_row.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int, ctypes.c_void_p]
-    lib.comm_sent.restype = ctypes.c_int64
+    lib.comm_pattern.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int, ctypes.c_void_p]
+    lib.comm_gemm_sends.restype = ctypes.c_int64
     lib.comm_same_dropout.restype = ctypes.c_char_p
-    lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
-    lib.comm_product.argtypes, lib.comm_product.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 7, ctypes.c_char_p
+    lib.comm_pattern.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
+    lib.comm_gemm.argtypes, lib.comm_gemm.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 7, ctypes.c_char_p
     lib.comm_overlapped.restype = ctypes.c_int64
     lib.comm_block.argtypes, lib.comm_block.restype = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 5, ctypes.c_char_p
     lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
@@ -93,14 +93,14 @@ def graph_of(f, calls):
     return graph
 
 
-def race(racers, calls=CALLS):
-    """name -> us"""
-    graphs = {racer: graph_of(f, calls) for racer, f in racers.items()}
-    us = {racer: [] for racer in racers}
+def measure(candidates, calls=CALLS):
+    """Microseconds of a call, by candidate."""
+    graphs = {candidate: graph_of(f, calls) for candidate, f in candidates.items()}
+    us = {candidate: [] for candidate in candidates}
     for round_ in range(WARM + ROUNDS):
         order = list(graphs.items())
-        random.Random(round_).shuffle(order)  # a chip at its power limit is faster behind a racer that waits for a link
-        for racer, graph in order:
+        random.Random(round_).shuffle(order)  # a GPU at its power limit is faster after a candidate that waits for the link
+        for candidate, graph in order:
             dist.barrier()
             torch.cuda.synchronize()
             a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -109,18 +109,18 @@ def race(racers, calls=CALLS):
             b.record()
             b.synchronize()
             if round_ >= WARM:
-                us[racer].append(1e3 * a.elapsed_time(b) / calls)
-    most = torch.tensor([statistics.median(t) for t in us.values()], device="cuda")
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return dict(zip(us, most.tolist()))
+                us[candidate].append(1e3 * a.elapsed_time(b) / calls)
+    slowest = torch.tensor([statistics.median(t) for t in us.values()], device="cuda")
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return dict(zip(us, slowest.tolist()))
 
 
 def table(what, kib, us, floor):
     mine = us["ours"]
-    best = min(t for racer, t in us.items() if racer not in ("ours",) and not racer.startswith("ours "))
-    text = "  ".join(f"{racer} {t:.2f}" for racer, t in us.items())
+    best = min(t for candidate, t in us.items() if candidate not in ("ours",) and not candidate.startswith("ours "))
+    text = "  ".join(f"{candidate} {t:.2f}" for candidate, t in us.items())
     say(f"{what:14s} {kib:6d} KiB  floor {floor:6.2f}  {text}  ratio {mine / best:.3f}", what, ranks, kib, f"{floor:.2f}",
-        *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{mine / best:.3f}")
+        *(f"{candidate}={t:.2f}" for candidate, t in us.items()), f"{mine / best:.3f}")
 
 
 def forced(one_shot, blocks, f):
@@ -142,7 +142,7 @@ def all_reduce(kib):
     symmetric.rendezvous(shared, dist.group.WORLD)
     shared.zero_()
     mine = lambda: ours(ALL_REDUCE, y, x, n)
-    racers = {
+    candidates = {
         "ours": mine,
         "nccl": lambda: dist.all_reduce(other),
         "symmetric one-shot": lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name),
@@ -150,83 +150,82 @@ def all_reduce(kib):
         "ours two-shot": forced(0, 0, mine),
     }
     if ranks > 2 and kib * ranks <= 16384:
-        racers["ours one-shot"] = forced(kib << 10, 0, mine)
+        candidates["ours one-shot"] = forced(kib << 10, 0, mine)
     outs = {}
     for stem, other_lib in list(libs.items())[1:]:
         outs[stem] = torch.empty_like(y)
-        racers[f"ours {stem}"] = lambda of=other_lib, out=outs[stem]: ours(ALL_REDUCE, out, x, n, of)
+        candidates[f"ours {stem}"] = lambda of=other_lib, out=outs[stem]: ours(ALL_REDUCE, out, x, n, of)
     if tune:
         for blocks in (32, 64, 96, 264):
-            racers[f"ours {blocks} blocks"] = forced(-1, blocks, mine)
+            candidates[f"ours {blocks} blocks"] = forced(-1, blocks, mine)
     sent = 1 if ranks == 2 else 2 * (ranks - 1) / ranks
-    table("all_reduce", kib, race(racers), min(2 * WAY + sent * kib * 1024 / LINK, WAY + (ranks - 1) * kib * 1024 / LINK))
+    table("all_reduce", kib, measure(candidates), min(2 * WAY + sent * kib * 1024 / LINK, WAY + (ranks - 1) * kib * 1024 / LINK))
     for stem, got in {next(iter(libs)): y, **outs}.items():
         if ranks == 2 and not torch.equal(want, got) or not torch.allclose(want.float(), got.float(), rtol=0.03, atol=0.03):
             wrong += 1
             print(f"rank {rank}: {stem}: all_reduce of {kib} KiB: {(want != got).sum().item()} of {n} differ from NCCL's", flush=True)
 
 
-def row(rows):
-    """y = rmsnorm(x + the sum of all x): one step, two, and PyTorch's three; beside our all_reduce alone. The same of the products of x, and
-    of each rank's rows, gathered."""
+def patterns(rows):
+    """Fused collective patterns (see run_pattern in comm.cu) against the same lists unfused, PyTorch, and the all_reduce or the GEMM alone."""
     global wrong
     torch.manual_seed(rank)
     n = rows * HIDDEN
     x, ones = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16), torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
     summed, other, residual = torch.empty_like(x), x.clone(), torch.randn_like(x)
-    part, own = torch.randn(rows, PART, device="cuda", dtype=torch.bfloat16), rows // ranks
+    part, local = torch.randn(rows, PART, device="cuda", dtype=torch.bfloat16), rows // ranks
     weight = torch.randn(HIDDEN, PART, device="cuda", dtype=torch.bfloat16) / 64
-    ys = {what: [torch.zeros(rows, PART if what == 3 else HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for what in range(4)}
-    made = torch.empty_like(part)
+    ys = {pattern: [torch.zeros(rows, PART if pattern == 3 else HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for pattern in range(4)}
+    product = torch.empty_like(part)
     norm = lambda x: torch.nn.functional.rms_norm(x, (HIDDEN,), ones, 1e-5)
 
-    def call(what, apart):
-        check(lib.comm_row(what, apart, ys[what][apart].data_ptr(), (part if what == 1 else x).data_ptr(), residual.data_ptr(), rows,
+    def call(pattern, unfused):
+        check(lib.comm_pattern(pattern, unfused, ys[pattern][unfused].data_ptr(), (part if pattern == 1 else x).data_ptr(), residual.data_ptr(), rows,
                            torch.cuda.current_stream().cuda_stream))
 
-    def peers():
+    def torch_reduced():
         dist.all_reduce(other)
         return norm(other + x)
 
-    def peers_product():
-        made = torch.mm(part, weight.t())
-        dist.all_reduce(made)
-        return norm(made + residual)
+    def torch_linear():
+        product = torch.mm(part, weight.t())
+        dist.all_reduce(product)
+        return norm(product + residual)
 
-    def peers_seam():
-        dist.reduce_scatter_tensor(summed[:own], x)
-        dist.all_gather_into_tensor(other, norm(summed[:own] + residual[:own]))
-    shapes = {0: ("all_reduce_add_norm", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers}),
-              1: ("linear_all_reduce_add_norm", {"product alone": lambda: torch.mm(part, weight.t()), "nccl and torch": peers_product}),
-              2: ("reduce_scatter_add_norm_all_gather", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers_seam}),
-              3: ("the same and a linear in FP8", {"ours in 16 bits, product torch": lambda: (call(2, 0), torch.mm(x, weight, out=made))})}
-    for what, (title, others) in shapes.items():
-        if what >= 2 and not own:
+    def torch_boundary():
+        dist.reduce_scatter_tensor(summed[:local], x)
+        dist.all_gather_into_tensor(other, norm(summed[:local] + residual[:local]))
+    shapes = {0: ("all_reduce_add_norm", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": torch_reduced}),
+              1: ("linear_all_reduce_add_norm", {"GEMM alone": lambda: torch.mm(part, weight.t()), "nccl and torch": torch_linear}),
+              2: ("reduce_scatter_add_norm_all_gather", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": torch_boundary}),
+              3: ("the same and a linear in FP8", {"ours in 16 bits, GEMM torch": lambda: (call(2, 0), torch.mm(x, weight, out=product))})}
+    for pattern, (title, others) in shapes.items():
+        if pattern >= 2 and not local:
             continue
-        before = lib.comm_sent()
-        us = race({"ours": lambda: call(what, 0), "ours in steps": lambda: call(what, 1), **others}, 100 if rows < 512 else 20)
-        sent = lib.comm_sent() - before
+        before = lib.comm_gemm_sends()
+        us = measure({"ours": lambda: call(pattern, 0), "ours unfused": lambda: call(pattern, 1), **others}, 100 if rows < 512 else 20)
+        sent = lib.comm_gemm_sends() - before
         alone = next(iter(others))
-        say(f"{title} {rows} x {HIDDEN}  " + "  ".join(f"{racer} {t:.2f}" for racer, t in us.items()) +
-            f"  over {alone} {us['ours'] / us[alone]:.3f}" + (f"  {sent} sent" if what == 1 else ""), title, ranks, n >> 9, "",
-            *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{us['ours'] / us[alone]:.3f}")
-        few = rows <= torch.cuda.get_device_properties(rank).multi_processor_count  # norms of more rows add up in another order
-        if not (torch.equal(*ys[what]) if few else torch.allclose(*ys[what], rtol=0.03, atol=0.03)):
+        say(f"{title} {rows} x {HIDDEN}  " + "  ".join(f"{candidate} {t:.2f}" for candidate, t in us.items()) +
+            f"  over {alone} {us['ours'] / us[alone]:.3f}" + (f"  {sent} sent" if pattern == 1 else ""), title, ranks, n >> 9, "",
+            *(f"{candidate}={t:.2f}" for candidate, t in us.items()), f"{us['ours'] / us[alone]:.3f}")
+        few = rows <= torch.cuda.get_device_properties(rank).multi_processor_count  # norms of more rows sum in another order
+        if not (torch.equal(*ys[pattern]) if few else torch.allclose(*ys[pattern], rtol=0.03, atol=0.03)):
             wrong += 1
-            print(f"rank {rank}: {title} of {rows} rows: {(ys[what][0] != ys[what][1]).sum().item()} differ from those of steps", flush=True)
+            print(f"rank {rank}: {title} of {rows} rows: {(ys[pattern][0] != ys[pattern][1]).sum().item()} differ from the unfused list's", flush=True)
     total, gamma = x.float(), ones.float()
     dist.all_reduce(total)
     wants = {0: torch.nn.functional.rms_norm(total + x.float(), (HIDDEN,), gamma, 1e-5), 2: torch.empty_like(total)}
-    if own:
-        mine = total[rank * own : (rank + 1) * own] + residual[:own].float()
+    if local:
+        mine = total[rank * local : (rank + 1) * local] + residual[:local].float()
         dist.all_gather_into_tensor(wants[2], torch.nn.functional.rms_norm(mine, (HIDDEN,), gamma, 1e-5))
-    for what in (0, 2) if own else (0,):
-        if not torch.allclose(ys[what][0].float(), wants[what], rtol=0.03, atol=0.03):
+    for pattern in (0, 2) if local else (0,):
+        if not torch.allclose(ys[pattern][0].float(), wants[pattern], rtol=0.03, atol=0.03):
             wrong += 1
-            print(f"rank {rank}: {shapes[what][0]} of {rows} rows is wrong", flush=True)
+            print(f"rank {rank}: {shapes[pattern][0]} of {rows} rows is wrong", flush=True)
 
 
-def halves(kib):
+def reduce_scatter_and_all_gather(kib):
     """kib: of the whole tensor."""
     global wrong
     n = kib * 512
@@ -234,92 +233,92 @@ def halves(kib):
     x, y = torch.randn(n, device="cuda", dtype=torch.bfloat16), torch.empty(n, device="cuda", dtype=torch.bfloat16)
     other = torch.empty_like(y)
     sent = (ranks - 1) / ranks * kib * 1024 / LINK
-    us = race({"ours": lambda: ours(REDUCE_SCATTER, y, x, part), "nccl": lambda: dist.reduce_scatter_tensor(other[:part], x)})
+    us = measure({"ours": lambda: ours(REDUCE_SCATTER, y, x, part), "nccl": lambda: dist.reduce_scatter_tensor(other[:part], x)})
     table("reduce_scatter", kib, us, WAY + sent)
     good = torch.equal(y[:part], other[:part]) if ranks == 2 else torch.allclose(y[:part].float(), other[:part].float(), rtol=0.03, atol=0.03)
-    us = race({"ours": lambda: ours(ALL_GATHER, y, x, part), "nccl": lambda: dist.all_gather_into_tensor(other, x[:part])})
+    us = measure({"ours": lambda: ours(ALL_GATHER, y, x, part), "nccl": lambda: dist.all_gather_into_tensor(other, x[:part])})
     table("all_gather", kib, us, WAY + 2 * sent)
     if not good or not torch.equal(y, other):
         wrong += 1
         print(f"rank {rank}: reduce_scatter or all_gather of {kib} KiB differs from NCCL's", flush=True)
 
 
-def product(small):
-    """A product behind an all-gather of its rows, and one in front of a reduce-scatter of what it gives."""
+def gemm(small):
+    """An all-gather in front of a GEMM, and a reduce-scatter behind one."""
     global wrong
     torch.manual_seed(rank)
     rows, out, wide = SHAPES[small]
-    own = rows // ranks
+    local = rows // ranks
     new = lambda *shape: torch.empty(*shape, device="cuda", dtype=torch.bfloat16)
     x, weight, grad = torch.randn_like(new(rows, wide)), torch.randn_like(new(out, wide)) / wide**0.5, torch.zeros(out, wide, device="cuda")
     dy, dx, y = torch.randn_like(new(rows, out)), new(rows, wide), {k: new(rows, out) for k in ("gather", "scatter", "alone", "other")}
-    whole, part, turned = new(rows, wide), new(own, out), weight.t()
+    whole, part, transposed = new(rows, wide), new(local, out), weight.t()
     at = lambda t: t.data_ptr()
 
-    def mine(kind, keeps=0, apart=0, back=0):
+    def ours_of(kind, saves=0, serial=0, backward=0):
         to = y[("gather", "scatter", "alone")[kind]]
-        check(lib.comm_product(small, kind, keeps, apart, at(to), at(x), at(weight), at(dx), at(dy) if back else 0, at(grad),
+        check(lib.comm_gemm(small, kind, saves, serial, at(to), at(x), at(weight), at(dx), at(dy) if backward else 0, at(grad),
                                torch.cuda.current_stream().cuda_stream))
 
     def torch_gather():
-        dist.all_gather_into_tensor(whole, x[:own])
-        torch.mm(whole, turned, out=y["other"])
+        dist.all_gather_into_tensor(whole, x[:local])
+        torch.mm(whole, transposed, out=y["other"])
 
     def torch_scatter():
-        torch.mm(x, turned, out=y["other"])
+        torch.mm(x, transposed, out=y["other"])
         dist.reduce_scatter_tensor(part, y["other"])
-    for kind in range(3):  # what the first call of each makes stays
-        mine(kind)
-    racers = {
-        "product torch": lambda: torch.mm(x, turned, out=y["other"]),
-        "product ours": lambda: mine(2),
-        "gather ours": lambda: mine(0),
+    for kind in range(3):  # the first call allocates
+        ours_of(kind)
+    candidates = {
+        "gemm torch": lambda: torch.mm(x, transposed, out=y["other"]),
+        "gemm ours": lambda: ours_of(2),
+        "gather ours": lambda: ours_of(0),
         "gather nccl": torch_gather,
-        "scatter ours": lambda: mine(1),
+        "scatter ours": lambda: ours_of(1),
         "scatter nccl": torch_scatter,
-        "gather kept": lambda: mine(0, keeps=1),
-        "gather apart": lambda: mine(0, apart=1),
-        "scatter apart": lambda: mine(1, apart=1),
+        "gather saved": lambda: ours_of(0, saves=1),
+        "gather serial": lambda: ours_of(0, serial=1),
+        "scatter serial": lambda: ours_of(1, serial=1),
     }
     fused = {
-        "gather torch async": lambda: torch.ops.symm_mem.fused_all_gather_matmul(x[:own], [turned], 0, name),
-        "scatter torch async": lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, turned, "sum", 0, name),
+        "gather torch async": lambda: torch.ops.symm_mem.fused_all_gather_matmul(x[:local], [transposed], 0, name),
+        "scatter torch async": lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, transposed, "sum", 0, name),
     }
-    for racer, f in fused.items():
+    for candidate, f in fused.items():
         try:
             f()
             torch.cuda.synchronize()
-            racers[racer] = f
-        except Exception as e:  # it needs what this build or machine has not
-            say(f"{racer}: {str(e).splitlines()[0][:200]}", "#", racer, "failed")
+            candidates[candidate] = f
+        except Exception as e:  # not supported by this build or machine
+            say(f"{candidate}: {str(e).splitlines()[0][:200]}", "#", candidate, "failed")
     before = lib.comm_overlapped()
-    us = race(racers, 20 if small else 8)
-    alone = min(us["product torch"], us["product ours"])
-    for racer, t in us.items():
-        say(f"{rows}x{out}x{wide} {racer:20s} {t:8.1f} us  {t / alone:.3f} of the product", "product", ranks, f"{rows}x{out}x{wide}", racer, f"{t:.1f}",
+    us = measure(candidates, 20 if small else 8)
+    alone = min(us["gemm torch"], us["gemm ours"])
+    for candidate, t in us.items():
+        say(f"{rows}x{out}x{wide} {candidate:20s} {t:8.1f} us  {t / alone:.3f} of the GEMM alone", "gemm", ranks, f"{rows}x{out}x{wide}", candidate, f"{t:.1f}",
             f"{t / alone:.3f}")
     say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
-    # backward: the data gradient's product beside a collective, and the weight's gradient
-    mine(0, keeps=1)
-    mine(1, keeps=1)
-    us = race({"gather backward ours": lambda: mine(0, back=1), "gather backward apart": lambda: mine(0, back=1, apart=1),
-               "scatter backward ours": lambda: mine(1, back=1), "scatter backward apart": lambda: mine(1, back=1, apart=1)}, 10 if small else 5)
-    for racer, t in us.items():
-        say(f"{rows}x{out}x{wide} {racer:22s} {t:8.1f} us", "product", ranks, f"{rows}x{out}x{wide}", racer, f"{t:.1f}", "")
+    # backward: dgrad overlaps the collective; wgrad
+    ours_of(0, saves=1)
+    ours_of(1, saves=1)
+    us = measure({"gather backward ours": lambda: ours_of(0, backward=1), "gather backward serial": lambda: ours_of(0, backward=1, serial=1),
+               "scatter backward ours": lambda: ours_of(1, backward=1), "scatter backward serial": lambda: ours_of(1, backward=1, serial=1)}, 10 if small else 5)
+    for candidate, t in us.items():
+        say(f"{rows}x{out}x{wide} {candidate:22s} {t:8.1f} us", "gemm", ranks, f"{rows}x{out}x{wide}", candidate, f"{t:.1f}", "")
     torch_gather()
-    mine(0)
+    ours_of(0)
     close = lambda a, b: torch.allclose(a.float(), b.float(), rtol=0.03, atol=0.03)
     good = close(y["gather"], y["other"])
     torch_scatter()
-    mine(1)
-    if not good or not close(y["scatter"][:own], part):
+    ours_of(1)
+    if not good or not close(y["scatter"][:local], part):
         wrong += 1
-        print(f"rank {rank}: {rows}x{out}x{wide}: gather {'right' if good else 'wrong'}, scatter off by {(y['scatter'][:own].float() - part.float()).abs().max().item()}",
+        print(f"rank {rank}: {rows}x{out}x{wide}: gather {'right' if good else 'wrong'}, scatter off by {(y['scatter'][:local].float() - part.float()).abs().max().item()}",
               flush=True)
 
 
 def account(title, call, steps=4):
-    """Where the time of a step goes: its kernels in their order, what they take, and between them; copies beside them."""
+    """The time of a step by kernel, in order, with the gaps between them; and the copies that run beside them."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     with profile:
         for _ in range(steps):
@@ -333,45 +332,45 @@ def account(title, call, steps=4):
     count = len(step) // steps
     assert count * steps == len(step), f"{len(step)} kernels of {steps} steps"
     end = lambda e: e.start_ns() + e.duration_ns()
-    # what a kernel takes begins with the end of the one before: it may have been launched ahead of that, and waited
+    # counted from the end of the kernel before: a kernel may have been launched earlier (PDL), and have waited
     for k in range(count):
-        took = [max(end(step[i * count + k]) - max(step[i * count + k].start_ns(), end(step[i * count + k - 1])), 0) for i in range(1, steps)]
+        taken = [max(end(step[i * count + k]) - max(step[i * count + k].start_ns(), end(step[i * count + k - 1])), 0) for i in range(1, steps)]
         gap = [max(step[i * count + k].start_ns() - end(step[i * count + k - 1]), 0) for i in range(1, steps)]
-        us, gaps = sum(took) / len(took) / 1e3, sum(gap) / len(gap) / 1e3
+        us, gaps = sum(taken) / len(taken) / 1e3, sum(gap) / len(gap) / 1e3
         name = step[k].name()[:110]
         say(f"    {us:8.1f} us, {gaps:6.1f} before it  {name}", "#", title, f"{us:.1f}", f"{gaps:.1f} before it", name)
-    span = (end(step[-1]) - end(step[count - 1])) / (steps - 1) / 1e3
+    total = (end(step[-1]) - end(step[count - 1])) / (steps - 1) / 1e3
     copies = sum(e.duration_ns() for e in events if "emcpy" in e.name()) / steps / 1e3
-    say(f"    {span:8.1f} us in all, beside them {copies:.1f} us of copies", "#", title, f"{span:.1f}", f"in all, copies beside them {copies:.1f}")
+    say(f"    {total:8.1f} us in all, with {copies:.1f} us of copies beside them", "#", title, f"{total:.1f}", f"in all, copies beside them {copies:.1f}")
 
 
 def block(fp8, sixteen=None):
-    """Forward and backward of a GPT's layer with sequence parallelism, 4 x 2048 tokens; fp8: under fp8_delayed. Returns y and dx, which are
-    what `sixteen` is to FP8: there both ways, whose sums differ in their last bits, are to be equally far from it."""
+    """Forward and backward of a GPT layer with sequence parallelism, 4 x 2048 tokens. Returns y and dx. fp8: under fp8_delayed; `sixteen` are
+    then y and dx of bf16: overlapped and serial results, which differ in their last bits, must be equally far from them."""
     global wrong
     torch.manual_seed(rank)
     x, dy = (torch.randn(8192, 4096, device="cuda").bfloat16() for _ in range(2))
-    made = {how: (torch.empty_like(x), torch.empty_like(x)) for how in range(5)}
-    call = lambda how: check(lib.comm_block(fp8, how, *(t.data_ptr() for t in (*made[how], x, dy)), torch.cuda.current_stream().cuda_stream))
+    results = {how: (torch.empty_like(x), torch.empty_like(x)) for how in range(5)}
+    call = lambda how: check(lib.comm_block(fp8, how, *(t.data_ptr() for t in (*results[how], x, dy)), torch.cuda.current_stream().cuda_stream))
     call(3)
     check(lib.comm_same_dropout())
     before = lib.comm_overlapped()
     call(0)
-    if fp8:  # the first has found the scales
+    if fp8:  # the first call finds the scales
         before = lib.comm_overlapped()
         call(0)
-    torch.cuda.synchronize()  # the race begins on other streams
+    torch.cuda.synchronize()  # the measurement uses other streams
     say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
-    call(2)  # says what 4 copies
+    call(2)  # records the copies of 4
     torch.cuda.synchronize()
-    assert all(t[:8192 // ranks].isfinite().all() for t in made[2])
+    assert all(t[:8192 // ranks].isfinite().all() for t in results[2])
 
-    def with_copies():  # a chip at its power limit is faster behind copies, so both have them
+    def with_copies():  # a GPU at its power limit is faster after copies, so both have them
         call(0)
         call(4)
-    us = race({"ours": lambda: call(0), "apart": lambda: call(1), "ours and copies": with_copies, "copies of own rows": lambda: call(2),
+    us = measure({"ours": lambda: call(0), "serial": lambda: call(1), "ours and copies": with_copies, "copies of local rows": lambda: call(2),
                "one GPU": lambda: call(3), "copies": lambda: call(4)}, 3)
-    exposed = us["ours and copies"] - us["copies of own rows"]
+    exposed = us["ours and copies"] - us["copies of local rows"]
     us["without collectives"] = us["ours"] - exposed
     exposed /= us["without collectives"]
     for how in (0, 1):
@@ -379,23 +378,23 @@ def block(fp8, sixteen=None):
         check(lib.comm_same_dropout())
         call(how)
     torch.cuda.synchronize()
-    own = 8192 // ranks
-    far = lambda all_a, all_b: max(((a[:own].float() - b[:own].float()).norm() / b[:own].float().norm()).item() for a, b in zip(all_a, all_b))
-    off = far(made[0], made[1])
+    local = 8192 // ranks
+    far = lambda all_a, all_b: max(((a[:local].float() - b[:local].float()).norm() / b[:local].float().norm()).item() for a, b in zip(all_a, all_b))
+    off = far(results[0], results[1])
     title = "layer in FP8" if fp8 else "layer"
-    say(f"{title} forward + backward  " + "  ".join(f"{racer} {t:.1f}" for racer, t in us.items()) +
-        f"  exposed {100 * exposed:.1f}%  of one GPU's share {us['ours'] * ranks / us['one GPU']:.3f}  numbers {off:.1e} apart", title, ranks, "4x2048",
-        *(f"{racer}={t:.1f}" for racer, t in us.items()), f"exposed={100 * exposed:.1f}%", f"{us['ours'] * ranks / us['one GPU']:.3f}")
+    say(f"{title} forward + backward  " + "  ".join(f"{candidate} {t:.1f}" for candidate, t in us.items()) +
+        f"  exposed {100 * exposed:.1f}%  of one GPU's time / ranks {us['ours'] * ranks / us['one GPU']:.3f}  relative difference {off:.1e}", title, ranks, "4x2048",
+        *(f"{candidate}={t:.1f}" for candidate, t in us.items()), f"exposed={100 * exposed:.1f}%", f"{us['ours'] * ranks / us['one GPU']:.3f}")
     if fp8:
-        far0, far1 = far(made[0], sixteen), far(made[1], sixteen)
+        far0, far1 = far(results[0], sixteen), far(results[1], sixteen)
         say(f"from 16 bits {far0:.4f} and {far1:.4f}", "#", "from 16 bits", f"{far0:.4f}", f"{far1:.4f}")
     if not (off < 0.01 if not fp8 else far0 < 1.05 * far1 and far1 < 0.2):
         wrong += 1
-    numbers = tuple(t.clone() for t in made[0])
+    numbers = tuple(t.clone() for t in results[0])
     try:
         account(title, lambda: call(0))
-        account(title + " with copies of own rows", lambda: call(2))
-    except Exception as e:  # a profiler that is not allowed to look
+        account(title + " with copies of local rows", lambda: call(2))
+    except Exception as e:  # profiling is not permitted
         say(f"no account: {e}")
     return numbers
 
@@ -407,15 +406,15 @@ for stem, each in libs.items():
     if text:
         raise RuntimeError(f"rank {rank}: {stem}: {text.decode()}")
 with torch.no_grad():
-    for kib in () if only_products or only_rows else KIB:
+    for kib in () if only_gemms or only_patterns else KIB:
         all_reduce(kib)
-    for rows in () if only_products or only_sums else ROWS:
-        row(rows)
-    for kib in () if only_products or only_rows or only_sums else KIB:
-        halves(kib)
-    for small in () if only_rows or only_blocks or only_sums else (1, 0):
-        product(small)
-    if ranks == lib.comm_block_ranks() and not only_rows and not only_sums:
+    for rows in () if only_gemms or only_sums else ROWS:
+        patterns(rows)
+    for kib in () if only_gemms or only_patterns or only_sums else KIB:
+        reduce_scatter_and_all_gather(kib)
+    for small in () if only_patterns or only_blocks or only_sums else (1, 0):
+        gemm(small)
+    if ranks == lib.comm_block_ranks() and not only_patterns and not only_sums:
         block(1, block(0))
 for each in libs.values():
     check(each.comm_check())

@@ -4,16 +4,16 @@
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/fp8.cu -o fp8 -lcublasLt && ./fp8 [OUT.tsv [commit]]
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/fp8.cu -o libfp8.so -lcublasLt
 #include "bench.h"
-#include "te/fp8/quantize.h"
-#include "te/fp8/quantize_tiles.h"
+#include "te/fp8/impl/cast_transpose.h"
+#include "te/fp8/impl/quantize_blockwise.h"
 #include "te/fp8/scales.h"
-#include "te/gemm/gemm_fp8.h"
+#include "te/gemm/gemm.h"
 
 // ---- casts
 
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
-TE_QUANTIZE_TILES(tiles_of_bf16, bf16)
+TE_QUANTIZE_BLOCKWISE(tiles_of_bf16, bf16)
 
 // gelu, by the tanh, as a producer of the tile skeleton.
 struct gelu_args { te_fp8_out out; const void *x; };
@@ -42,7 +42,7 @@ static void casts(int64_t rows, int64_t cols) {
     const auto run = [&](const char *what, te_dtype from, int with_y, int with_yt, int with_amax, te_dtype to) {
         const double bytes = (double)n * ((double)te_dtype_bytes(from) + with_y + with_yt);
         bench_print("cast", te_dtype_name(to), what, shape, bench_time([&](int i) {
-            te_quantize q = te_quantize_of(rows, cols);
+            te_quantize q = te__quantize_of(rows, cols);
             q.x = x[i % sets], q.to = to, q.scale = numbers;
             if (with_y) q.y = y[i % sets];
             if (with_yt) q.yt = yt[i % sets];
@@ -50,14 +50,14 @@ static void casts(int64_t rows, int64_t cols) {
             bench_check(from == TE_f32 ? of_f32_run(&q, &bench_ctx) : of_bf16_run(&q, &bench_ctx), what);
         }, bytes, 0, runs));
     };
-    float *inverse = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_TILES, rows, cols) * 4);
-    float *turned = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_TILES, cols, rows) * 4);
+    float *inverse = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) * 4);
+    float *turned = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows) * 4);
     const auto tiles = [&](const char *what, int with_yt, int blocks) {
         const double scales = blocks ? 0.0 : 4.0 / TE_FP8_BLOCK; // bytes an element
         const double bytes = (double)n * (2 + (1 + with_yt) * (1 + scales));
         bench_print("cast", "e4m3", what, shape, bench_time([&](int i) {
-            te_quantize_tiles q = te_quantize_tiles_of(rows, cols);
-            q.x = x[i % sets], q.y = y[i % sets], q.y_inverse = inverse, q.blocks = blocks;
+            te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
+            q.x = x[i % sets], q.y = y[i % sets], q.y_inverse = inverse, q.square_blocks = blocks;
             if (with_yt) q.yt = yt[i % sets], q.yt_inverse = turned;
             bench_check(tiles_of_bf16_run(&q, &bench_ctx), what);
         }, bytes, 0, runs));
@@ -98,7 +98,7 @@ static void scales(int count, int length) {
 static te_gemm product_of(int m, int n, int k, te_dtype a, te_dtype b, te_dtype out, int fast, int beta, void *d, const void *pa, const void *pb, const float *inverse) {
     te_gemm g = te_gemm_of(m, n, k);
     g.trans_b = 1, g.dtype = TE_bf16, g.out = out, g.fast = fast, g.beta = beta ? 1.0f : 0.0f, g.a = pa, g.b = pb, g.c = g.d = d;
-    g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = a, g.b_fp8.dtype = b, g.a_fp8.inverse = inverse, g.b_fp8.inverse = inverse + 4;
+    g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = a, g.b_fp8.dtype = b, g.a_fp8.inverse = inverse, g.b_fp8.inverse = inverse + 4;
     return g;
 }
 
@@ -110,21 +110,21 @@ const char *fp8_open(void *stream) {
     return status == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
 void fp8_print(void) { te_gemm_print(stdout, &bench_ctx), fflush(stdout); }
-// own: te_context.gemm_own. formats: 0 e4m3 by e4m3, 1 e5m2 by e4m3. to_f32: accumulated, as a weight's gradient.
+// own: te_context.gemm_custom. formats: 0 e4m3 by e4m3, 1 e5m2 by e4m3. to_f32: accumulated, as a weight's gradient.
 const char *fp8_run(int own, int formats, int to_f32, int fast, int m, int n, int k, void *d, const void *a, const void *b, const float *inverse) {
     const te_gemm g = product_of(m, n, k, formats ? TE_e5m2 : TE_e4m3, TE_e4m3, to_f32 ? TE_f32 : TE_bf16, fast, to_f32, d, a, b, inverse);
-    bench_ctx.gemm_own = own;
+    bench_ctx.gemm_custom = own;
     return te_gemm_fp8_run(&g, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
 // Whether the library's own rule takes its own kernel.
 int fp8_is_own(int own, int m, int n, int k) {
     const te_gemm g = product_of(m, n, k, TE_e4m3, TE_e4m3, TE_bf16, 1, 0, nullptr, nullptr, nullptr, nullptr);
-    bench_ctx.gemm_own = own;
-    return te_gemm_fp8_is_own(&g, &bench_ctx);
+    bench_ctx.gemm_custom = own;
+    return te__gemm_fp8_is_custom(&g, &bench_ctx);
 }
 // A tensor as FP8.
 const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float *scale, int64_t rows, int64_t cols, int e5m2) {
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.y = y, q.yt = yt, q.amax = amax, q.x = x, q.scale = scale, q.to = e5m2 ? TE_e5m2 : TE_e4m3;
     return of_bf16_run(&q, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }

@@ -1,7 +1,7 @@
 // gaps.cu -- how long the GPU idles between the kernels of a training step: GPT-2's 124M shape, 12 layers, as examples/train_gpt
 // has it, forward, backward and AdamW with clipping, replayed as one CUDA graph. CUPTI says when each kernel, copy and fill
 // began and ended. What it does for that is in the gaps, too; so beside them stands what a replay without it takes over the
-// kernels' own time, shared out to the gaps. Here no kernel is set up before the last one has ended (te_context.overlap): its
+// kernels' own time, shared out to the gaps. Here no kernel is set up before the last one has ended (te_context.pdl): its
 // time would begin with a wait. What that saves a step stands in the first two lines.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/gaps.cu -o gaps -lcublasLt && ./gaps gaps.tsv COMMIT
@@ -215,7 +215,7 @@ int main(int argc, char **argv) {
     make(&t);
     for (int i = 0; i < 2; i++) bench_check(train(nullptr, &t, &bench_ctx), "step"); // loads kernels and times products
     capture(&overlapped, &t);
-    bench_ctx.overlap = 0;
+    bench_ctx.pdl = 0;
     capture(&plain, &t);
     const double overlapped_us = replay_us(&overlapped); // before there is a CUPTI
     of_replay = replay_us(&plain);

@@ -153,7 +153,7 @@ static void bind(te_model *m, const te_plan *plan) {
 /* A step with its column sums, which a whole backward adds up at its end. */
 static void one(te_run *r, const te_step *step) {
     check(step->run(r, step), step->kernels);
-    check(te_reduce_columns_now(r), "sums");
+    check(te__reduce_columns_now(r), "sums");
 }
 typedef struct stepping { te_run scratch, *before; const te_step *step; int sets; } stepping;
 static void step_run(void *arg, int i) {

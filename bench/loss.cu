@@ -68,10 +68,10 @@ const char *loss_products(int64_t rows, int64_t vocabulary, int64_t hidden, void
     d.a = logits, d.b = weight, d.d = dx;
     w.a = logits, w.trans_a = 1, w.b = x, w.d = dw;
     const te_gemm all[3] = {g, d, w};
-    te_product_kernels *kernels[3] = {TE_PLAIN_GEMM(bf16, forward), TE_PLAIN_GEMM(bf16, backward), nullptr};
+    te_product_kernels *kernels[3] = {TE_UNFUSED_GEMM(bf16, forward), TE_UNFUSED_GEMM(bf16, backward), nullptr};
     for (int i = 0; i < 3; i++) {
         if (!(only >> i & 1)) continue;
-        const te_status s = te_gemm_is_bare(kernels[i], &all[i], &context) ? te_plain_gemm_run(kernels[i], &all[i], &context) : te_gemm_run(&all[i], &context);
+        const te_status s = te_gemm_is_custom(kernels[i], &all[i], &context) ? te_unfused_gemm_run(kernels[i], &all[i], &context) : te_gemm_run(&all[i], &context);
         if (s) return text_of(s);
     }
     return nullptr;

@@ -45,7 +45,7 @@ struct parameters {
 struct floor_of_step { double bytes = 0, flops = 0; };
 static floor_of_step floor_of(const te_adamw *opt) {
     floor_of_step f;
-    te_adamw_walk w = te_adamw_tensors(opt);
+    te_adamw_iter w = te_adamw_tensors(opt);
     while (te_adamw_next(&w)) {
         const double n = (double)w.param->rows * (double)w.param->cols, moment = (double)te__moments_bytes(TE_MOMENT_BLOCK, opt->moments) / TE_MOMENT_BLOCK, weight = w.master ? 14 : 8;
         const double s = (double)std::min(w.param->rows, w.param->cols), l = (double)std::max(w.param->rows, w.param->cols);

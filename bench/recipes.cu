@@ -18,7 +18,7 @@ TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, saved)), MLP_
 // An operand [rows, k] of normal numbers; where its scales are not of a tensor, they are normal numbers, too.
 static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
     const int64_t scales = te_scaling_count(scaling, rows, k);
-    void *p = bench_allocate((size_t)(rows * k)), *inverse = scaling == TE_SCALING_TENSOR ? nullptr : bench_allocate((size_t)scales * 4);
+    void *p = bench_allocate((size_t)(rows * k)), *inverse = scaling == TE_SCALING_TENSORWISE ? nullptr : bench_allocate((size_t)scales * 4);
     bench_check(te_fill_normal(p, dtype, rows * k, 0, 1, 4, id, &bench_ctx), "an operand");
     if (inverse) bench_check(te_fill_normal(inverse, TE_f32, scales, 1, 0.1f, 5, id, &bench_ctx), "scales");
     o->scaling = scaling, o->dtype = dtype, o->inverse = (const float *)inverse;
@@ -28,10 +28,10 @@ static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, i
 struct products {
     te_gemm forward, dx, dw;
     products(int rows, int in, int out, bool tiled) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
-        const te_scaling first = tiled ? TE_SCALING_TILES : TE_SCALING_TENSOR;
+        const te_scaling first = tiled ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_TENSORWISE;
         uint32_t id = 0;
         for (te_gemm *g : {&forward, &dx, &dw}) {
-            const te_scaling second = !tiled ? first : g == &dw ? TE_SCALING_TILES : TE_SCALING_BLOCKS;
+            const te_scaling second = !tiled ? first : g == &dw ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_BLOCKWISE_2D;
             g->trans_b = 1, g->dtype = TE_bf16, g->out = g == &dw ? TE_f32 : TE_bf16, g->fast = g == &forward && !tiled;
             g->a = operand(&g->a_fp8, first, tiled || g == &forward ? TE_e4m3 : TE_e5m2, g->m, g->k, id++);
             g->b = operand(&g->b_fp8, second, TE_e4m3, g->n, g->k, id++);

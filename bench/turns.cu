@@ -28,8 +28,8 @@ extern "C" {
 // As te_linear_step runs it.
 const char *products_run(int which, int m, int n, int k, void *out, const void *a, const void *b) {
     const te_gemm g = product_of(which, m, n, k, out, a, b);
-    te_product_kernels *kernels = which == FORWARD ? TE_PLAIN_GEMM(bf16, forward) : which == DGRAD ? TE_PLAIN_GEMM(bf16, backward) : nullptr;
-    return text_of(te_gemm_is_bare(kernels, &g, &context) ? te_plain_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
+    te_product_kernels *kernels = which == FORWARD ? TE_UNFUSED_GEMM(bf16, forward) : which == DGRAD ? TE_UNFUSED_GEMM(bf16, backward) : nullptr;
+    return text_of(te_gemm_is_custom(kernels, &g, &context) ? te_unfused_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
 }
 // The time of cuBLASLt's first candidate over that of its fastest; 1 where a kernel of our own runs.
 double products_gain(int which, int m, int n, int k) {
@@ -47,7 +47,7 @@ int main() {
     if (!error && (te_allocate(&context, &a, most) || te_allocate(&context, &b, most) || te_allocate(&context, &out, most) ||
                    te_fill_normal(a, TE_bf16, most / 2, 0, 1, 1, 0, &context) || te_fill_normal(b, TE_bf16, most / 2, 0, 1, 1, 1, &context)))
         error = te_last_error(&context);
-    context.gemm_own = 0; // cuBLASLt's alone
+    context.gemm_custom = 0; // cuBLASLt's alone
     for (const auto &shape : shapes)
         for (int which = FORWARD; which <= WGRAD && !error; which++) error = products_run(which, m, shape[0], shape[1], out, a, b);
     if (!error) te_gemm_print(stdout, &context);

@@ -57,9 +57,9 @@ const char *turns_open(void *stream) {
 const char *lists_open(int which, int batch, int seq) { return text_of(list_open(&lists[which], batch, seq)); }
 const char *lists_forward(int which) { return text_of(list_forward(&lists[which], &lists[which].saved)); }
 const char *lists_infer(int which) { return text_of(list_forward(&lists[which], nullptr)); }
-// Of the last forward. unrepeatable: te_context.attention_unrepeatable
+// Of the last forward. unrepeatable: te_context.attention_nondeterministic
 const char *lists_backward(int which, int unrepeatable) {
-    context.attention_unrepeatable = unrepeatable;
+    context.attention_nondeterministic = unrepeatable;
     return text_of(list_backward(&lists[which]));
 }
 void lists_close() {

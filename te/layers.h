@@ -1,4 +1,4 @@
-/* layers.h -- ready-made lists: blocks of known models, and the modules that other libraries have.
+/* layers.h -- ready-made lists of ops: blocks of known models, and the modules of TransformerEngine.
  *
  * Do this:
  *     #include "te/te.h"
@@ -8,24 +8,25 @@
  *                   TE_GPT_BLOCK(b0, H, 4 * H, 12, 0.1f), TE_GPT_BLOCK(b1, H, 4 * H, 12, 0.1f),
  *                   TE_LAYERNORM_LINEAR_NO_BIAS(head, H, V), (cross_entropy, loss, V))
  *
- * Each is a list of ops and nothing else, to be looked at here and copied where another one is wanted. `b` begins the
- * names of its ops, so that a list takes several blocks. H: hidden, F: ffn, D: head_dim, KV: heads of k and v, P: the
- * probability of dropout. NORM, ACT and GATED are kinds: layernorm, gelu, swiglu, ...
+ * Each macro expands to a list of ops and nothing else; read it here, and copy it where you need another one. `b` is
+ * the prefix of the names of its ops, so a list can hold several blocks. H: hidden size, F: inner size of the MLP,
+ * HEADS and KV: heads of q, and of k and v (grouped-query attention), D: head_dim, P: dropout probability. NORM, ACT
+ * and GATED are kinds of ops: layernorm, gelu, swiglu, ...
  *
- * Ops of a block, those that it has: b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope, b_attention, b_proj, b_proj_bias,
- * b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
+ * Names of a block's ops, as far as it has them: b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope, b_attention, b_proj,
+ * b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
  */
 #ifndef TE_LAYERS_H
 #define TE_LAYERS_H
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-/* b_norm, b_linear, b_bias: a norm and a product. */
+/* A norm and a linear; ops b_norm, b_linear, b_bias. */
 #define TE_LAYERNORM_LINEAR(b, IN, OUT) TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT), (bias, b##_bias, OUT)
 #define TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT) (layernorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 #define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 
-/* b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias: a norm and an MLP. The gated ones have 2 F columns inside. */
+/* A norm and an MLP; ops b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. A gated b_fc1 has 2 F columns. */
 #define TE_LAYERNORM_MLP(b, ACT, H, F) \
     (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
 #define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \
@@ -37,10 +38,10 @@
     (rmsnorm, b##_norm, H), (linear, b##_fc1, H, 2 * (F)), (GATED, b##_act), (linear, b##_fc2, F, H)
 #define TE__LAYERS_OUT(b, H, F) (linear, b##_fc2, F, H), (bias, b##_fc2_bias, H)
 
-/* ---- pre-norm layers: x + attention(norm(x)), and that + mlp(norm(that)) ----------------------------------------- */
+/* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
-/* Causal, KV heads of k and v (grouped-query attention; KV = HEADS: each its own), dropout behind both. Names that say
- * what is different: ROPE (q and k turned, base 10000), GATED (an MLP of 2 F columns inside), NO_BIAS. */
+/* Causal attention with KV heads of k and v (KV = HEADS: multi-head), dropout behind attention and MLP. Variants: ROPE,
+ * rotary positions with base 10000; GATED, a gated activation in the MLP; NO_BIAS, no bias behind a linear. */
 #define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
     TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
 #define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
@@ -64,17 +65,17 @@
 #define TE_GPT_BLOCK(b, H, F, HEADS, P) \
     TE_TRANSFORMER_LAYER(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P)
 
-/* Llama 3.1 (Grattafiori et al. 2024), whose context is longer than that of its first training. The rest are options of
+/* Llama 3.1 (Grattafiori et al. 2024), with a longer context than that of its first training. The rest are options of
  * rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 8192). */
 #define TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, ...)                                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (rope, b##_rope, HEADS, KV, D, __VA_ARGS__), (attention, b##_attention, HEADS, KV, D),                           \
     (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
     (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
-/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of the rotation 10000.0f, 500000.0f. */
+/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of rope: 10000.0f, 500000.0f. */
 #define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
 
-/* Qwen2 and 2.5 (Yang et al. 2024): Llama's with biases of q, k and v (b_qkv_bias); BASE 1000000.0f. */
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias of q, k and v (b_qkv_bias); BASE 1000000.0f. */
 #define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \
@@ -82,7 +83,7 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Qwen3 (Yang et al. 2025): Llama's with a norm of each head of q and k; BASE 1000000.0f. b_heads: that norm. */
+/* Qwen3 (Yang et al. 2025): Llama's block with a norm of each head of q and k (b_heads); BASE 1000000.0f. */
 #define TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
@@ -90,9 +91,9 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Gemma 2 (Gemma Team 2024): a norm behind attention and MLP, too, gammas stored less 1, scores capped at 50. SCALE of
- * the scores: query_pre_attn_scalar^-1/2. LEFT: tokens before its own that a query sees, -1 in every second block: all.
- * Ops as in Llama's, and b_norm1_after, b_norm2_after. */
+/* Gemma 2 (Gemma Team 2024): also a norm behind attention and behind the MLP (b_norm1_after, b_norm2_after),
+ * zero-centred gamma, scores capped at 50. SCALE: the softmax scale, query_pre_attn_scalar^-1/2. LEFT: the sliding
+ * window, tokens in front of its own that a query sees; -1, all of them, in every second block. */
 #define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
     (rope, b##_rope, HEADS, KV, D),                                                                                  \
@@ -102,15 +103,15 @@
     TE__LAYERS_MLP(b, geglu, H, F, 2 * (F), TE__LAYERS_NONE, (rmsnorm1p, b##_norm2_after, H, (eps, 1e-6f))),         \
     (add, b##_x2)
 
-/* GPT-J (Wang & Komatsuzaki 2021): attention and MLP beside each other, of one norm; ROTARY of a head's columns turn,
- * in pairs side by side. Ops b_x, b_norm, b_n, ..., and b_a: what attention gives. */
+/* GPT-J (Wang & Komatsuzaki 2021): parallel attention and MLP, which share one norm; interleaved rope of the first
+ * ROTARY columns of a head. Forks: b_x, the block's input; b_n, the norm's output; b_a, the output of attention. */
 #define TE_GPTJ_BLOCK(b, H, F, HEADS, ROTARY)                                                                        \
     (fork, b##_x), (layernorm, b##_norm, H), (fork, b##_n), (linear, b##_qkv, H, 3 * (H)),                           \
     (rope, b##_rope, HEADS, HEADS, (H) / (HEADS), (rotary_dim, ROTARY), (interleaved, 1)),                           \
     (attention, b##_attention, HEADS, HEADS, (H) / (HEADS)), (linear, b##_proj, H, H),                               \
     (fork, b##_a), (load, b##_n), TE__LAYERS_MLP(b, gelu, H, F, F, TE__LAYERS_BIAS, (add, b##_a)), (add, b##_x)
 
-/* ViT (Dosovitskiy et al. 2021): each token sees all. */
+/* ViT (Dosovitskiy et al. 2021): bidirectional attention. */
 #define TE_VIT_BLOCK(b, H, F, HEADS)                                                                                 \
     (fork, b##_x1), (layernorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (H)),                          \
     (bias, b##_qkv_bias, 3 * (H)), (attention, b##_attention, HEADS, HEADS, (H) / (HEADS), (causal, 0)),             \
@@ -118,12 +119,12 @@
     (fork, b##_x2), (layernorm, b##_norm2, H, (eps, 1e-6f)),                                                         \
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
-/* T5's decoder block (Raffel et al. 2020): attention over itself, attention to the encoder's output, an MLP with relu;
- * scores are not scaled, no product has a bias, dropout P behind each. ENC: the (input, ENC, M, (rows, memory)) in
- * front of it, of M columns. _GATED: T5 1.1, an MLP of 2 F columns inside. Positions are b_attention.relative_bias, 32
- * buckets up to a distance of 128. All of T5's blocks have the first one's: _TIED are the others, each of which
- * te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx) ties to it. Ops besides those above: b_q,
- * b_queries, b_memory, b_kv, b_keys, b_back, b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
+/* T5's decoder block (Raffel et al. 2020): self-attention, cross-attention to the encoder's output, an MLP with relu.
+ * Scores are not scaled, no linear has a bias, dropout P behind each of the three parts. ENC: the encoder's output, an
+ * (input, ENC, M, (rows, memory)) of M columns further up in the list. _GATED: T5 1.1, geglu in the MLP. Positions come
+ * from b_attention.relative_bias, 32 buckets up to a distance of 128. All blocks of T5 share the first one's: the
+ * others are _TIED, and te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx) ties each to it.
+ * Further ops: b_q, b_queries, b_memory, b_kv, b_keys, b_back, b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
 #define TE_T5_DECODER_BLOCK(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 0)
 #define TE_T5_DECODER_BLOCK_TIED(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 1)
 #define TE_T5_DECODER_BLOCK_GATED(b, H, F, HEADS, D, P, M, ENC) \
@@ -131,12 +132,12 @@
 #define TE_T5_DECODER_BLOCK_GATED_TIED(b, H, F, HEADS, D, P, M, ENC) \
     TE__LAYERS_T5(b, geglu, H, F, 2 * (F), HEADS, D, P, M, ENC, 1)
 
-/* ---- layers of N ranks of a tensor group ------------------------------------------------------------------------- */
+/* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
 /* Tensor parallelism (Shoeybi et al. 2019): each rank has its heads and its columns of the MLP; N divides HEADS, KV and
- * F. _TP: all ranks have all rows. _SP: with sequence parallelism (Korthikanti et al. 2022), in a list of
- * (rows, shard): between the parts that are shared out each rank has its own rows alone. All sizes are those of the
- * whole. Ops besides those above: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
+ * F. _TP: all ranks have all rows. _SP: with sequence parallelism (Korthikanti et al. 2022), in a list with the option
+ * (rows, shard): outside of attention and MLP each rank has its own rows only. Sizes are those of the whole model.
+ * Further ops: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
@@ -147,58 +148,59 @@
     TE_TRANSFORMER_LAYER_TP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
 #define TE_GPT_BLOCK_SP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_SP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
-/* Behind N the options of rope: (base, 500000.0f), (scaling, llama3), .. */
+/* The arguments behind N are options of rope: (base, 500000.0f), (scaling, llama3), .. */
 #define TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, ...) \
-    TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_TURN, TE__LAYERS_NONE, N)
+    TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
 #define TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, ...) \
-    TE__LAYERS_GATED_SP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_TURN, TE__LAYERS_NONE, N)
+    TE__LAYERS_GATED_SP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
 #define TE_LLAMA_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, (base, BASE))
 #define TE_LLAMA_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, (base, BASE))
 #define TE_QWEN2_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_TURN, TE__LAYERS_BIAS, N)
+    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_ROPE_WITH, TE__LAYERS_BIAS, N)
 #define TE_QWEN2_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_TURN, TE__LAYERS_BIAS, N)
+    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_ROPE_WITH, TE__LAYERS_BIAS, N)
 #define TE_QWEN3_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_NORM_TURN, TE__LAYERS_NONE, N)
+    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE, TE__LAYERS_NONE, N)
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_NORM_TURN, TE__LAYERS_NONE, N)
+    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE, TE__LAYERS_NONE, N)
 #define TE_GEMMA2_BLOCK_TP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, copy_to_group, all_reduce, N)
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, all_gather, reduce_scatter, N)
 
-/* ---- what they are made of: parts that end in a comma, or are nothing -------------------------------------------- */
+/* ---- building blocks: each ends in a comma or is empty ----------------------------------------------------------- */
 
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* BETWEEN: the columns that the first product gives. LAST: what ends the part, with no comma. */
-#define TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, LAST)                                               \
-    (linear, b##_fc1, H, BETWEEN), BIAS(b##_fc1_bias, BETWEEN) (ACT, b##_act), (linear, b##_fc2, F, H), \
+/* FC1_OUT: output columns of the first linear. LAST: the last ops, without a comma. */
+#define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
+    (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
-#define TE__LAYERS_LAYER(b, NORM, ACT, H, F, BETWEEN, HEADS, KV, D, P, ROPE, BIAS)                  \
+#define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),                 \
     BIAS(b##_proj_bias, H) (dropout, b##_drop1, P), (add, b##_x1), (fork, b##_x2),                  \
-    (NORM, b##_norm2, H), TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, (dropout, b##_drop2, P)), (add, b##_x2)
-#define TE__LAYERS_TURN(b, HEADS, KV, D, OPTIONS) (rope, b##_rope, HEADS, KV, D, TE_STRIP OPTIONS),
-#define TE__LAYERS_NORM_TURN(b, HEADS, KV, D, OPTIONS) \
-    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_TURN(b, HEADS, KV, D, OPTIONS)
+    (NORM, b##_norm2, H), TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, (dropout, b##_drop2, P)), (add, b##_x2)
+#define TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS) (rope, b##_rope, HEADS, KV, D, TE_STRIP OPTIONS),
+#define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* a width of 0 does not compile */
-/* q, k and v of a rank's heads; the first product of its MLP, of HALVES parts, 2 of a gated one. */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* uneven: a width of 0 does not compile */
+/* A rank's columns of the linear for q, k and v, and of the first linear of the MLP, of HALVES parts: 2 if gated. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
      (first_part, (HEADS) / (KV)))
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* TURN: the options of rope, in parentheses. */
-#define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, TURN, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
+/* OPTIONS: those of rope, in parentheses. ENTER, LEAVE: the collectives in front of and behind a tensor-parallel
+ * part. */
+#define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
                          LEAVE, N)                                                                                  \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \
     QKV_BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                          \
-    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, TURN)                                             \
+    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, OPTIONS)                                             \
     (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                               \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), (LEAVE, b##_leave1),                   \
     BIAS(b##_proj_bias, H) DROP(b##_drop1, P) (add, b##_x1),                                                        \
@@ -206,11 +208,11 @@
     BIAS(b##_fc1_bias, (HALVES) * TE__LAYERS_PART(F, N)) (ACT, b##_act),                                            \
     (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), (LEAVE, b##_leave2), BIAS(b##_fc2_bias, H)          \
     DROP(b##_drop2, P) (add, b##_x2)
-#define TE__LAYERS_GATED_TP(b, EPS, H, F, HEADS, KV, D, TURN, ROPE, QKV_BIAS, N)                                    \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, TURN, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
+#define TE__LAYERS_GATED_TP(b, EPS, H, F, HEADS, KV, D, OPTIONS, ROPE, QKV_BIAS, N)                                    \
+    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, OPTIONS, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
                      TE__LAYERS_NONE, copy_to_group, all_reduce, N)
-#define TE__LAYERS_GATED_SP(b, EPS, H, F, HEADS, KV, D, TURN, ROPE, QKV_BIAS, N)                                    \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, TURN, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
+#define TE__LAYERS_GATED_SP(b, EPS, H, F, HEADS, KV, D, OPTIONS, ROPE, QKV_BIAS, N)                                    \
+    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, OPTIONS, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
                      TE__LAYERS_NONE, all_gather, reduce_scatter, N)
 #define TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, ENTER, LEAVE, N)                                      \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (ENTER, b##_enter1),                                   \
@@ -223,7 +225,7 @@
     (fork, b##_x2), (rmsnorm1p, b##_norm2, H, (eps, 1e-6f)), (ENTER, b##_enter2), TE__LAYERS_FC1(b, H, F, 2, N),    \
     (geglu, b##_act), (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), (LEAVE, b##_leave2),              \
     (rmsnorm1p, b##_norm2_after, H, (eps, 1e-6f)), (add, b##_x2)
-#define TE__LAYERS_T5(b, ACT, H, F, BETWEEN, HEADS, D, P, M, ENC, TIED)                                             \
+#define TE__LAYERS_T5(b, ACT, H, F, FC1_OUT, HEADS, D, P, M, ENC, TIED)                                             \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (HEADS) * (D)),                 \
     (attention, b##_attention, HEADS, HEADS, D, (scale, 1.0f), (relative_bias, 32), (tied, TIED)),                  \
     (linear, b##_proj, (HEADS) * (D), H),                                                                           \
@@ -233,6 +235,6 @@
     (cross_attention, b##_cross, b##_keys, HEADS, HEADS, D, (scale, 1.0f)),                                         \
     (linear, b##_cross_proj, (HEADS) * (D), H), (dropout, b##_drop2, P), (add, b##_x2), (fork, b##_x3),             \
     (rmsnorm, b##_norm3, H, (eps, 1e-6f)),                                                                          \
-    TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, TE__LAYERS_NONE, (dropout, b##_drop3, P)), (add, b##_x3)
+    TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, TE__LAYERS_NONE, (dropout, b##_drop3, P)), (add, b##_x3)
 
 #endif

@@ -1,57 +1,50 @@
-/* te.h -- Transformer kernels as a header-only C library: the only include a user needs.
+/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. The only include a program needs.
  *
  * Do this:
  *     #include "te/te.h"
  *     TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * A layer is a list of small ops; te/fuse/fusions.h says which sequences become one kernel. Compiled by nvcc it runs on
- * CUDA (link cublasLt, or define TE_NO_CUBLASLT), by a C11 compiler on the host (-DTE_CBLAS and a CBLAS make it fast,
- * -fopenmp parallel).
+ * A layer is a list of small ops; the fusion list te/fuse/fusions.h says which sequences of ops become one kernel.
+ * Compiled by nvcc the list runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT), compiled by a C11 compiler on the
+ * host (-DTE_CBLAS with a CBLAS library makes it fast, -fopenmp parallel).
  */
 #ifndef TE_H
 #define TE_H
 
-#include "comm/buckets.h"      /* te_buckets: gradients summed while backward runs */
-#include "comm/collective.h"   /* all_gather, reduce_scatter, all_reduce, copy_to_group */
-#include "comm/comm.h"         /* te_comm_create */
-#include "comm/reduce.h"       /* te_reduce_gradients */
-#include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
-#include "fuse/inference.h"    /* TE_INFERENCE */
-#include "linear/impl/linear_cross_entropy.h" /* a linear and a cross_entropy of ranks that share a vocabulary */
-#include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
-#include "graph/graph.h"       /* te_graph_capture, te_graph_replay */
-#include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */
-#include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
-#include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
-#include "io/fp8_weights.h"    /* te_fp8_weights_load: products of weights in FP8 alone */
-#include "io/json_table.h"     /* te_json_open, te_json_find */
-#include "io/packed.h"         /* te_packed_add: q, k, v of a file in one weight */
-#include "io/weights.h"        /* te_weights_load, te_weights_use */
-#include "layers.h"            /* ready-made lists: TE_LLAMA_BLOCK, ... */
-#include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
-#include "ops/attention.h"     /* attention */
-#include "ops/bias.h"          /* bias */
-#include "ops/cross_attention.h" /* cross_attention */
-#include "ops/cross_entropy.h" /* cross_entropy */
-#include "ops/cross_entropy_ranks.h" /* and of ranks that share a vocabulary */
-#include "ops/dropout.h"       /* dropout */
-#include "ops/dyt.h"           /* dyt */
-#include "ops/embedding.h"     /* embedding */
-#include "ops/head_norm.h"     /* head_norm, head_norm1p */
-#include "ops/last_token.h"    /* last_token */
-#include "ops/linear.h"        /* linear, tied_linear, frozen_linear */
-#include "ops/load.h"          /* load */
-#include "ops/mul_param.h"     /* mul_param */
-#include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
-#include "ops/positions.h"     /* positions */
-#include "ops/recompute.h"     /* recompute, end_recompute */
-#include "ops/residual.h"      /* fork, add, mul, input, output */
-#include "ops/rope.h"          /* rope */
-#include "ops/scale.h"         /* scale */
-#include "ops/softcap.h"       /* softcap */
-#include "optim/adamw.h"       /* te_adamw */
-#include "optim/init.h"        /* te_model_randomize, te_param_normal */
-#include "optim/recipes.h"     /* te_recipes: FP8 */
-#include "optim/recipes_adamw.h" /* te_recipes_adamw: with the optimizer's step */
+#include "comm/buckets.h"           /* te_buckets: gradients reduced while backward runs */
+#include "comm/collective.h"        /* all_gather, reduce_scatter, all_reduce, copy_to_group */
+#include "comm/comm.h"              /* te_comm_create */
+#include "comm/reduce_gradients.h"            /* te_reduce_gradients */
+#include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
+#include "fuse/inference.h"         /* TE_INFERENCE */
+#include "linear/impl/linear_cross_entropy.h" /* linear_cross_entropy with a vocabulary split over ranks */
+#include "fuse/sequential.h"        /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
+#include "gemm/gemm.h"          /* te_gemm_fp8_run */
+#include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
+#include "io/checkpoint.h"          /* te_checkpoint_save, te_checkpoint_load */
+#include "io/fp8_weights.h"         /* te_fp8_weights_load: FP8 weights without a 16-bit copy */
+#include "io/json.h"          /* te_json_open, te_json_find */
+#include "io/packed.h"              /* te_packed_add: q, k and v of a file as one weight */
+#include "io/weights.h"             /* te_weights_load, te_weights_use */
+#include "layers.h"                 /* ready-made lists: TE_LLAMA_BLOCK, ... */
+#include "ops/activation.h"         /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
+#include "ops/attention.h"          /* attention */
+#include "ops/cross_attention.h"    /* cross_attention */
+#include "ops/cross_entropy.h"      /* cross_entropy, also of a vocabulary that is split over ranks */
+#include "ops/dropout.h"            /* dropout */
+#include "ops/dyt.h"                /* dyt */
+#include "ops/elementwise.h"        /* bias, scale, mul_param, softcap */
+#include "ops/embedding.h"          /* embedding, positions */
+#include "ops/head_norm.h"          /* head_norm, head_norm1p */
+#include "ops/last_token.h"         /* last_token */
+#include "ops/linear.h"             /* linear, tied_linear, frozen_linear */
+#include "ops/norm.h"               /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
+#include "ops/recompute.h"          /* recompute, end_recompute */
+#include "ops/residual.h"           /* fork, add, mul, load, input, output */
+#include "ops/rope.h"               /* rope */
+#include "optim/adamw.h"            /* te_adamw */
+#include "optim/init.h"             /* te_model_randomize, te_param_normal */
+#include "optim/recipes.h"          /* te_recipes: FP8 */
+#include "optim/recipes_adamw.h"    /* te_recipes_adamw: recipes and AdamW in one step */
 
 #endif

@@ -216,7 +216,7 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
             CHECK(s.lr == Approx([&] { reference q(config, {}); q.step = step; return q.lr(); }()).epsilon(1e-5));
             if (clip) CHECK(s.norm == Approx(r.norm).epsilon(1e-5));
         }
-        te_adamw_walk w = te_adamw_tensors(&o.opt);
+        te_adamw_iter w = te_adamw_tensors(&o.opt);
         for (const reference_tensor &k : r.tensors) {
             REQUIRE(te_adamw_next(&w));
             CAPTURE(kind, k.model->name, w.param->op);
@@ -416,7 +416,7 @@ TEST_CASE("weights without an f32 copy are rounded without bias, and keep update
             for (uint64_t seed : {1, 1, 2}) {
                 m.set_data(0, p), m.set_data(1, bias), m.set_grad(0, g), c.seed = seed;
                 optimizer o(t, {&m.model}, c);
-                te_adamw_walk w = te_adamw_tensors(&o.opt);
+                te_adamw_iter w = te_adamw_tensors(&o.opt);
                 while (te_adamw_next(&w)) CHECK(w.master == nullptr);
                 o.step();
                 const rounding r(master, m.data(0));
@@ -452,7 +452,7 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
         m.op[5].op_class = TE_CLASS_custom, m.op.back().flags = TE_TO_LOSS; // so the head is the last matrix before the loss
         m.draw_data(random, 0.3f);
         te_adamw_config c = te_muon_defaults(0.02f);
-        c.schedule = te_schedule_of(TE_SCHEDULE_linear, 0.02f, 2, 10, 0), c.max_norm = 3, c.weight_decay = 0.1f, c.rest = 0.5f;
+        c.schedule = te_schedule_of(TE_SCHEDULE_linear, 0.02f, 2, 10, 0), c.max_norm = 3, c.weight_decay = 0.1f, c.adamw_lr_factor = 0.5f;
         c.nesterov = kind != 3, c.match_rms = kind == 3, c.beta2 = 0.95f;
         te_adamw_config adamw = c;
         adamw.rule = TE_RULE_adamw, adamw.schedule.peak = 0.01f;
@@ -468,7 +468,7 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
             o.step(), r.run();
             const te_adamw_state s = o.state();
             CHECK(s.adamw_lr == Approx(s.lr / 2));
-            te_adamw_walk w = te_adamw_tensors(&o.opt);
+            te_adamw_iter w = te_adamw_tensors(&o.opt);
             for (size_t i = 0; i < list.size(); i++) {
                 REQUIRE(te_adamw_next(&w));
                 CAPTURE(kind, step, w.param->op);
@@ -612,7 +612,7 @@ TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and 
                 if (rule != TE_RULE_muon) r.run();
             }
             m.check_gaps();
-            te_adamw_walk w = te_adamw_tensors(&o.opt);
+            te_adamw_iter w = te_adamw_tensors(&o.opt);
             for (const reference_tensor &k : r.tensors) {
                 REQUIRE(te_adamw_next(&w));
                 CAPTURE(w.param->op);
@@ -689,21 +689,21 @@ TEST_CASE("slices of all ranks are the whole, once") {
         int64_t most = 0, all = a.model.elements + b.model.elements + c.model.elements;
         for (int rank = 0; rank < ranks; rank++) {
             int64_t own = 0;
-            te_piece_walk w = te_pieces_of(models, 3, te_slices_of(rank, ranks));
-            while (te_pieces_next(&w)) {
+            te_zero1_iter w = te_zero1_iter_of(models, 3, te_zero1_of(rank, ranks));
+            while (te_zero1_next(&w)) {
                 std::vector<int> &times = seen[w.param];
                 times.resize((size_t)(w.param->rows * w.param->cols));
                 REQUIRE(w.elements > 0);
                 REQUIRE((w.from >= 0 && w.from % TE_PARAM_ALIGN == 0 && w.from + w.elements <= (int64_t)times.size()));
                 for (int64_t i = w.from; i < w.from + w.elements; i++)
-                    if (!w.is_shared || !rank) times[(size_t)i]++;
+                    if (!w.is_replicated || !rank) times[(size_t)i]++;
                 own += te_round_up(w.elements, TE_PARAM_ALIGN);
             }
             most = std::max(most, own);
         }
         CHECK(most <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
         size_t parameters = 0;
-        te_param_walk p = te_params_of(models, 3);
+        te_param_iter p = te_params_of(models, 3);
         for (; te_params_next(&p); parameters++) {
             REQUIRE(seen.count(p.param) == 1);
             CHECK(std::count(seen[p.param].begin(), seen[p.param].end(), 1) == p.param->rows * p.param->cols);
@@ -836,17 +836,17 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(o.state().step == 8);
     s.step = -1;
     CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
-    for (int64_t far : {TE_ADAMW_STEPS + 1, INT64_MAX - 1, INT64_MAX, INT64_MIN}) {
+    for (int64_t far : {TE_ADAMW_MAX_STEPS + 1, INT64_MAX - 1, INT64_MAX, INT64_MIN}) {
         s.step = far, s.skipped = 0;
         CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
         s.step = 0, s.skipped = far;
         CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
     }
     CHECK(o.state().step == 8);
-    s.step = TE_ADAMW_STEPS, s.skipped = 0;
+    s.step = TE_ADAMW_MAX_STEPS, s.skipped = 0;
     REQUIRE(te_adamw_set(&s, &o.opt, t) == TE_OK);
     o.step();
-    CHECK(o.state().step == TE_ADAMW_STEPS + 1);
+    CHECK(o.state().step == TE_ADAMW_MAX_STEPS + 1);
     m.draw_data(random, 2);
     REQUIRE(te_adamw_reset(&o.opt, t) == TE_OK);
     CHECK(o.state().step == 0);

@@ -34,7 +34,7 @@ typedef size_t (*scratch_bytes)(te_context *, int64_t);
 #define KERNELS(name, dtype, h, kv, d, options)                   \
     TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
     TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options) \
-    TE_ATTENTION_SINKS(name##_sinks, dtype, h)
+    TE_ATTENTION_SINKS_GRAD(name##_sinks, dtype, h)
 #define STRIP(...) __VA_ARGS__
 #define SHAPE(name, dtype, h, kv, d, options) \
     {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, name##_back_sum_rows, {STRIP options}, name##_sinks_launch},
@@ -45,7 +45,7 @@ struct shape {
     te_dtype dtype;
     int heads, kv_heads, dim, sum_rows;
     form f;
-    te_attention_sinks_fn sinks;
+    te_sinks_grad_fn sinks;
     size_t value() const { return (size_t)(f.value ? f.value : dim); }   // the size of a head of v
     size_t q() const { return (size_t)heads * (size_t)dim; }             // columns of q, of q and k, of all; of the output
     size_t qk() const { return q() + (size_t)kv_heads * (size_t)dim; }
@@ -124,8 +124,8 @@ struct sinks_of {
     void check(te_context *c, const te_attention_args &a, const reference &ref) const {
         const size_t heads = (size_t)s.heads;
         if (!s.f.sinks) return;
-        buffer sum(c, TE_f32, heads * (size_t)te__attention_sinks_blocks(a.cu_seqlens ? a.rows : a.batch * a.seq));
-        REQUIRE(te__attention_sinks(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
+        buffer sum(c, TE_f32, heads * (size_t)te__attention_sinks_grad_blocks(a.cu_seqlens ? a.rows : a.batch * a.seq));
+        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
         const std::vector<double> parts = sum.read();
         const std::vector<uint8_t> first = sum.raw();
         for (size_t head = 0; head < heads; head++) {
@@ -135,7 +135,7 @@ struct sinks_of {
             CHECK(std::fabs(got - ref.dsinks[head]) <= 1e-4 * ref.dsinks_size[head]);
         }
         sum.poison();
-        REQUIRE(te__attention_sinks(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
+        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
         CHECK(sum.raw() == first);
     }
 };
@@ -150,7 +150,7 @@ double scores_bound(const shape &s, double backward) {
 
 // Kernels for another device alone.
 bool cannot_run(const shape &s, te_context *c, const te_attention_args &a) {
-    if (s.f.only != TE_ATTENTION_HOPPER || s.forward(c, &a) != TE_ERROR_DEVICE) return false;
+    if (s.f.only != TE_ATTENTION_SM90_ONLY || s.forward(c, &a) != TE_ERROR_DEVICE) return false;
     static int told = 0;
     if (!told++) std::printf("SKIPPED: shapes for compute capability 9.0 alone\n");
     return true;
@@ -211,9 +211,9 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
     if (scratch_size) { // in whatever order: as near, and the next one is repeatable again
         dqkv.poison(), scratch.poison(), delta.poison();
-        ctx.c.attention_unrepeatable = 1;
+        ctx.c.attention_nondeterministic = 1;
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-        ctx.c.attention_unrepeatable = 0;
+        ctx.c.attention_nondeterministic = 0;
         const std::vector<double> dz = dqkv.read();
         CHECK(error(dz, ref.dqkv, width, 0, q, scores) <= scores);
         CHECK(error(dz, ref.dqkv, width, q, qk, scores) <= scores);
@@ -374,7 +374,7 @@ TE_UNUSED void check_all(const shape *shapes, size_t count, const std::vector<in
             if (brief() && j != only) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.value, s.f.left, s.f.right, s.f.softcap, s.f.dropout, seqs[j]);
             check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
-            if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333) && s.f.only != TE_ATTENTION_HOPPER) check(s, 2, seqs[j], random, worst, false);
+            if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333) && s.f.only != TE_ATTENTION_SM90_ONLY) check(s, 2, seqs[j], random, worst, false);
         }
         std::printf("%-4s heads %d/%d head_dim %3d/%d window %d, %d softcap %g dropout %g alibi %d sinks %d only %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads,
                     s.kv_heads, s.dim, (int)s.value(), s.f.left, s.f.right, s.f.softcap, s.f.dropout, s.f.alibi, s.f.sinks, s.f.only, worst[0], worst[1]);

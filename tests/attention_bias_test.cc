@@ -17,16 +17,16 @@
     X(v_3, bf16, 4, 2, 192, (-1, 0, 0, 0, 1, 0, 1, 0, 0, 2, 131, 131, 1, 128)) X(v_4, f16, 2, 1, 48, (-1, -1, 1.5f, 0.2f, 0, 1, 0, 0, 1, 1, 133, 200, 0, 80))
 
 struct extras {
-    te_attention_line_fn line;
+    te_relative_bias_fn bias_by_distance;
     launch dbias;
     int64_t (*parts)(int64_t);
-    te_attention_top_fn top;
+    te_max_logit_fn top;
 };
 #define BIAS_KERNELS(name, dtype, h, kv, d, options)         \
     KERNELS(name, dtype, h, kv, d, options)                  \
-    TE_ATTENTION_BIAS_LINE(name##_line, dtype)               \
+    TE_ATTENTION_RELATIVE_BIAS(name##_line, dtype)               \
     TE_ATTENTION_DBIAS(name##_dbias, dtype, h, kv, d, options) \
-    TE_ATTENTION_TOP(name##_top, h)
+    TE_ATTENTION_MAX_LOGIT(name##_top, h)
 #define BIAS_SHAPE(name, dtype, h, kv, d, options) \
     {SHAPE(name, dtype, h, kv, d, options) {name##_line_launch, name##_dbias_launch, name##_dbias_parts, name##_top_launch}},
 TABLES(BIAS_KERNELS)
@@ -119,8 +119,8 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
         : (size_t)s.f.first * (size_t)s.f.second * (s.f.bias == 1 ? heads : 1);
     buffer qkv(&ctx.c, s.dtype, rows * width), dqkv(&ctx.c, s.dtype, qkv.n), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
     buffer kv(&ctx.c, s.dtype, n * (size_t)keys * kvw), dkv(&ctx.c, s.dtype, kv.n), first(&ctx.c, TE_f32, cu.size());
-    buffer lse(&ctx.c, TE_f32, rows * heads), delta(&ctx.c, TE_f32, lse.n), row_top(&ctx.c, TE_f32, lse.n), top(&ctx.c, TE_f32, heads);
-    buffer table(&ctx.c, s.dtype, size), line(&ctx.c, TE_f32, heads * (size_t)(2 * s.f.second + 1));
+    buffer lse(&ctx.c, TE_f32, rows * heads), delta(&ctx.c, TE_f32, lse.n), row_max_logit(&ctx.c, TE_f32, lse.n), top(&ctx.c, TE_f32, heads);
+    buffer table(&ctx.c, s.dtype, size), bias_by_distance(&ctx.c, TE_f32, heads * (size_t)(2 * s.f.second + 1));
     const std::vector<double> x = qkv.draw(random), y_grad = dout.draw(random), z = kv.draw(random);
     std::vector<double> bias = table.draw(random, [&](size_t i) { return masked && s.f.bias != 3 && i % 5 < 2 ? -INFINITY : 1.5f; });
     for (double &v : bias) // a normal number times -inf
@@ -140,21 +140,21 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta.data;
-    a.sinks = sinks.data.data, a.batch = (int)n, a.scale = 1.0f / std::sqrt((float)s.dim), a.bias = table.data, a.line = (float *)line.data;
+    a.sinks = sinks.data.data, a.batch = (int)n, a.scale = 1.0f / std::sqrt((float)s.dim), a.bias = table.data, a.bias_by_distance = (float *)bias_by_distance.data;
     if (s.f.dropout > 0) a.rng = (const te_rng *)rng.data, a.id = from.id;
     for (const int l : lengths) a.seq = std::max(a.seq, l);
     if (varlen) a.rows = (int)rows, a.cu_seqlens = (const int32_t *)first.data;
     if (cross) a.kv = kv.data, a.dkv = dkv.data, a.kv_seq = keys;
-    a.row_top = (float *)row_top.data;
+    a.row_max_logit = (float *)row_max_logit.data;
     const size_t parts = s.f.bias == 3 ? (size_t)b.e.parts(a.seq) : 1;
     buffer dbias(&ctx.c, TE_f32, parts * size);
     a.dbias = (float *)dbias.data;
     const auto run = [&] {
-        if (s.f.bias == 3) REQUIRE(te__attention_bias_line(&ctx.c, b.e.line, &a, s.heads, s.f.first, s.f.second, s.f.right != 0) == TE_OK);
+        if (s.f.bias == 3) REQUIRE(te__attention_relative_bias(&ctx.c, b.e.bias_by_distance, &a, s.heads, s.f.first, s.f.second, s.f.right != 0) == TE_OK);
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
         if (s.f.bias) REQUIRE(b.e.dbias(&ctx.c, &a) == TE_OK);
-        if (s.f.top) REQUIRE(te__attention_top(&ctx.c, b.e.top, &a, (float *)top.data, s.heads, s.f.varlen) == TE_OK);
+        if (s.f.top) REQUIRE(te__attention_max_logit(&ctx.c, b.e.top, &a, (float *)top.data, s.heads, s.f.varlen) == TE_OK);
     };
     run();
     // the reference, sequence by sequence
@@ -202,7 +202,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
         CAPTURE(i, t[i], want.top[i]);
         CHECK((t[i] == want.top[i] || std::fabs(t[i] - want.top[i]) <= 2e-5 * (1 + std::fabs(want.top[i]) + s.f.softcap / 16)));
     }
-    out.poison(), dqkv.poison(), delta.poison(), dbias.poison(), top.poison(), row_top.poison(), lse.poison(), dkv.poison();
+    out.poison(), dqkv.poison(), delta.poison(), dbias.poison(), top.poison(), row_max_logit.poison(), lse.poison(), dkv.poison();
     run();
     CHECK(out.raw() == had); CHECK(dqkv.raw() == gradient); CHECK(dbias.raw() == sum); CHECK(top.raw() == tops);
     if (s.f.bias == 0 || s.f.bias == 3) return;

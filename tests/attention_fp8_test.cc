@@ -75,7 +75,7 @@ struct call8 {
     // q and k by rows, v by the keys' places; 0 in those behind the sequence.
     void check_casts() {
         const std::vector<uint8_t> there = scratch.raw();
-        const te_attention_fp8 p = te__attn_fp8_of(&a, s.heads, s.kv_heads, s.dim);
+        const te_attention_fp8_operands p = te__attn_fp8_operands_of(&a, s.heads, s.kv_heads, s.dim);
         const size_t d = (size_t)s.dim, heads = (size_t)s.heads, kv = (size_t)s.kv_heads;
         const uint8_t *base = (const uint8_t *)a.scratch, *q = &there[(size_t)(p.q - base)], *k = &there[(size_t)(p.k - base)],
                       *v = &there[(size_t)(p.v - base)];
@@ -86,11 +86,11 @@ struct call8 {
                     const size_t in = row % (size_t)seq, group = head - heads - kv;
                     const uint8_t got = head < heads        ? q[(row * heads + head) * d + c]
                                         : head < heads + kv ? k[(row * kv + head - heads) * d + c]
-                                                            : v[((row / (size_t)seq * kv + group) * d + c) * (size_t)p.keys + (size_t)te__attn_fp8_column((int)in)];
+                                                            : v[((row / (size_t)seq * kv + group) * d + c) * (size_t)p.keys + (size_t)te__attn_fp8_byte_of_key((int)in)];
                     wrong += got != bytes[row * width + head * d + c];
                 }
         for (size_t line = 0; line < (size_t)batch * kv * d; line++)
-            for (int key = seq; key < p.keys; key++) wrong += v[line * (size_t)p.keys + (size_t)te__attn_fp8_column(key)] != 0;
+            for (int key = seq; key < p.keys; key++) wrong += v[line * (size_t)p.keys + (size_t)te__attn_fp8_byte_of_key(key)] != 0;
         CHECK(wrong == 0);
     }
     // What it does to a score that it is summed up in f16: each 32 of k once.
@@ -126,7 +126,7 @@ struct call8 {
             const bounds::fp8_sum value(p.data(), 1, v, width, p.size(), true, TE_CUDA);
             double error = value.error + std::fabs(value.sum) * sum_error / sum;
             for (size_t i = 0; i < p.size(); i++) // half of the last bit of three, or of what e4m3 ends with: top is rounded up, twice if it is off
-                error += (p[i] * (1.0 / 16 + off[i]) + 1.0 / (1 << (10 + TE__ATTN_FP8_RAISE - 2))) * std::fabs(v[i * width]);
+                error += (p[i] * (1.0 / 16 + off[i]) + 1.0 / (1 << (10 + TE__ATTN_FP8_P_EXPONENT - 2))) * std::fabs(v[i * width]);
             const double want = value.sum / sum * inverse[v_head];
             const double bound = error / sum * inverse[v_head] + bounds::ulp(std::fabs(want), s.dtype);
             const double is = got[row * heads * d + head * d + c];

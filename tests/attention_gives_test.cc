@@ -164,7 +164,7 @@ TEST_CASE("attention without the option gives refuses what it is for", "[attenti
         for (const bool scaled : {true, false}) {
             a.out_scale = scaled ? (const float *)one.data() : nullptr, a.amax = scaled ? nullptr : (float *)one.data();
             CHECK(launch(ctx, &a) == TE_ERROR_VALUE);
-            CHECK(strstr(te_last_error(ctx), "declared without `gives`"));
+            CHECK(strstr(te_last_error(ctx), "declared without `fp8_output`"));
         }
 }
 

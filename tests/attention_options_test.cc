@@ -75,7 +75,7 @@ TEST_CASE("attention of sequences that differ in length: each as if it were alon
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_HOPPER, 300); // others have backwards that need no scratch
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // others have backwards that need no scratch
         if (!brief()) {
             std::vector<int> lengths;
             for (int i = 0; i < 40; i++) lengths.push_back((int)(random() % (i % 8 ? 20 : TE_CUDA ? 900 : 200)));
@@ -133,9 +133,9 @@ TEST_CASE("sequences that differ in length lie where cu_seqlens says", "[attenti
         if (time % 3 == 1) s.first = nullptr, s.rows = count * longest;
         CAPTURE(first, longest, size);
         std::vector<int> taken((size_t)s.rows, 0), tiles((size_t)te_sequence_tiles(&s, size) + 1, -1);
-        te_sequence_walk w = te_sequence_walk_of(&s, size);
+        te_sequence_cursor w = te_sequence_cursor_begin(&s, size);
         for (int tile = 0; tile < te_sequence_tiles(&s, size); tile++) {
-            te_sequence_walk_to(&w, &s, tile, size);
+            te_sequence_cursor_seek(&w, &s, tile, size);
             const int row = (tile - w.tile) * size, i = te_sequence_of(&s, tile, size);
             REQUIRE((i >= 0 && i < count));
             REQUIRE((row >= 0 && w.at.first >= 0 && w.at.count >= 0 && w.at.count <= longest && w.at.first + w.at.count <= s.rows));
@@ -166,7 +166,7 @@ TEST_CASE("attention with options runs on wgmma where it can", "[attention]") {
     for (const auto &k : hopper) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
     for (size_t i = 0; i < count; i++) {
         const auto &k = hopper[i];
-        const int d = k.dim, can = wgmma && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_OTHERS;
+        const int d = k.dim, can = wgmma && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_NO_SM90;
         CAPTURE(te_dtype_name(k.dtype), d);
         const bool wide = d == 64 || d == 96 || d == 128 || d == 192 || d == 256;
         CHECK(k.forward(&ctx.c) == (can && wide));

@@ -9,7 +9,7 @@
 
 namespace attention_reference {
 
-// The options of te/attention/attention_form.h.
+// The options of te/attention/attention_options.h.
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;
@@ -28,7 +28,7 @@ std::vector<size_t> keys_of(const form &f, size_t query, size_t seq);
 // lower power of two, and every other one of twice as many.
 std::vector<double> alibi_slopes(int heads);
 // What dropout multiplies a probability by: the words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
-// te/attention/attention_drop.h says it for the kernels. head: of all sequences.
+// te/attention/attention_options.h says it for the kernels. head: of all sequences.
 struct drawn {
     te_rng rng = {0, 0};
     uint32_t id = 0;

@@ -33,7 +33,7 @@ TEST_CASE("attention agrees with a reference in double", "[attention]") {
             if (brief() && seq != seqs[only]) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.right, s.f.only, seq);
             check(s, seq < 100 ? 3 : 1, seq, random, worst);
-            if (TE_CUDA && seq == 65 && s.f.only != TE_ATTENTION_HOPPER) check(s, 2, seq, random, worst, false);
+            if (TE_CUDA && seq == 65 && s.f.only != TE_ATTENTION_SM90_ONLY) check(s, 2, seq, random, worst, false);
         }
         std::printf("%-4s heads %d/%d head_dim %3d causal %d only %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
                     s.dim, s.f.right == 0, s.f.only, worst[0], worst[1]);
@@ -66,7 +66,7 @@ TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
             CAPTURE(left, right, seq);
             for (int at = 0; at < seq; at++)
                 for (int count = 1; at + count <= seq; count++) {
-                    const te__attn_span span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};
+                    const te__attn_range span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};
                     for (int side = 0; side < 2; side++) // the run is of queries, of keys
                         for (int other = 0; other < seq; other++) {
                             int some = 0, all = 1;
@@ -79,12 +79,12 @@ TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
                             CAPTURE(side, at, count, other);
                             CHECK((other >= span[side].first && other < span[side].end) == some);
                             CHECK((other >= span[side].all_first && other < span[side].all_end) == all);
-                            CHECK(te__attn_meets(span[side], other, 1) == some);
-                            CHECK(te__attn_cuts(span[side], other, 1) == !all);
+                            CHECK(te__attn_intersects(span[side], other, 1) == some);
+                            CHECK(te__attn_needs_mask(span[side], other, 1) == !all);
                             if (other + 3 > seq) continue;
-                            const te__attn_span tiles = te__attn_in_tiles(span[side], 3);
-                            if (other % 3 == 0) CHECK(te__attn_meets(tiles, other / 3, 1) == te__attn_meets(span[side], other, 3));
-                            if (other % 3 == 0) CHECK(te__attn_cuts(tiles, other / 3, 1) == te__attn_cuts(span[side], other, 3));
+                            const te__attn_range tiles = te__attn_in_tiles(span[side], 3);
+                            if (other % 3 == 0) CHECK(te__attn_intersects(tiles, other / 3, 1) == te__attn_intersects(span[side], other, 3));
+                            if (other % 3 == 0) CHECK(te__attn_needs_mask(tiles, other / 3, 1) == te__attn_needs_mask(span[side], other, 3));
                         }
                 }
             for (int query = 0; query < seq + 3; query++) // past the sequence
@@ -160,7 +160,7 @@ TEST_CASE("attention runs on wgmma where it can", "[attention]") {
     REQUIRE(cudaFree(there) == cudaSuccess);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const auto &k = hopper[i];
-        const int d = k.dim, can = yes && ctx.c.capability == 900 && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_OTHERS;
+        const int d = k.dim, can = yes && ctx.c.capability == 900 && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_NO_SM90;
         CAPTURE(te_dtype_name(k.dtype), d);
         CHECK(k.forward(&ctx.c) == (can && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256)));
         CHECK(k.backward(&ctx.c) == k.forward(&ctx.c));

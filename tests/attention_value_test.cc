@@ -54,7 +54,7 @@ TEST_CASE("attention with values of another size, of sequences that differ in le
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.value, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_HOPPER, 300); // others have backwards that need no scratch
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // others have backwards that need no scratch
         check(s, 3, 70, random, worst);
         std::printf("%-4s heads %d/%d head_dim %3d/%d, varlen: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim, (int)s.value(), worst[0],
                     worst[1]);
@@ -73,7 +73,7 @@ TEST_CASE("attention with values of 128 in heads of 192 runs on wgmma where it c
     for (const auto &k : hopper) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
     for (size_t i = 0; i < count; i++) {
         const shape &s = shapes[i];
-        const bool can = wgmma && s.dtype != TE_f32 && s.f.only != TE_ATTENTION_OTHERS && s.dim == 192 && s.f.value == 128;
+        const bool can = wgmma && s.dtype != TE_f32 && s.f.only != TE_ATTENTION_NO_SM90 && s.dim == 192 && s.f.value == 128;
         CAPTURE(dtype_of(s), s.dim, s.f.value);
         CHECK(hopper[i].forward(&ctx.c) == can);
         CHECK(hopper[i].backward(&ctx.c) == can);

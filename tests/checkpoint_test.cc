@@ -79,7 +79,7 @@ struct network {
             const std::vector<uint8_t> v = m->params->raw();
             add(v.data(), v.size());
         }
-        te_adamw_walk w = te_adamw_tensors(&opt);
+        te_adamw_iter w = te_adamw_tensors(&opt);
         while (te_adamw_next(&w))
             for (const void *p : {(void *)w.master, w.m, w.v}) {
                 if (!p) continue;
@@ -190,7 +190,7 @@ TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule
 
         network other(99, 40, rule, others, alone); // moments of the other dtype are converted
         REQUIRE(load(other, other.checkpoint(), file.path) == TE_OK);
-        te_adamw_walk is = te_adamw_tensors(&other.opt), was = te_adamw_tensors(&first.opt);
+        te_adamw_iter is = te_adamw_tensors(&other.opt), was = te_adamw_tensors(&first.opt);
         while (te_adamw_next(&was)) {
             REQUIRE(te_adamw_next(&is));
             const void *const pairs[2][2] = {{is.m, was.m}, {is.v, was.v}};
@@ -230,7 +230,7 @@ TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same 
             const te_checkpoint o = other.checkpoint();
             REQUIRE(te_checkpoint_save(again.path.c_str(), &o, other.t) == TE_OK);
             REQUIRE(load(back, back.checkpoint(), again.path) == TE_OK);
-            te_adamw_walk is = te_adamw_tensors(&back.opt), was = te_adamw_tensors(&other.opt);
+            te_adamw_iter is = te_adamw_tensors(&back.opt), was = te_adamw_tensors(&other.opt);
             while (te_adamw_next(&was)) {
                 REQUIRE(te_adamw_next(&is));
                 const size_t n = (size_t)(is.param->rows * is.param->cols);
@@ -332,7 +332,7 @@ TEST_CASE("a file that does not fit changes nothing") {
     REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
     save(saved.checkpoint());
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "adamw.step is -5");
-    for (int64_t far : {TE_ADAMW_STEPS + 1, INT64_MAX}) { // the next step would count over the end
+    for (int64_t far : {TE_ADAMW_MAX_STEPS + 1, INT64_MAX}) { // the next step would count over the end
         s.step = far;
         REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
         save(saved.checkpoint());

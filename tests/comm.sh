@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks, as processes on this machine by MPI: collective ops against their definitions, a small GPT whose losses do
-# not depend on how many ranks train it, what ranks share out, checkpoints that other numbers of ranks go on from, and ranks
-# that fail. Says SKIP where there is no MPI.
+# not depend on the number of ranks, sharded optimizer states, checkpoints that other numbers of ranks continue from, and
+# ranks that fail. Prints SKIP if there is no MPI.
 #
 #     tests/comm.sh
 set -euo pipefail
@@ -14,11 +14,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
 
-# mpi.h is no header of ours: its warnings are not looked at.
+# mpi.h is a system header: its warnings are ignored.
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in ranks peers shards buckets layers products handed; do
+for program in ranks peers shards buckets layers products fp8_collectives; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -39,29 +39,29 @@ for n in 1 2 3 4; do
     cat "$work/log"
 done
 
-timeout 120 mpirun -n 1 "$work/handed"
-for n in 2 4; do timeout 120 mpirun --oversubscribe -n $n "$work/products" 30; done # on CUDA products that overlap collectives
+timeout 120 mpirun -n 1 "$work/fp8_collectives"
+for n in 2 4; do timeout 120 mpirun --oversubscribe -n $n "$work/products" 30; done # on CUDA these GEMMs overlap collectives
 timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
-for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - rows; done # rows over ranks beside their steps
+for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - rows; done # fused collective patterns against the unfused steps
 
-# Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank; some parameters frozen.
+# Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, against those of one rank; some parameters frozen.
 ranks 1 gpt 1 frozen >"$work/one frozen"
 ranks 1 gpt 1 >"$work/one"
 for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
     read -r n tensor frozen <<<"$grid"
     ranks "$n" gpt "$tensor" $frozen >"$work/many"
     paste "$work/one${frozen:+ $frozen}" "$work/many" | awk -v grid="$n ranks, $tensor a tensor group${frozen:+, $frozen}" '
-        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; most = off > most ? off : most; limit = $1 == "norm" ? 1e-4 : 1e-5 }
+        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; max = off > max ? off : max; limit = $1 == "norm" ? 1e-4 : 1e-5 }
         off > limit { print grid ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
-        END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
+        END { print grid ": " NR - 1 " losses and a norm, " max " off at most"; exit bad || NR != 51 }'
 done
 ranks 4 gpt 2 | cmp - "$work/many"
 echo "and the same bits again"
 
-# Ready-made layers of 2 and 4 ranks beside the same of one.
+# Ready-made layers on 2 and 4 ranks against the same on one.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
 
-# Gradients summed while backward runs: ranks, tensor ranks.
+# Gradients reduced while backward runs: ranks, tensor ranks.
 buckets() { # N ARGUMENT...
     timeout 120 mpirun --oversubscribe -n "$1" "$work/buckets" "${@:2}" >"$work/log" || { cat "$work/log" && exit 1; }
     cat "$work/log"
@@ -72,7 +72,7 @@ for grid in "1 1" "2 1" "4 1" "4 2"; do
 done
 for n in 1 2; do buckets "$n" refuse; done
 
-# The program: replicas with batches of their own, ranks that share one, and one process with all of it.
+# The program: data parallel, tensor parallel, and one process with the whole batch.
 train_gpt() { # TP DP FOLDER ARGUMENT...
     timeout 120 mpirun --oversubscribe -n $(($1 * $2)) "$work/train_gpt" --tp "$1" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
         --log 1 --validate 4 --sample 0 --seed 2 --out "$work/$3" "${@:4}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
@@ -80,29 +80,29 @@ train_gpt() { # TP DP FOLDER ARGUMENT...
 alike() { # FOLDER FOLDER VALUES LIMIT WHAT: two curves
     paste "$work/$1/curve.tsv" "$work/$2/curve.tsv" | awk -v all="$3" -v limit="$4" -v what="$5" 'NR > 1 {
         a = $0; gsub(/\t/, " ", a); split(a, v, " "); half = length(v) / 2; values += half - 1
-        for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
-        END { print "train_gpt " what ": " values " losses, " most + 0 " off at most"; exit most > limit || values != all }'
+        for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > max) max = off } }
+        END { print "train_gpt " what ": " values " losses, " max + 0 " off at most"; exit max > limit || values != all }'
 }
 train_gpt 1 1 gpt_one --steps 8
-for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that clips and validation do not depend on the grid
+for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that clips, and validation do not depend on the grid
     read -r tp dp sp <<<"$grid"
     train_gpt "$tp" "$dp" gpt_many --steps 8 $sp
     alike gpt_one gpt_many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
 done
 train_gpt 1 2 gpt_bf16 --steps 8 --sums bf16
 alike gpt_one gpt_bf16 10 1e-4 "--dp 2 --sums bf16"
-for grid in "1 2" "1 4" "2 2 --sp"; do # optimizer states shared out
+for grid in "1 2" "1 4" "2 2 --sp"; do # sharded optimizer states
     read -r tp dp sp <<<"$grid"
     train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero1 $sp
     alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero1"
 done
-train_gpt 1 1 gpt_many --steps 8 --resume # at its end: reads it, of the same lists
+train_gpt 1 1 gpt_many --steps 8 --resume # resumes at the last step: loads a checkpoint of the same lists
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
-alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rounds its own parts; the loss falls by 7e-2
-train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # scales are found again
+alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rank rounds its own shards; the loss falls by 7e-2
+train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # it finds the scales again
 
-# Another grid goes on from each file: as one process does that went on as often, each time with more steps.
+# Another grid continues from each file, with more steps each time, as one process does that resumes as often.
 train_gpt 1 1 gpt_one --steps 4
 train_gpt 2 1 gpt_many --steps 4
 for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
@@ -112,7 +112,7 @@ for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
 done
 alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero1, --tp 2 --dp 2 --sp, --dp 4 --zero1, 1"
 
-# All of one model say the same: the text is longer than the window.
+# All grids generate the same sample, which is longer than the context.
 sample() { sed '1,/^--- sample/d' "$work/log"; }
 train_gpt 1 1 gpt_many --steps 24 --resume --sample 40
 sample >"$work/sample"
@@ -140,7 +140,7 @@ misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
 misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/gpt_fp8" --resume --force
 
-# The walk through what ranks can do to one layer.
+# One layer in seven ways on 4 ranks.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
 [[ $(grep -c "numbers agree" "$work/log") == 7 ]] || { cat "$work/log" && exit 1; }
 echo "examples/performance: seven ways, the same numbers"
@@ -164,17 +164,17 @@ for grid in "1 1" "3 1" "4 2"; do
 done
 checked 2 refuse
 
-# N, tensor ranks, whether states are shared out, of a run that leaves a file after 10 steps and of one that goes on from it:
-# all 20 losses beside those of one rank and, if both are the same, those of a run that was not interrupted.
+# N, tensor ranks, whether states are sharded: of a run that saves a checkpoint after 10 steps, and of one that continues from it.
+# All 20 losses against those of one rank and, if both grids are the same, those of a run that was not interrupted.
 shards 1 train 1 0 0 20 - - >"$work/one"
 for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
     read -r n tensor own m other others <<<"$grids"
     shards "$n" train "$tensor" "$own" 0 10 - "$work/run" >"$work/many"
     shards "$m" train "$other" "$others" 10 20 "$work/run" - >>"$work/many"
     paste "$work/one" "$work/many" | awk -v grids="$grids" '
-        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; most = off > most ? off : most }
+        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; max = off > max ? off : max }
         off > 1e-5 { print grids ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
-        END { print "checkpoint, " grids ": " NR " losses, " most " off at most"; exit bad || NR != 20 }'
+        END { print "checkpoint, " grids ": " NR " losses, " max " off at most"; exit bad || NR != 20 }'
 done
 shards 4 train 2 1 0 20 - - | cmp - "$work/many"
 echo "and the same bits as a run that was not interrupted"
@@ -186,10 +186,10 @@ for grid in "1 1 0" "3 1 1"; do
 done
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
-fails() { # WHAT TEXT PROGRAM ARGUMENT...: --enable-recovery leaves the others alone
+fails() { # WHAT TEXT PROGRAM ARGUMENT...: with --enable-recovery mpirun does not end the other ranks
     local start=$SECONDS
-    : >"$work/log" # of the run before, which this one's shell may not have emptied yet when it is read
-    mkdir -p "$work/mpi" # a run that is stopped removes the folder that it kept its sockets in
+    : >"$work/log" # the log of the run before, which the background shell may not have emptied yet when it is read
+    mkdir -p "$work/mpi" # a run that is killed removes the folder of its sockets
     TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/$3" "${@:4}" >"$work/log" 2>"$work/err" &
     local child=$!
     until [[ $(grep -c "$2" "$work/log") == 2 ]] || ! kill -0 $child 2>/dev/null; do sleep 0.1; done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What several GPUs alone can run compiles: bench/comm.cu with TE_COMM, as far as PTX, with the kernels that -DTE_KEEP_CALLS leaves out;
-# and a program without these.
+# Code that runs only on several GPUs compiles: bench/comm.cu with TE_COMM, to PTX, with the kernels that -DTE_KEEP_CALLS leaves out; and
+# tests/comm/peers.c without these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -9,7 +9,7 @@ nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$nvcc" -std=c++17 -O3 -gencode arch=compute_90a,code=compute_90a -DTE_COMM -I. -ptx bench/comm.cu -o "$work/comm.ptx"
-for kernel in te_send_many te_send_few; do
+for kernel in te_gemm_all_reduce_persistent te_gemm_all_reduce_skinny; do
     grep -q "entry .*$kernel" "$work/comm.ptx" || { echo "FAIL: no $kernel in bench/comm.cu" && exit 1; }
 done
 "$nvcc" -std=c++17 -O0 -gencode arch=compute_90a,code=sm_90a -DTE_COMM -DTE_KEEP_CALLS -I. -x cu -c tests/comm/peers.c -o "$work/peers.o"

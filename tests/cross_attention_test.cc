@@ -117,9 +117,9 @@ TEST_CASE("a batch with the wrong memory is refused, and nothing written", "[cro
     d.refuses(d.forward(), TE_ERROR_SHAPE, "keys has 6 rows, the batch has 8");
     d.batch.memory_seq = 1 << 30;
     d.refuses(d.forward(), TE_ERROR_OVERFLOW, "memory_seq 1073741824");
-    d.batch.memory_seq = 3, d.batch.sequences = 2, d.batch.longest = 3, d.batch.cu_seqlens = (const int32_t *)there.data();
+    d.batch.memory_seq = 3, d.batch.sequences = 2, d.batch.max_seqlen = 3, d.batch.cu_seqlens = (const int32_t *)there.data();
     d.refuses(d.forward(), TE_ERROR_VALUE, "takes sequences of one length");
-    d.batch.sequences = d.batch.longest = 0, d.batch.cu_seqlens = nullptr;
+    d.batch.sequences = d.batch.max_seqlen = 0, d.batch.cu_seqlens = nullptr;
     d.edge.value.cols = 48;
     d.refuses(d.forward(), TE_ERROR_SHAPE, "keys has 48 columns");
     d.edge.value.cols = 64, d.edge.name = "other";

@@ -69,7 +69,7 @@ results on_target(const std::vector<float> &in, int what) {
     REQUIRE(te_copy(&c, p[0], in.data(), in.size() * 4) == TE_OK);
     a.in = (const float *)p[0], a.out = (float *)p[1], a.words = (uint32_t *)p[2], a.n = (int)in.size(), a.what = what;
     REQUIRE(te_fill(&c, a.words, 0, in.size() * 4) == TE_OK);
-    REQUIRE(each_launch(&c, te_grid_of(te_ceil_div(a.n, 1024), 1), &a) == TE_OK);
+    REQUIRE(each_launch(&c, te__grid_of(te_ceil_div(a.n, 1024), 1), &a) == TE_OK);
     results r = {std::vector<float>(in.size()), std::vector<uint32_t>(in.size())};
     REQUIRE(te_copy(&c, r.out.data(), p[1], in.size() * 4) == TE_OK);
     REQUIRE(te_copy(&c, r.words.data(), p[2], in.size() * 4) == TE_OK);

@@ -5,11 +5,10 @@
 
 #include "harness.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
-#include "te/ops/positions.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The `Do this:` examples in the comments of te/io, te/optim and te/core/file.h compile, and no comment there speaks of a
+"""The `Do this:` examples in the comments of te/io, te/optim and te/core/impl/file.h compile, and no comment there speaks of a
 te_, te__ or TE_ name that does not exist.
 
     tests/examples.py        CC=clang chooses another compiler
@@ -36,7 +36,7 @@ static te_status example(void) {
     te_safetensors_pair metadata[] = {{"position", "81920"}};
     te_safetensors file;
     te_safetensor t[2];
-    te__plan_pair d;
+    te__plan_mismatch d;
     te_adamw opt;
     te_adamw_state state;
     te_adamw_config config = te_adamw_defaults(1e-3f);
@@ -104,7 +104,7 @@ def main():
     code = "\n".join(COMMENT.sub(" ", h.read_text()) for h in (ROOT / "te").rglob("*.h"))
     known = set(re.findall(r"\w+", code))
     pasted = tuple(set(re.findall(r"\b((?:te|TE)_[A-Za-z0-9]\w*_)##", code))) # TE_SCHEDULE_##name
-    headers = sorted((ROOT / "te/io").glob("*.h")) + sorted((ROOT / "te/optim").glob("*.h")) + [ROOT / "te/core/file.h"]
+    headers = sorted((ROOT / "te/io").glob("*.h")) + sorted((ROOT / "te/optim").glob("*.h")) + [ROOT / "te/core/impl/file.h"]
     failed = sum(not compiles(h) for h in headers) + sum(not names(h, known, pasted) for h in headers + [ROOT / "te/te.h"])
     print("%d passed, %d failed" % (2 * len(headers) + 1 - failed, failed))
     return failed != 0

@@ -3,19 +3,16 @@
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
-#include "te/ops/positions.h"
 #include "te/ops/last_token.h"
 #include "te/ops/linear.h"
-#include "te/ops/load.h"
+#include "te/ops/residual.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
-#include "te/ops/residual.h"
 #include "te/ops/rope.h"
-#include "te/ops/scale.h"
 
 #define BLOCK(H, F, HEADS)                                                                                                   \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \

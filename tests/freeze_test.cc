@@ -298,7 +298,7 @@ TEST_CASE("the workspace for a backward in FP8, however forward has kept what pr
                     te_run r;
                     te__begin_batch(&r, plan, TE_BACKWARD, &l.model, &l.batch, l.ctx);
                     r.x.data = l.x.data(), r.y.data = l.y.data(), r.dx = r.x, r.dy = r.y, r.current = r.dy;
-                    for (int i = 0; i < plan->op_count; i++) te_set_saved_transposed(&r, i, turned >> i & 1);
+                    for (int i = 0; i < plan->op_count; i++) te__set_saved_transposed(&r, i, turned >> i & 1);
                     r.saved_bytes = te__lay_out(&r, (char *)l.memory.data()), r.backward_stop = te__backward_stop_of(&r);
                     INFO(plan->name << ", " << rows << " rows, turned: " << turned);
                     REQUIRE(te__run_pass(&r) == TE_OK); // dry

@@ -6,14 +6,12 @@
 
 #include "launches.h"
 #include "recipe.h"
-#include "te/gemm/gemm_fp8.h"
-#include "te/gemm/gemm_tune.h"
+#include "te/gemm/gemm.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/linear.h"
 #include "te/ops/recompute.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 
 // Forward linear_bias_gelu and linear_bias_add, backward add_bias, linear_gelu_bias and linear_fork.
 #define ROWS (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x)
@@ -64,12 +62,12 @@ struct operands {
     static te_gemm shape_of(const product &q) {
         te_gemm g = te_gemm_of(q.m, q.n, q.k);
         g.trans_b = 1, g.dtype = q.dtype, g.out = q.out, g.fast = q.fast, g.beta = q.beta ? 1.0f : 0.0f;
-        g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = q.a, g.b_fp8.dtype = q.b;
+        g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = q.a, g.b_fp8.dtype = q.b;
         return g;
     }
     static size_t scratch_bytes(const product &q) {
         const te_gemm g = shape_of(q);
-        return te_gemm_scratch(&g) * sizeof(float);
+        return te__gemm_scratch(&g) * sizeof(float);
     }
     te_gemm gemm() const {
         te_gemm g = shape_of(p);
@@ -98,18 +96,18 @@ int check(const product &p, int who, int processors = 0) {
     const unsigned seed = fresh_seed();
     context own;
     te_context *ctx = &own.c;
-    ctx->gemm_own = who == OWN ? 2 : 0;
+    ctx->gemm_custom = who == OWN ? 2 : 0;
     if (processors) ctx->processors = processors;
     operands o(ctx, p, seed);
     const te_gemm g = o.gemm();
     INFO(name_of(p) << (who == OWN ? ", a kernel of our own" : "") << ", TE_SEED=" << seed);
-    if (who == OWN && !te_gemm_fp8_is_own(&g, ctx)) {
+    if (who == OWN && !te__gemm_fp8_is_custom(&g, ctx)) {
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
         CHECK((!p.fast || p.out == TE_f32 || p.k <= 6 * TE_TILE_K || ctx->capability != 900)); // said no for a reason
 #endif
         return 0;
     }
-    if (who == BACK_END && !te_gemm_supports(&g, ctx)) {
+    if (who == BACK_END && !te__gemm_supports(&g, ctx)) {
         CHECK((!TE_CUDA && p.bias)); // the host leaves it to the kernel behind
         return 0;
     }
@@ -149,7 +147,7 @@ TEST_CASE("a product in FP8, by the back end", "[gemm_fp8]") {
 namespace {
 // y[m, n] = x[m, k] w[n, k]^T of up to 128 rows, with scales of tensors or of rows, or, up to eight rows, of tiles and blocks, and a residual
 // or none.
-template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
+template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << " by " << te_scaling_name(of_x) << (added ? " added" : "") << ", TE_SEED=" << seed);
     context own;
@@ -166,17 +164,17 @@ template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int
     g.a = bx.data(), g.b = bw.data(), g.c = bc.data(), g.d = d.data();
     g.a_fp8.scaling = of_x, g.b_fp8.scaling = of_w, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
     g.a_fp8.inverse = (const float *)scales_x.data(), g.b_fp8.inverse = (const float *)scales_w.data();
-    ctx->gemm_own = 2;
-    te_product_kernels *kernels = te_plain_gemm_kernels<T, 1, 0, FORM>();
+    ctx->gemm_custom = 2;
+    te_product_kernels *kernels = te_unfused_gemm_kernels<T, 1, 0, FORM>();
     if (processors) ctx->processors = processors;
-    REQUIRE((m > TE_FEW_ROWS ? te__gemm_is_narrow(kernels, &g, ctx) : te__gemm_is_few(kernels, &g, ctx)));
-    REQUIRE(te_plain_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE((m > TE_SKINNY_ROWS ? te__gemm_is_small_m(kernels, &g, ctx) : te__gemm_is_skinny(kernels, &g, ctx)));
+    REQUIRE(te_unfused_gemm_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double v = 0, may = 0;
-            for (int64_t l = 0; l < k; l += of_x == TE_SCALING_TILES ? 128 : k) { // what has one scale
-                const fp8_sum s(&x[size(i, k) + (size_t)l], 1, &w[size(j, k) + (size_t)l], 1, (size_t)(of_x == TE_SCALING_TILES ? std::min<int64_t>(128, k - l) : k), true);
+            for (int64_t l = 0; l < k; l += of_x == TE_SCALING_BLOCKWISE_1D ? 128 : k) { // what has one scale
+                const fp8_sum s(&x[size(i, k) + (size_t)l], 1, &w[size(j, k) + (size_t)l], 1, (size_t)(of_x == TE_SCALING_BLOCKWISE_1D ? std::min<int64_t>(128, k - l) : k), true);
                 const double factor = 0.5 * sx[(size_t)te_scale_at(of_x, m, k, i, l)] * sw[(size_t)te_scale_at(of_w, n, k, j, l)];
                 v += factor * s.sum, may += std::fabs(factor) * (s.error + 16 * u * std::fabs(s.sum));
             }
@@ -187,7 +185,7 @@ template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int
     check_within("d", d.read(T), should, off);
     const std::vector<uint8_t> bits = d.raw();
     d.poison();
-    REQUIRE(te_plain_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te_unfused_gemm_run(kernels, &g, ctx) == TE_OK);
     CHECK(d.raw() == bits);
 }
 } // namespace
@@ -196,26 +194,26 @@ TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") 
     const int64_t sizes[][3] = {{1, 16, 16}, {2, 48, 272}, {3, 4112, 528}, {4, 16, 128}, {5, 272, 2064}, {7, 528, 4096}, {8, 144, 10000}};
     for (const auto &s : sizes)
         for (const bool added : {false, true}) {
-            check_few<TE_bf16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_TENSOR, TE_SCALING_TENSOR, added);
-            check_few<TE_f16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_ROW, TE_SCALING_ROW, added);
-            check_few<TE_bf16, TE_FEW_TILED>(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, added);
+            check_few<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added);
+            check_few<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added);
+            check_few<TE_bf16, TE_OPERANDS_FP8_BLOCKWISE>(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, added);
         }
     const int64_t more[][4] = {{9, 16, 16, 0}, {17, 272, 528, 4}, {63, 48, 80, 0}, {64, 528, 2064, 12}, {65, 272, 1040, 2}, {127, 16, 272, 0}, {128, 1040, 1552, 14}};
     for (const auto &s : more)
         for (const bool added : {false, true}) {
             if (brief() && s[2] > 600) continue;
-            check_few<TE_bf16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_ROW, TE_SCALING_ROW, added, (int)s[3]);
-            check_few<TE_f16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_TENSOR, TE_SCALING_TENSOR, added, (int)s[3]);
+            check_few<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added, (int)s[3]);
+            check_few<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added, (int)s[3]);
         }
     te_gemm g = te_gemm_of(8, 64, 64);
-    g.trans_b = 1, g.dtype = g.out = TE_bf16, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROW, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
-    CHECK(te__few_can(&g));
+    g.trans_b = 1, g.dtype = g.out = TE_bf16, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROWWISE, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
+    CHECK(te__skinny_can(&g));
     g.a_fp8.dtype = TE_e5m2; // a gradient
-    CHECK(!te__few_can(&g));
+    CHECK(!te__skinny_can(&g));
     g.a_fp8.dtype = TE_e4m3, g.m = 9;
-    CHECK(!te__few_can(&g));
-    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TILES; // a weight's gradient
-    CHECK(!te__few_can(&g));
+    CHECK(!te__skinny_can(&g));
+    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D; // a weight's gradient
+    CHECK(!te__skinny_can(&g));
 }
 TEST_CASE("a product in FP8, by a kernel of our own", "[gemm_fp8]") {
     int ran = 0, all = 0;
@@ -246,7 +244,7 @@ TEST_CASE("a product in FP8 that was tuned gives the same, and its file is read 
     for (int pass = 0; pass < 2; pass++) {
         context own;
         te_context *ctx = &own.c;
-        ctx->gemm_own = 0, ctx->gemm_tune = pass == 0;
+        ctx->gemm_custom = 0, ctx->gemm_tune = pass == 0;
         if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
         for (int i = 0; i < 3; i++) {
             operands o(ctx, list[i], 7);
@@ -286,16 +284,16 @@ TEST_CASE("a kernel of our own and cuBLASLt are timed, and a tuning file says wh
             reference::vec y, bound;
             o.should_be(&y, &bound);
             check_within("d", o.d.read(list[i].out), y, bound);
-            const int runs = te_gemm_fp8_is_own(&g, ctx);
+            const int runs = te__gemm_fp8_is_custom(&g, ctx);
             if (pass) CHECK(runs == own_runs[i]);
             own_runs[i] = runs;
         }
         te_gemm_choice found[4];
         REQUIRE(te_gemm_report_choices(found, 4, ctx) == 2);
         for (int i = 0; i < 2; i++) {
-            CHECK(found[i].ns[TE_SPLIT_BARE] > 0);
-            CHECK(found[i].ns[TE_SPLIT_OWN] > 0);
-            CHECK((found[i].split == TE_SPLIT_OWN) == (own_runs[i] == 1));
+            CHECK(found[i].ns[TE_STRATEGY_BARE] > 0);
+            CHECK(found[i].ns[TE_STRATEGY_CUSTOM] > 0);
+            CHECK((found[i].strategy == TE_STRATEGY_CUSTOM) == (own_runs[i] == 1));
         }
         if (!pass) REQUIRE(te_gemm_save(path, ctx) == TE_OK);
     }
@@ -363,16 +361,16 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     b.backward(u);
     const reference::vec wa = read_at(u.ctx, a->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(a->weight));
     const reference::vec wb = read_at(u.ctx, c->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(c->weight));
-    te_run r = te_run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
+    te_run r = te__run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
     r.x.data = b.x.data();
     te__take_params(&r, u.m.model());
-    te_set_recipe_use(&r, TE_USE_as_bound);
+    te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
     const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
-        const te_saved_input k = te_saved_input_of(&r, op);
+        const te_saved_input k = te__saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
-        const int again = te_policy(&r, op)->input != TE_INPUT_saved_fp8;
+        const int again = te__policy(&r, op)->input != TE_INPUT_saved_fp8;
         buffer room(u.ctx, (size_t)te_capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
@@ -381,7 +379,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
             REQUIRE(te__fp8_recompute_input(&r, op, &at, 1) == TE_OK);
             r.pass = TE_FORWARD;
         }
-        if (!again && !te_saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        if (!again && !te__saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
         const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
@@ -390,7 +388,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && te_policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te_saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
+    if (u.ctx->capability == 900 && own && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -439,7 +437,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     check_within("dbias", grad(1), sum, sum_off);
     most = largest(g);
     if (stored) CHECK(std::fabs(amax_of(a->dy) - most) <= largest(g_off) + 1e-6 * most);
-    CHECK(std::fabs(te_fp8_most(u.plan->fp8->gradients) / dya_scale - most) <= largest(g_off) + bounds::ulp(most, TE_bf16) + 1e-6 * most);
+    CHECK(std::fabs(te_fp8_max(u.plan->fp8->gradients) / dya_scale - most) <= largest(g_off) + bounds::ulp(most, TE_bf16) + 1e-6 * most);
     // what rounding to FP8 may do to a sum: six standard deviations of errors spread evenly
     const double largest_wa = largest(wa), largest_xa = largest(xa);
     const auto rounded = [&](const reference::vec &w, double largest_w, size_t i, size_t i_step, size_t j, size_t j_step, size_t k, double *s, double *o) {
@@ -515,16 +513,16 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         if (few.ctx->capability != 900) return;
         b.forward(few);
         const auto forward = [&] { return few.m.s.forward(few.y_of(b.y), &b.saved, few.x_of(b.x), few.m.memory.data(), &few.batch, few.ctx); };
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->few_fp8.kernel, few.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->few_fp8.kernel, few.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->skinny_fp8.kernel, few.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->skinny_fp8.kernel, few.ctx, forward) == 1);
     }
     {
         under_recipe batch(rows_fp8_subject, 1, 37, 1);
         micro_batch b(batch, rows_fp8_saved_bytes(37));
         b.forward(batch);
         const auto forward = [&] { return batch.m.s.forward(batch.y_of(b.y), &b.saved, batch.x_of(b.x), batch.m.memory.data(), &batch.batch, batch.ctx); };
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->narrow_fp8.kernel, batch.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->narrow_fp8.kernel, batch.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
     }
     under_recipe u(rows_fp8_subject, 1, 300, 1);
     micro_batch b(u, rows_fp8_saved_bytes(300));
@@ -532,9 +530,9 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         const auto forward = [&] { return u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx); };
         const auto backward = [&] { return u.m.s.backward(u.x_of(b.dx), u.y_of(b.dy), &b.saved, u.m.memory.data(), &u.batch, u.ctx); };
         b.forward(u);
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->fp8.kernel, u.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->fp8.kernel, u.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_gelu_bias_backward_kernels()->fp8.kernel, u.ctx, backward) == 1);
+        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_b_linear_gelu_bias_backward_kernels()->persistent_fp8.kernel, u.ctx, backward) == 1);
         // x of a: its amax and its cast, later the cast alone; x of b: gelu runs again once its scale is known, later nothing. dy: its amax and
         // two casts, later one. In backward x of a is cast again, and gelu made again.
         CHECK(launches_of((const void *)rows_fp8_quantize_of, u.ctx, forward) == (step ? 1 : 2));
@@ -546,8 +544,8 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
         // All weights are measured in one launch and cast in another, once a step and not in a pass.
         const auto next = [&] { return te_recipes_step(&u.state, u.ctx); };
-        for (const int pass : {0, 1}) CHECK(launches_of((const void *)rows_fp8_quantize_table, u.ctx, [&] { return pass ? backward() : forward(); }) == 0);
-        CHECK(launches_of((const void *)rows_fp8_quantize_table, u.ctx, next) == 2);
+        for (const int pass : {0, 1}) CHECK(launches_of((const void *)rows_fp8_quantize_multi_tensor, u.ctx, [&] { return pass ? backward() : forward(); }) == 0);
+        CHECK(launches_of((const void *)rows_fp8_quantize_multi_tensor, u.ctx, next) == 2);
     }
 }
 namespace {
@@ -562,7 +560,7 @@ reference::vec signs(size_t n, unsigned seed) {
 // pre-activation, the scale and the amax of what the gated op gives.
 std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int own, unsigned seed) {
     under_recipe u(list, 1, rows, seed);
-    u.ctx->gemm_own = own;
+    u.ctx->gemm_custom = own;
     u.workspace.reset(new buffer(u.ctx, list.workspace_bytes(u.m.memory.data(), rows, u.ctx)));
     u.ctx->workspace = u.workspace->data(), u.ctx->workspace_bytes = u.workspace->bytes;
     const te_dtype dtype = u.plan->dtype;
@@ -585,9 +583,9 @@ std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK); // the weights as they are now
         b.forward(u);
         all.push_back(b.y.raw());
-        te_run r = te_run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
+        te_run r = te__run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
         te__take_params(&r, u.m.model());
-        te_set_recipe_use(&r, TE_USE_as_bound);
+        te__set_recipe_use(&r, TE_USE_as_bound);
         (void)te__lay_out(&r, (char *)b.memory.data());
         std::vector<uint8_t> kept(u.rows * 2 * half * 2), scales(8);
         REQUIRE(te_copy(u.ctx, kept.data(), r.act[last == 2], kept.size()) == TE_OK);
@@ -616,7 +614,7 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
                 CHECK(one[i] == two[i]);
             }
         }
-    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->many.kernel); // the chain behind it stores FP8
+    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->persistent.kernel); // the chain behind it stores FP8
     if (brief()) return;
     const own_products on;
     under_recipe u(gated_fp8_subject, 1, 300, 1);
@@ -627,8 +625,8 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
         const auto forward = [&] { return u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx); };
         b.forward(u);
         REQUIRE(infer() == TE_OK);
-        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->fp8.kernel, u.ctx, infer) == 1);
-        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->fp8.kernel, u.ctx, forward) == 0); // two are faster in training
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, infer) == 1);
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 0); // two are faster in training
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
@@ -637,13 +635,13 @@ TEST_CASE("the rule for rows in FP8 has large ones as one kernel", "[gemm_fp8]")
     if (own.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     te_gemm g = operands::shape_of(p);
-    CHECK(te_gemm_is_own_row(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
-    CHECK(te_gemm_is_own_row(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
-    CHECK(te_gemm_is_own_row(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
     g.m = 1024; // two rounds of tiles
-    CHECK(te_gemm_is_own_row(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
     g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
-    CHECK(te_gemm_is_own_row(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
 }
 TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, and a tuning file says which is fastest", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
@@ -672,9 +670,9 @@ TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, an
         REQUIRE(count <= 16);
         int timed = 0, with_gelu = 0;
         for (int i = 0; i < count; i++) {
-            const bool own = found[i].ns[TE_SPLIT_OWN] > 0 && found[i].ns[TE_SPLIT_BARE] > 0;
-            timed += own && !strcmp(found[i].row, "linear_bias_add:e4m3*e4m3.bf16.fast");
-            with_gelu += own && !strcmp(found[i].row, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
+            const bool own = found[i].ns[TE_STRATEGY_CUSTOM] > 0 && found[i].ns[TE_STRATEGY_BARE] > 0;
+            timed += own && !strcmp(found[i].pattern, "linear_bias_add:e4m3*e4m3.bf16.fast");
+            with_gelu += own && !strcmp(found[i].pattern, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
         }
         if (u.ctx->capability == 900) CHECK((timed >= 1 && with_gelu >= 1));
         if (!pass) REQUIRE(te_gemm_save(path, u.ctx) == TE_OK);

@@ -1,14 +1,14 @@
 // gemm_tune_test.cc -- tuned matrix products: within tolerance of the untuned ones, the same bits each time, nothing of the
 // caller's touched by the timing; what was found goes through a file and back; a file that is not right is refused with its
 // line, and leaves the context as it was. On the host nothing is timed, and the same calls must work.
-#define TE_NARROW_SIXTEEN 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
+#define TE_SMALL_M_16BIT 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <sstream>
 
 #include "harness.h"
-#include "te/gemm/gemm_tune.h"
+#include "te/gemm/gemm.h"
 #include "te/te.h"
 
 namespace {
@@ -55,7 +55,7 @@ struct operands {
     static size_t scratch_bytes(const product &q) {
         te_gemm g = te_gemm_of(q.m, q.n, q.k);
         g.dtype = q.dtype, g.out = q.out;
-        return te_gemm_scratch(&g) * sizeof(float);
+        return te__gemm_scratch(&g) * sizeof(float);
     }
     te_gemm gemm() {
         te_gemm g = te_gemm_of(p.m, p.n, p.k);
@@ -65,7 +65,7 @@ struct operands {
     }
     bool supported() {
         const te_gemm g = gemm();
-        return te_gemm_supports(&g, ctx) != 0;
+        return te__gemm_supports(&g, ctx) != 0;
     }
     // In double. `before`: what went into a gelu.
     reference::vec should_be(reference::vec *before) const {
@@ -166,7 +166,7 @@ std::string ended(const std::vector<std::string> &lines) {
     std::string text;
     for (const std::string &line : lines) text += line + "\n";
     char end[64];
-    snprintf(end, sizeof end, "end %d %016llx\n", (int)lines.size(), (unsigned long long)te__tune_sum(te__tune_sum_start, text.data(), text.size()));
+    snprintf(end, sizeof end, "end %d %016llx\n", (int)lines.size(), (unsigned long long)te__tune_checksum(te__tune_checksum_start, text.data(), text.size()));
     return text + end;
 }
 const char *const good_step = "step linear_bias_gelu infer 64 128 32 bf16 6 0 1500 0 2000 0";
@@ -434,13 +434,13 @@ TEST_CASE("a context takes products of any number of sizes, and keeps those that
             if (!(std::fabs(gave[i] - should[i]) <= std::ldexp(1, -7) * (1 + std::fabs(should[i])))) FAIL("m " << m << ", element " << i);
     };
     t.ctx->gemm_tune = 0;
-    for (int64_t m = 1; m <= TE_GEMM_PLANS + 40; m++) right(m);
+    for (int64_t m = 1; m <= TE_GEMM_MAX_PLANS + 40; m++) right(m);
     CHECK(o.bits() == bits);
     CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? 1 : 0));
     if (brief()) return;
     t.ctx->gemm_tune = 1; // as many as it remembers: the others run, too
-    for (int64_t m = 1; m <= TE_GEMM_PLANS + 40; m++) right(m);
-    CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? (int)TE_GEMM_PLANS : 0));
+    for (int64_t m = 1; m <= TE_GEMM_MAX_PLANS + 40; m++) right(m);
+    CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? (int)TE_GEMM_MAX_PLANS : 0));
     CHECK(o.bits() == bits);
 }
 
@@ -499,9 +499,9 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
         {4, "0", "n is 0"},
         {6, "e4m3", "the dtype is e4m3"},
         {7, "256", "the mask"},
-        {8, "4", "the split is 4"},
-        {8, "1", "split 1 is taken and has no time"},
-        {9, "x", "the time of a split is x"},
+        {8, "4", "the strategy is 4"},
+        {8, "1", "strategy 1 is taken and has no time"},
+        {9, "x", "the time of a strategy is x"},
     };
     for (const bad &b : steps) refused(with(changed(good_step, b.word, b.to)), TE_ERROR_FORMAT, {"line 5", b.says});
     refused(with(std::string(good_gemm) + " 1"), TE_ERROR_FORMAT, {"line 5", "more than 24 words"});
@@ -519,7 +519,7 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
         refused(ended(twice), TE_ERROR_FORMAT, {"line 5", "was there before"});
     }
     std::vector<std::string> many = header;
-    for (int i = 0; i <= TE_GEMM_CHOICES; i++) many.push_back(changed(good_step, 3, std::to_string(i + 1)));
+    for (int i = 0; i <= TE_GEMM_MAX_CHOICES; i++) many.push_back(changed(good_step, 3, std::to_string(i + 1)));
     refused(ended(many), TE_ERROR_FORMAT, {"more than 128 steps"});
 
     const std::string good = with(changed(good_step, 3, "65"));
@@ -667,8 +667,8 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
     std::vector<te_gemm_choice> list((size_t)choices);
     CHECK(te_gemm_report_choices(list.data(), choices, tuned.ctx) == choices);
     int own = 0;
-    for (const te_gemm_choice &c : list) own += c.ns[TE_SPLIT_OWN] > 0;
-    CHECK((own > 0) == (te__encode_of(tuned.ctx) != nullptr)); // the kernels of linear_epilogue.h took part
+    for (const te_gemm_choice &c : list) own += c.ns[TE_STRATEGY_CUSTOM] > 0;
+    CHECK((own > 0) == (te__tensor_map_encoder(tuned.ctx) != nullptr)); // the kernels of linear_epilogue.h took part
 #endif
     for (int tune = 0; tune < 2; tune++) {
         trained again(tune, text);
@@ -687,17 +687,17 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
     plain.step(0);
     const std::vector<std::string> header = lines_of(saved(plain.ctx));
     const reference::vec y = plain.y->read(TE_bf16), dx = plain.dx->read(TE_bf16), inferred = plain.inferred();
-    for (int split = 0; split < TE_SPLIT_COUNT; split++) {
+    for (int split = 0; split < TE_STRATEGY_COUNT; split++) {
         std::vector<std::string> lines = header;
         const te_plan *plan = mlp_plan();
-        const te_run sizes = te_run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
+        const te_run sizes = te__run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
         for (int training = 0; training < 2; training++)
             for (int i = 0; i < (training ? plan->forward_count : plan->infer_count); i++) {
                 const te_step &s = training ? plan->forward[i] : plan->infer[i];
                 const te_op &op = plan->op[s.op[0]];
                 unsigned kept = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te_policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) kept |= te__policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
                 std::ostringstream line;
                 line << "step " << s.pattern << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;
@@ -721,7 +721,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
     for (int own = 0; own < 3; own++) {
         context c;
         wide m;
-        c.c.gemm_own = own;
+        c.c.gemm_custom = own;
         buffer params(&c.c, wide_param_bytes()), grads(&c.c, wide_grad_bytes());
         REQUIRE(wide_bind(&m, params.data(), (float *)grads.data(), &c.c) == TE_OK);
         size_t before = 0;
@@ -738,7 +738,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 namespace {
 // A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
-    te_product_kernels *kernels = te_plain_gemm_kernels<T, FORWARD, 1, TE_FEW_SIXTEEN>();
+    te_product_kernels *kernels = te_unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
         context own;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
@@ -747,18 +747,18 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         te_gemm g = o.gemm();
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
-        own.c.gemm_own = 2, own.c.processors = processors;
-        if (!te_gemm_can_row(kernels, &g, &own.c)) {
-            CHECK((n % 8 || k % 8 || (m > TE_FEW_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
+        own.c.gemm_custom = 2, own.c.processors = processors;
+        if (!te__gemm_can_fuse(kernels, &g, &own.c)) {
+            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
         }
-        const te_status status = te_plain_gemm_run(kernels, &g, &own.c);
+        const te_status status = te_unfused_gemm_run(kernels, &g, &own.c);
         INFO(te_last_error(&own.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te_plain_gemm_run(kernels, &g, &own.c) == TE_OK);
+        REQUIRE(te_unfused_gemm_run(kernels, &g, &own.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }
@@ -789,16 +789,16 @@ TEST_CASE("products of a batch's rows by a kernel of our own", "[gemm_tune]") {
     const product p = {64, 520, 1032, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
     operands o(&own.c, p);
     te_gemm g = o.gemm();
-    own.c.gemm_own = 2;
+    own.c.gemm_custom = 2;
     if (own.c.capability != 900) return;
-    te_product_kernels *kernels = te_plain_gemm_kernels<TE_bf16, 1, 1, TE_FEW_SIXTEEN>();
-    CHECK(te__gemm_is_narrow(kernels, &g, &own.c));
-    g.m = TE_FEW_ROWS;
-    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
-    g.m = TE_NARROW_ROWS + 1;
-    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
+    te_product_kernels *kernels = te_unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
+    CHECK(te__gemm_is_small_m(kernels, &g, &own.c));
+    g.m = TE_SKINNY_ROWS;
+    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    g.m = TE_SMALL_M_ROWS + 1;
+    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
     g.m = 64, g.trans_b = 0;
-    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
 }
 TEST_CASE("clusters without a tile take a part of those that are left", "[gemm_tune]") {
     // processors, columns, k: one to three parts for a tile, without and with rounds before; one cluster for several tiles

@@ -874,7 +874,7 @@ int small_fills(cudaGraph_t graph) {
         REQUIRE(cudaGraphNodeGetType(node, &type) == cudaSuccess);
         if (type != cudaGraphNodeTypeMemset) continue;
         REQUIRE(cudaGraphMemsetNodeGetParams(node, &p) == cudaSuccess);
-        found += p.height == 1 && p.width * p.elementSize <= TE_FILL_MOST;
+        found += p.height == 1 && p.width * p.elementSize <= TE_SMALL_FILL_MAX_BYTES;
     }
     return found;
 }
@@ -892,8 +892,8 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
     machine m(1, true);
     const size_t room = 1 << 16;
     char *const a = (char *)m.memory(room);
-    te_fill_by_kernels(&m.ctx);
-    const void *kernel = ((const te_launches *)m.ctx.launches)->fill;
+    te__small_fills_by_kernels(&m.ctx);
+    const void *kernel = ((const te_launches *)m.ctx.launches)->small_fill_kernel;
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -906,25 +906,25 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
     for (int i = 0; i < 60; i++) {
         cudaMemsetParams p = {};
         p.elementSize = 1u << random() % 3, p.value = (unsigned)random() >> (32 - 8 * p.elementSize), p.pitch = 4 * 4096;
-        p.width = i % 7 == 3 ? 4000 : 1 + random() % (TE_FILL_MOST / p.elementSize), p.height = i % 11 == 5 ? 3 : 1;
+        p.width = i % 7 == 3 ? 4000 : 1 + random() % (TE_SMALL_FILL_MAX_BYTES / p.elementSize), p.height = i % 11 == 5 ? 3 : 1;
         p.dst = a + random() % 1000 * 4;
         std::vector<cudaGraphNode_t> before;
         for (size_t k = 1, most = 1 + random() % 6; k <= most && k <= fills.size(); k++) {
             before.push_back(fills[fills.size() - k].node);
             fills[fills.size() - k].behind++;
         }
-        fill made = {nullptr, p.height == 1 && p.width * p.elementSize <= TE_FILL_MOST, (int)before.size(), 0};
+        fill made = {nullptr, p.height == 1 && p.width * p.elementSize <= TE_SMALL_FILL_MAX_BYTES, (int)before.size(), 0};
         REQUIRE(cudaGraphAddMemsetNode(&made.node, graph, before.data(), before.size(), &p) == cudaSuccess);
         fills.push_back(made);
     }
-    for (const fill &f : fills) small += f.small, stay += f.small && (f.before > TE_FILL_EDGES || f.behind > TE_FILL_EDGES);
+    for (const fill &f : fills) small += f.small, stay += f.small && (f.before > TE_SMALL_FILL_MAX_EDGES || f.behind > TE_SMALL_FILL_MAX_EDGES);
     CHECK(small_fills(graph) == small);
     run(graph, m);
     const bytes expected = m.read(a, room);
     OK(m, te_fill(&m.ctx, a, 0xff, room));
-    te_fills_become(nullptr, graph);
+    te_small_fills_to_kernels(nullptr, graph);
     CHECK(small_fills(graph) == small);
-    te_fills_become(kernel, graph);
+    te_small_fills_to_kernels(kernel, graph);
     CHECK(small_fills(graph) == stay);
     CHECK(stay < small);
     run(graph, m);
@@ -955,7 +955,7 @@ TEST_CASE("a pass of a model is a graph without small fills") {
     OK(m, te_synchronize(ctx));
     const te_launches *s = (const te_launches *)ctx->launches;
     CHECK(s->replays == 2);
-    CHECK(s->fill);
+    CHECK(s->small_fill_kernel);
     for (int i = 0; i < s->replays; i++) CHECK(small_fills(s->replay[i]->graph) == 0);
 }
 #endif

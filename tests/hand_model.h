@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "te/gemm/gemm.h" // te_context_create
-#include "te/optim/moment_blocks.h"
+#include "te/optim/impl/adamw_kernels.h"
 #include "te/plan/bind.h"
 #include "te/plan/impl/executor.h" // te__training
 

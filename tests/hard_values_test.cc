@@ -2,7 +2,7 @@
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/norm.h"

@@ -117,7 +117,7 @@ struct context {
     te_context c;
     explicit context(uint64_t seed = 1) {
         REQUIRE(te_context_create(&c, 0, seed) == TE_OK);
-        if (own_products::count()) c.gemm_own = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
+        if (own_products::count()) c.gemm_custom = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
     }
     context(const context &) = delete;
     context &operator=(const context &) = delete;
@@ -179,7 +179,7 @@ inline bool turned_in_row(const te_plan *p, const te_step *steps, int count, int
 inline reference::rounding stored_forward(const te_plan *p, bool training) {
     reference::rounding r;
     r.dtype = p->dtype, r.at.assign((size_t)p->op_count, 0);
-    const te_run sizes = te_run_to_size(p, TE_FORWARD, 1, TE_USE_off, nullptr);
+    const te_run sizes = te__run_to_size(p, TE_FORWARD, 1, TE_USE_off, nullptr);
     const te_step *s = training ? p->forward : p->infer;
     const int count = training ? p->forward_count : p->infer_count;
     for (int i = 0; i < count; i++)
@@ -191,7 +191,7 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
             const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time
-            if (j + 1 == s[i].count || lossy || forked || normed || (training && te_policy(&sizes, o)->output_saved) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
+            if (j + 1 == s[i].count || lossy || forked || normed || (training && te__policy(&sizes, o)->output_saved) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
     return r;

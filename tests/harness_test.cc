@@ -3,7 +3,7 @@
 #include "te/ops/activation.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
-#include "te/ops/scale.h"
+#include "te/ops/elementwise.h"
 
 namespace {
 

@@ -122,7 +122,7 @@ TEST_CASE("a training step allocates nothing and waits for nothing") {
 
 TEST_CASE("the same seed gives the same bits, another one does not, and the loss falls") {
     trainer a(11), b(11), c(12);
-    b.ctx.overlap = 0; // nor does it matter whether a kernel is set up while the one before it ends
+    b.ctx.pdl = 0; // nor does it matter whether a kernel is set up while the one before it ends
     REQUIRE(a.step() == TE_OK);
     const float first = mean(a.losses());
     const int steps = brief() ? 6 : 60;
@@ -179,8 +179,8 @@ TEST_CASE("a pass launched as one graph gives the bits of one launched kernel by
     const te_launches *g = (const te_launches *)graphs.ctx.launches, *k = (const te_launches *)kernels.ctx.launches;
     CHECK(g->made == 2); // a forward and a backward, made by the first step
     CHECK(g->replayed == 8);
-    CHECK(g->set == 0);
-    CHECK(k->made + k->set + k->replayed == 0);
+    CHECK(g->updated == 0);
+    CHECK(k->made + k->updated + k->replayed == 0);
 }
 
 TEST_CASE("a graph of a pass gets the addresses and rows of another call") {
@@ -214,10 +214,10 @@ TEST_CASE("a graph of a pass gets the addresses and rows of another call") {
     const auto wanted = [&](int i, int rows) { return run(i, rows, 0); };
     for (int i = 0; i < 4; i++) CHECK(run(i, most, 2) == wanted(i, most)); // two are made, then twice the older one is set
     CHECK(s->made == 2);
-    CHECK(s->set == 2);
+    CHECK(s->updated == 2);
     for (int rows : {(int)most, 1, 7}) CHECK(run(3, rows, 2) == wanted(3, rows));
     CHECK(s->made == 2);
-    CHECK(s->set == 4); // the first of these was there still
+    CHECK(s->updated == 4); // the first of these was there still
     const int64_t replayed = s->replayed;
     CHECK(run(0, 3, 1) == wanted(0, 3));
     CHECK(s->replayed == replayed + 1);
@@ -240,7 +240,7 @@ TEST_CASE("weights that were written right before a pass are the ones it reads")
     batch.batch = 1, batch.seq = FEW;
     const auto run = [&](uint64_t seed, int overlap) {
         std::vector<uint16_t> out(FEW * NARROW);
-        ctx->overlap = ctx->replay = overlap;
+        ctx->pdl = ctx->replay = overlap;
         REQUIRE(te_fill(ctx, y, 0xff, bytes) == TE_OK);
         REQUIRE(te_fill_normal(memory, TE_bf16, (int64_t)(params / 2), 0, 0.1f, seed, 0, ctx) == TE_OK);
         REQUIRE(few_infer(te_matrix(y, TE_bf16, FEW, NARROW), te_matrix(x, TE_bf16, FEW, NARROW), &m, &batch, ctx) == TE_OK);

@@ -1,4 +1,4 @@
-// joins.h -- branches and joins (te/ops/residual.h, te/ops/load.h) against the reference. A template by inclusion; its input:
+// joins.h -- branches and joins (te/ops/residual.h, te/ops/residual.h) against the reference. A template by inclusion; its input:
 //     JOINS_DTYPE      f32, bf16, f16
 #ifndef JOINS_DTYPE
 #error "joins.h needs JOINS_DTYPE"

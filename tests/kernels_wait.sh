@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Kernels are set up while the one before them still runs (te_kernel_begin in te/core/target.h): each must wait before it touches
 # memory. Looks for loads, stores and copies ahead of the wait in what nvcc makes of a small GPT and its optimizer. Copies of weights
-# are marked: gemm_few.h decides at run time whether they may be ahead (te_enqueue_follows).
+# are marked: gemm_skinny.h decides at run time whether they may be ahead (te__launch_follows_kernel).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc

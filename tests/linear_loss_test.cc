@@ -1,7 +1,7 @@
 // linear_loss_test.cc -- a linear and the cross_entropy behind it as one step (te/linear/impl/linear_cross_entropy.h), beside what the rows' tests have: pieces
 // of rows and of the vocabulary, forward and backward that fuse differently, the memory.
 #include "harness.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/embedding.h"
 #include "te/ops/last_token.h"

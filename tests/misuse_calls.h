@@ -79,7 +79,7 @@ struct call_scene {
         NEED(te_graph_capture(&graph, &spec, &pool, ctx), ctx);
         gemm = te_gemm_of(8, 16, 8);
         gemm.a = a, gemm.b = b, gemm.d = c, gemm.trans_b = 1, gemm.dtype = gemm.out = TE_f32;
-        quantize = te_quantize_of(8, 16);
+        quantize = te__quantize_of(8, 16);
         quantize.x = a, quantize.y = b, quantize.yt = c;
         dims[0] = 8, dims[1] = 16;
         NEED(te_synchronize(ctx), ctx);
@@ -219,10 +219,10 @@ inline void number_calls(table &t) {
     other_targets(t, "te_count_labels", [=](cs &s, te_context *c) { return te_count_labels(floats(s.b), ints(s.a), 8, 0, 0, c); });
     other_targets(t, "te_mean_loss", [=](cs &s, te_context *c) { return te_mean_loss(floats(s.b), floats(s.a), 8, floats(s.c), 0, c); });
     refuse<cs>(t, "te_count_labels: into nothing", TE_ERROR_NULL, "the result is null", [=](cs &s) { return te_count_labels(nullptr, ints(s.a), 8, 0, 0, s.ctx); });
-    refuse<cs>(t, "te_count_labels: no labels", TE_ERROR_NULL, "what it reads is null", [=](cs &s) { return te_count_labels(floats(s.b), nullptr, 8, 0, 0, s.ctx); });
+    refuse<cs>(t, "te_count_labels: no labels", TE_ERROR_NULL, "the input is null", [=](cs &s) { return te_count_labels(floats(s.b), nullptr, 8, 0, 0, s.ctx); });
     refuse<cs>(t, "te_count_labels: -1 rows", TE_ERROR_SHAPE, "-1 rows", [=](cs &s) { return te_count_labels(floats(s.b), ints(s.a), -1, 0, 0, s.ctx); });
     refuse<cs>(t, "te_count_labels: labels 2 off", TE_ERROR_ALIGNMENT, "multiple of 4", [=](cs &s) { return te_count_labels(floats(s.b), ints(s.a + 2), 8, 0, 0, s.ctx); });
-    refuse<cs>(t, "te_mean_loss: no count", TE_ERROR_NULL, "what it reads is null", [=](cs &s) { return te_mean_loss(floats(s.b), floats(s.a), 8, nullptr, 0, s.ctx); });
+    refuse<cs>(t, "te_mean_loss: no count", TE_ERROR_NULL, "the input is null", [=](cs &s) { return te_mean_loss(floats(s.b), floats(s.a), 8, nullptr, 0, s.ctx); });
     refuse<cs>(t, "te_mean_loss: into nothing", TE_ERROR_NULL, "the result is null", [=](cs &s) { return te_mean_loss(nullptr, floats(s.a), 8, floats(s.c), 0, s.ctx); });
     refuse<cs>(t, "te_param_normal: null", TE_ERROR_NULL, "te_param_normal", [](cs &s) { return te_param_normal(nullptr, 1, 1, 0, s.ctx); });
     refuse<cs>(t, "te_param_normal: of an instance that is not bound", TE_ERROR_NULL, "not bound", [](cs &s) { return te_param_normal(&s.s.fc.weight, 1, 1, 0, s.ctx); });

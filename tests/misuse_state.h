@@ -67,8 +67,8 @@ inline void optimizer_calls(table &t) {
         {"total 5 of warm-up 5", [](te_adamw_config &c) { c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1, 5, 5, 0); }},
         {"rule 7", [](te_adamw_config &c) { c.rule = (te_rule)7; }}, {"momentum 1", [](te_adamw_config &c) { c.momentum = 1; }},
         {"momentum -0.1", [](te_adamw_config &c) { c.momentum = -0.1f; }}, {"momentum NaN", [](te_adamw_config &c) { c.momentum = NAN; }},
-        {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}, {"rest -1", [](te_adamw_config &c) { c.rest = -1; }},
-        {"rest NaN", [](te_adamw_config &c) { c.rest = NAN; }}, {"rest infinity", [](te_adamw_config &c) { c.rest = INFINITY; }},
+        {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}, {"adamw_lr_factor -1", [](te_adamw_config &c) { c.adamw_lr_factor = -1; }},
+        {"adamw_lr_factor NaN", [](te_adamw_config &c) { c.adamw_lr_factor = NAN; }}, {"adamw_lr_factor infinity", [](te_adamw_config &c) { c.adamw_lr_factor = INFINITY; }},
         {"shards 0", [](te_adamw_config &c) { c.shards = 0; }}, {"shards INT_MIN", [](te_adamw_config &c) { c.shards = INT32_MIN; }}, {"shards INT_MAX", [](te_adamw_config &c) { c.shards = INT32_MAX; }}};
     for (const value &v : values) {
         refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
@@ -144,14 +144,14 @@ inline void optimizer_calls(table &t) {
     }
     refuse<cs>(t, "te_grad_norm_run: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_grad_norm_run(nullptr, s.ctx); });
     refuse<cs>(t, "te_grad_norm_run: before te_grad_norm_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&norm, 0, sizeof norm), te_grad_norm_run(&norm, s.ctx); });
-    for (int64_t n : {INT64_C(-1), INT64_MIN, INT64_MAX, TE_ADAMW_STEPS + 1}) {
+    for (int64_t n : {INT64_C(-1), INT64_MIN, INT64_MAX, TE_ADAMW_MAX_STEPS + 1}) {
         refuse<cs>(t, "te_adamw_set: step " + std::to_string(n), TE_ERROR_VALUE, "step", [=](cs &s) { return memset(&state, 0, sizeof state), state.step = n, te_adamw_set(&state, &s.opt, s.ctx); });
         refuse<cs>(t, "te_adamw_set: skipped " + std::to_string(n), TE_ERROR_VALUE, "skipped", [=](cs &s) { return memset(&state, 0, sizeof state), state.skipped = n, te_adamw_set(&state, &s.opt, s.ctx); });
     }
     fine<cs>(t, "te_schedule_problem: of none", [](cs &) { return te_schedule_problem(nullptr) != nullptr; });
     fine<cs>(t, "te_adamw_tensors: of none, before te_adamw_init", [](cs &) {
         memset(&opt, 0, sizeof opt);
-        te_adamw_walk none = te_adamw_tensors(nullptr), zero = te_adamw_tensors(&opt);
+        te_adamw_iter none = te_adamw_tensors(nullptr), zero = te_adamw_tensors(&opt);
         return !te_adamw_next(&none) && !te_adamw_next(&zero);
     });
 }
@@ -184,7 +184,7 @@ inline void recipe_calls(table &t) {
     const std::vector<value> values = {{"margin 65", [](te_scale_rule &k) { k.margin = 65; }}, {"margin -65", [](te_scale_rule &k) { k.margin = -65; }}, {"margin INT32_MIN", [](te_scale_rule &k) { k.margin = INT32_MIN; }},
                                        {"epsilon -1", [](te_scale_rule &k) { k.epsilon = -1; }}, {"epsilon NaN", [](te_scale_rule &k) { k.epsilon = NAN; }}, {"epsilon infinity", [](te_scale_rule &k) { k.epsilon = INFINITY; }},
 #ifndef __SANITIZE_ADDRESS__ // no number but 0 and 1 is an enum's of two
-                                       {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_of)7; }},
+                                       {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_algorithm)7; }},
 #endif
     };
     for (const value &v : values) {
@@ -246,19 +246,19 @@ inline void product_calls(table &t) {
         {"m INT64_MAX", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.m = INT64_MAX; }}, {"n 2^31", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.n = INT64_C(1) << 31; }}, {"k 2^31", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.k = INT64_C(1) << 31; }},
         {"dtype 7", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)7; }}, {"dtype 6", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)6; }}, {"dtype e4m3", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = TE_e4m3; }},
         {"f32 to bf16", TE_ERROR_DTYPE, [](te_gemm &g) { g.out = TE_bf16; }}, {"epilogue 7", TE_ERROR_VALUE, [](te_gemm &g) { g.epilogue = (te_epilogue)7; }},
-        {"FP8 of A alone", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = TE_e4m3; }},
-        {"FP8 of two e5m2", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e5m2; }},
-        {"FP8 of 8 columns", TE_ERROR_SHAPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = TE_bf16; }},
+        {"FP8 of A alone", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = TE_e4m3; }},
+        {"FP8 of two e5m2", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = g.b_fp8.dtype = TE_e5m2; }},
+        {"FP8 of 8 columns", TE_ERROR_SHAPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = TE_bf16; }},
         {"D where A is", TE_ERROR_VALUE, [](te_gemm &g) { g.d = (void *)(uintptr_t)g.a; }}, {"D where B is", TE_ERROR_VALUE, [](te_gemm &g) { g.d = (void *)(uintptr_t)g.b; }},
         {"A 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.a = (const char *)g.a + 4; }}, {"B 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.b = (const char *)g.b + 4; }}, {"D 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.d = (char *)g.d + 4; }}};
     struct scaled { const char *name; te_status status; te_scaling a, b; std::function<void(te_gemm &)> set; };
     const auto none = [](te_gemm &) {};
     const std::vector<scaled> scalings = {
-        {"scales of rows by a tensor", TE_ERROR_VALUE, TE_SCALING_ROW, TE_SCALING_TENSOR, none}, {"scales of blocks by blocks", TE_ERROR_VALUE, TE_SCALING_BLOCKS, TE_SCALING_BLOCKS, none},
-        {"scales of blocks by tiles", TE_ERROR_VALUE, TE_SCALING_BLOCKS, TE_SCALING_TILES, none}, {"scales of kind 7", TE_ERROR_VALUE, (te_scaling)7, (te_scaling)7, none},
-        {"tiles without scales", TE_ERROR_NULL, TE_SCALING_TILES, TE_SCALING_BLOCKS, [](te_gemm &g) { g.b_fp8.inverse = nullptr; }},
-        {"tiles and a bias", TE_ERROR_VALUE, TE_SCALING_TILES, TE_SCALING_TILES, [](te_gemm &g) { g.epilogue = TE_EPILOGUE_BIAS, g.bias = g.a; }},
-        {"seven rows of tiles", TE_ERROR_SHAPE, TE_SCALING_TILES, TE_SCALING_TILES, [](te_gemm &g) { g.m = 7; }}};
+        {"scales of rows by a tensor", TE_ERROR_VALUE, TE_SCALING_ROWWISE, TE_SCALING_TENSORWISE, none}, {"scales of blocks by blocks", TE_ERROR_VALUE, TE_SCALING_BLOCKWISE_2D, TE_SCALING_BLOCKWISE_2D, none},
+        {"scales of blocks by tiles", TE_ERROR_VALUE, TE_SCALING_BLOCKWISE_2D, TE_SCALING_BLOCKWISE_1D, none}, {"scales of kind 7", TE_ERROR_VALUE, (te_scaling)7, (te_scaling)7, none},
+        {"tiles without scales", TE_ERROR_NULL, TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, [](te_gemm &g) { g.b_fp8.inverse = nullptr; }},
+        {"tiles and a bias", TE_ERROR_VALUE, TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D, [](te_gemm &g) { g.epilogue = TE_EPILOGUE_BIAS, g.bias = g.a; }},
+        {"seven rows of tiles", TE_ERROR_SHAPE, TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D, [](te_gemm &g) { g.m = 7; }}};
     for (const scaled &v : scalings) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) {
             te_gemm &g = s.gemm;
             g.a_fp8.scaling = v.a, g.b_fp8.scaling = v.b, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = g.out = TE_bf16, g.n = g.k = 16, g.trans_a = 0, g.trans_b = 1;
@@ -266,7 +266,7 @@ inline void product_calls(table &t) {
             return v.set(g), te_gemm_run(&g, s.ctx);
         });
     for (const value &v : values) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) { return v.set(s.gemm), te_gemm_run(&s.gemm, s.ctx); });
-    if (!TE_CUDA) refuse<cs>(t, "te_gemm_run: bf16 without scratch", TE_ERROR_NULL, "te_gemm_scratch", [](cs &s) { return s.gemm.dtype = s.gemm.out = TE_bf16, te_gemm_run(&s.gemm, s.ctx); });
+    if (!TE_CUDA) refuse<cs>(t, "te_gemm_run: bf16 without scratch", TE_ERROR_NULL, "te__gemm_scratch", [](cs &s) { return s.gemm.dtype = s.gemm.out = TE_bf16, te_gemm_run(&s.gemm, s.ctx); });
     refuse<cs>(t, "te_gemm_run: null", TE_ERROR_NULL, "te_gemm_run", [](cs &s) { return te_gemm_run(nullptr, s.ctx); });
     struct cast { const char *name; te_status status; std::function<void(te_quantize &)> set; };
     const std::vector<cast> casts = {

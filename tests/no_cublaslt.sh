@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A CUDA program with TE_NO_CUBLASLT, examples/generate: it compiles where there is no cublasLt.h, and links without the library. Of
-# gemm_plain.h it has what inference in bf16 multiplies with: two kernels of twelve.
+# gemm_fallback.h it has what inference in bf16 multiplies with: two kernels of twelve.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -15,6 +15,6 @@ echo '#error "cublasLt.h is included"' >"$work/none/cublasLt.h"
 if readelf -d "$work/generate" | grep -i cublas || strings -a "$work/generate" | grep -q cublasLtMatmul; then
     echo "FAIL: the program needs cuBLASLt" && exit 1
 fi
-plain=$(nm -C "$work/generate" | grep -c ' t void te_plain_16<[^>]*>(te_plain)$' || true)
-[[ $plain == 2 ]] || { echo "FAIL: $plain kernels te_plain_16, of which inference in one dtype needs 2" && exit 1; }
+plain=$(nm -C "$work/generate" | grep -c ' t void te_fallback_16bit<[^>]*>(te_fallback)$' || true)
+[[ $plain == 2 ]] || { echo "FAIL: $plain kernels te_fallback_16bit, of which inference in one dtype needs 2" && exit 1; }
 echo "ok: examples/generate has no cuBLASLt, $(($(stat -c %s "$work/generate") / 1024)) KiB"

@@ -2,12 +2,11 @@
 // In a file of its own: _MANY_MODELS_CUDA in tools/bazel/te.bzl says why.
 #include "harness.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 
 // Twelve ops; eight of these are 96, the most that a list holds.
 #define TWELVE(i, W, F)                                                                                                       \

@@ -7,15 +7,13 @@
 #include "te/ops/recompute.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
-#include "te/ops/positions.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 
 // ---- an op and rows of one's own: y = x^3 ---------------------------------------------------------------------------
 

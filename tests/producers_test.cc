@@ -5,18 +5,17 @@
 #include "recipe.h"
 #include "te/fuse/inference.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 #include "te/optim/init.h"
 
-TE_QUANTIZE_TILES(tiles_f32, f32)
-TE_QUANTIZE_TILES(tiles_bf16, bf16)
-TE_QUANTIZE_ROWS(rows_f32, f32)
-TE_QUANTIZE_ROWS(rows_bf16, bf16)
+TE_QUANTIZE_BLOCKWISE(tiles_f32, f32)
+TE_QUANTIZE_BLOCKWISE(tiles_bf16, bf16)
+TE_QUANTIZE_ROWWISE(rows_f32, f32)
+TE_QUANTIZE_ROWWISE(rows_bf16, bf16)
 
 // X(dtype, recipe's letter, recipe)
 #define RULES(X) X(bf16, b, fp8_block) X(f32, b, fp8_block) X(bf16, r, fp8_row)
@@ -33,7 +32,7 @@ TE_QUANTIZE_ROWS(rows_bf16, bf16)
                  (swiglu, t), (linear, i, 256, 16))
 RULES(LISTS)
 
-TE_TURN(turn)
+TE_TRANSPOSE_FP8(turn)
 // X(dtype): lists whose backward has kernels that turn gradients of one scale.
 #define TURNED(X) X(bf16) X(f32)
 #define TURNED_LISTS(D)                                                                                                          \
@@ -75,16 +74,16 @@ struct stored {
     buffer y, s, yt, st;
     stored(te_context *ctx, te_scaling scaling, int64_t rows, int64_t cols)
         : y(ctx, (size_t)(rows * cols)), s(ctx, (size_t)te_scaling_count(scaling, rows, cols) * 4), yt(ctx, (size_t)(te_round_up(rows, 16) * cols)),
-          st(ctx, (size_t)te_scaling_count(TE_SCALING_TILES, cols, te_round_up(rows, 16)) * 4) {}
+          st(ctx, (size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, te_round_up(rows, 16)) * 4) {}
     bool operator==(const stored &o) const { return y.raw() == o.y.raw() && s.raw() == o.s.raw() && yt.raw() == o.yt.raw() && st.raw() == o.st.raw(); }
 };
 te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
-    if (k.scaled == TE_SCALING_ROW) {
-        te_quantize_rows q = te_quantize_rows_of(rows, cols);
+    if (k.scaled == TE_SCALING_ROWWISE) {
+        te_quantize_rowwise q = te__quantize_rowwise_of(rows, cols);
         q.x = from.data(), q.y = to.y.data(), q.inverse = (float *)to.s.data();
         return k.out == TE_f32 ? rows_f32_run(&q, ctx) : rows_bf16_run(&q, ctx);
     }
-    te_quantize_tiles q = te_quantize_tiles_of(rows, cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
     q.x = from.data(), q.y = to.y.data(), q.y_inverse = (float *)to.s.data();
     if (turned) q.yt = to.yt.data(), q.yt_inverse = (float *)to.st.data(), q.yt_cols = te_round_up(rows, 16);
     return k.out == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx);
@@ -121,8 +120,8 @@ void check(const producer &p, int64_t rows, bool finite) {
     }
     if (k.norm < 0 && !k.backward) c.op[p.count - 1].edge = edge.data(); // an add's
     const int blocks = te__pointwise_blocks(&r, rows, k);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
-    const bool turns = k.transposes && k.scaled == TE_SCALING_TILES;
+    const te_grid grid = te__grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
+    const bool turns = k.transposes && k.scaled == TE_SCALING_BLOCKWISE_1D;
     for (const bool turned : {false, true}) {
         if (turned ? !turns : k.backward != 0) continue;
         REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
@@ -216,10 +215,10 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
     }
     te_pointwise f = c;
     const int blocks = (int)te_min(te__pointwise_blocks(&r, rows, k), 16);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? blocks : te__pointwise_blocks(&r, rows, k)) * te_pointwise_tiles(k), 1);
+    const te_grid grid = te__grid_of((int64_t)(k.sums >= 0 ? blocks : te__pointwise_blocks(&r, rows, k)) * te_pointwise_tiles(k), 1);
     c.y = y.data(), c.fp8.y = pair.y.data(), c.fp8.scale = (const float *)scale.data(), c.fp8.amax = (float *)pair.amax.data();
     REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
-    te_quantize q = te_quantize_of(rows, out);
+    te_quantize q = te__quantize_of(rows, out);
     q.x = pair.y.data(), q.yt = pair.yt.data(), q.yt_cols = te_round_up(rows, 16);
     REQUIRE(turn_run(&q, ctx) == TE_OK);
     f.fp8 = c.fp8, f.fp8.y = fused.y.data(), f.fp8.amax = (float *)fused.amax.data();

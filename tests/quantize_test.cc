@@ -1,14 +1,14 @@
 // quantize_test.cc -- tensors as FP8: row-wise, transposed, amax; scales and their update. The bytes are those of the conversion one
 // by one (fp8_test.cc), so the target's are the host's bit for bit.
 #include "harness.h"
-#include "te/core/convert.h"
-#include "te/fp8/quantize.h"
+#include "te/core/tensor_kernels.h"
+#include "te/fp8/impl/cast_transpose.h"
 #include "te/fp8/scales.h"
 
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE(of_f16, f16)
-TE_TURN(turn)
+TE_TRANSPOSE_FP8(turn)
 
 namespace {
 
@@ -69,7 +69,7 @@ void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, b
     const float factor = 37.3f, before = 0.25f;
     buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
     put(ctx, bx, x.bytes), put<float>(ctx, amax, {before}), put<float>(ctx, scale, {factor});
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.x = bx.data(), q.to = to;
     if (wanted & Y) q.y = y.data();
     if (wanted & YT) q.yt = yt.data();
@@ -148,7 +148,7 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
         a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = a.out.yt_cols = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
         a.x = x.data(), a.y = y.data();
         INFO(s[0] << " x " << s[1] << ", TE_SEED=" << seed);
-        REQUIRE(te_fp8_check(&a.out, "pair", ctx) == TE_OK);
+        REQUIRE(te__fp8_check(&a.out, "pair", ctx) == TE_OK);
         REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
         const std::vector<uint8_t> gave = to.raw(), gave_turned = turned.raw();
         size_t wrong = 0;
@@ -176,7 +176,7 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
         const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
         buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 8);
         put(ctx, bx, x.bytes), put<float>(ctx, scale, {3.0f});
-        te_quantize q = te_quantize_of(s[0], s[1]);
+        te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = bx.data(), q.yt = yt.data(), q.yt_cols = s[2], q.scale = (const float *)scale.data(), q.inverse = (float *)inverse.data();
         REQUIRE(of_bf16_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> turned = yt.raw();
@@ -198,7 +198,7 @@ TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
         for (uint8_t &b : bytes) b = (uint8_t)random();
         buffer x(ctx, bytes.size()), yt(ctx, cols * longer);
         put(ctx, x, bytes);
-        te_quantize q = te_quantize_of(s[0], s[1]);
+        te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
         REQUIRE(turn_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> turned = yt.raw();
@@ -208,7 +208,7 @@ TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
         CHECK(wrong == 0);
     }
     context own;
-    te_quantize q = te_quantize_of(8, 12);
+    te_quantize q = te__quantize_of(8, 12);
     buffer x(&own.c, 96), yt(&own.c, 96);
     q.x = x.data(), q.yt = yt.data();
     CHECK(turn_run(&q, &own.c) == TE_ERROR_SHAPE);
@@ -219,7 +219,7 @@ TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantiz
     context own;
     te_context *ctx = &own.c;
     buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
-    te_quantize q = te_quantize_of(8, 8);
+    te_quantize q = te__quantize_of(8, 8);
     q.x = x.data(), q.y = y.data();
     const auto refused = [&](te_status status, const char *text) {
         INFO(te_last_error(ctx));
@@ -276,7 +276,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
     te_scales s;
     REQUIRE(te_scales_init(&s, memory.data(), memory.bytes, formats.data(), count, length, ctx) == TE_OK);
     std::vector<model> should((size_t)count);
-    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_APART);
+    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_INVERSE_STRIDE);
     INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
     for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
         const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // sometimes a part of them
@@ -284,7 +284,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
             const float v = std::ldexp(1.0f + (float)(random() % 1024) / 1024, (int)(random() % 40) - 20);
             const unsigned kind = random() % 12;
             amax[(size_t)i] = kind == 0 ? 0 : kind == 1 ? INFINITY : kind == 2 ? NAN : kind == 3 ? 1e-43f : v;
-            if (i >= first && i < first + updated) should[(size_t)i].step(amax[(size_t)i], rule, te_fp8_most(formats[(size_t)i]), length);
+            if (i >= first && i < first + updated) should[(size_t)i].step(amax[(size_t)i], rule, te_fp8_max(formats[(size_t)i]), length);
         }
         REQUIRE(te_copy(ctx, s.amax, amax.data(), (size_t)count * 4) == TE_OK);
         const te_status status = te_scales_update(&s, first, updated, &rule, ctx);
@@ -299,7 +299,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
             CAPTURE(step, i, amax[i]);
             const bool took = (int)i >= first && (int)i < first + updated;
             REQUIRE(scale[i] == should[i].scale); // bit for bit: one division, rounded to nearest
-            REQUIRE(inverse[i * TE_SCALES_APART] == 1.0f / scale[i]);
+            REQUIRE(inverse[i * TE_SCALES_INVERSE_STRIDE] == 1.0f / scale[i]);
             REQUIRE((uintptr_t)te_scales_inverse(&s, (int)i) % 16 == 0);
             REQUIRE((took ? te_bits_of_float(left[i]) == 0 : te_bits_of_float(left[i]) == te_bits_of_float(amax[i])));
         }
@@ -352,7 +352,7 @@ TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
     REQUIRE(te_scales_reformat(&b, formats, ctx) == TE_OK);
     CHECK(second.raw() == first.raw());
     const float none = 100;
-    REQUIRE(te_copy(ctx, b.most + 2, &none, sizeof none) == TE_OK);
+    REQUIRE(te_copy(ctx, b.format_max + 2, &none, sizeof none) == TE_OK);
     const auto before = second.raw();
     CHECK(te_scales_reformat(&b, narrow, ctx) == TE_ERROR_FORMAT);
     CHECK(second.raw() == before);

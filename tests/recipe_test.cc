@@ -4,14 +4,13 @@
 #include "recipe.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
-#include "te/ops/load.h"
+#include "te/ops/residual.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
-#include "te/ops/residual.h"
 #include "te/optim/init.h"
 
 #define LINEARS(X, D)                                                                \
@@ -100,7 +99,7 @@ double largest(const reference::vec &v) {
     for (double e : v) most = std::max(most, std::fabs(e));
     return most;
 }
-double scale_of(double amax, te_dtype to) { return (double)(te_fp8_most(to) / (float)amax); }
+double scale_of(double amax, te_dtype to) { return (double)(te_fp8_max(to) / (float)amax); }
 
 // Three steps of one linear, each with inputs of another size.
 void check_linear(const subject &s, int rows) {

@@ -2,7 +2,7 @@
 // master weights, moments, state, scales with their histories, and weights in FP8, over steps of which some are left out.
 #include "recipe.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/optim/recipes_adamw.h"
@@ -94,8 +94,8 @@ struct trained {
     }
     int updated() {
         int n = 0;
-        te__recipe_walk w = te__recipes_of(recipes.models, recipes.model_count);
-        while (te__recipes_next(&w)) n += w.param->fp8.updated;
+        te__recipe_iter w = te__recipe_products(recipes.models, recipes.model_count);
+        while (te__recipe_next_product(&w)) n += w.param->fp8.updated;
         return n;
     }
     static bytes cut(const bytes &all, size_t from, size_t to) { return bytes(all.begin() + (long)from, all.begin() + (long)to); }
@@ -111,8 +111,8 @@ struct trained {
         return c;
     }
     const void *under_data() {
-        te__recipe_walk w = te__recipes_of(recipes.models, recipes.model_count);
-        return te__recipes_next(&w) ? w.param->fp8.data : recipes_memory->data();
+        te__recipe_iter w = te__recipe_products(recipes.models, recipes.model_count);
+        return te__recipe_next_product(&w) ? w.param->fp8.data : recipes_memory->data();
     }
 };
 
@@ -217,8 +217,8 @@ TEST_CASE("SGD, Muon and moments in 8 bits run as the two calls", "[recipes_adam
 namespace {
 const te_fp8_ops *counted;
 int measured, cast, tiles;
-te_status count_weights(const te_quantize_table *t, te_context *ctx) { return (t->cast ? cast : measured)++, counted->cast_weights(t, ctx); }
-te_status count_blocks(const te_table *t, te_context *ctx) { return tiles++, counted->cast_weights_by_block(t, ctx); }
+te_status count_weights(const te_quantize_multi_tensor *t, te_context *ctx) { return (t->cast ? cast : measured)++, counted->cast_weights(t, ctx); }
+te_status count_blocks(const te_multi_tensor *t, te_context *ctx) { return tiles++, counted->cast_weights_by_block(t, ctx); }
 // Launches of the recipes' passes in a step.
 template <class F> std::vector<int> launches_in(trained &w, F step) {
     std::vector<te_plan> plans(w.under.size());

@@ -4,17 +4,15 @@
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
-#include "te/ops/positions.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
-#include "te/ops/scale.h"
 
 #define H 48
 #define F 77
@@ -93,7 +91,7 @@ std::string rows_of(const te_step *s, int count) {
 // The steps of forward that span k runs again.
 std::string again(const te_plan *p, int k) {
     int from, to;
-    const te_run sizes = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
+    const te_run sizes = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
     te__recompute_steps(&sizes, k, &from, &to);
     return rows_of(p->forward + from, to - from);
 }

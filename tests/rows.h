@@ -5,16 +5,13 @@
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 #include "te/ops/head_norm.h"
 #include "te/ops/linear.h"
-#include "te/ops/mul_param.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 #include "te/ops/dyt.h"
-#include "te/ops/softcap.h"
 
 namespace {
 

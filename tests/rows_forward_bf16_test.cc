@@ -1,6 +1,6 @@
 // rows_forward_bf16_test.cc -- every row of the forward fusion list against the reference, in bf16: one kind of each family at odd widths.
 // rows_forward_kinds_bf16_test.cc has every kind, at aligned widths.
-#define TE_NARROW_SIXTEEN 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
+#define TE_SMALL_M_16BIT 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
 #include "rows.h"
 
 #define ROW_DTYPE bf16

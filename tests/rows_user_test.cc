@@ -1,12 +1,11 @@
 // rows_user_test.cc -- rows that a user may add, where the library's own list has none of the kind; by chance: rows_random.sh.
 #include "harness.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
 
 #define USER_FORWARD_bias_fork_act_add TE_FUSED
 #define USER_FORWARD_scale_fork_dropout_add_norm TE_FUSED

@@ -15,7 +15,7 @@
 
 #include "draw.h"
 #include "folder.h"
-#include "te/io/json_table.h"
+#include "te/io/json.h"
 #include "te/io/safetensors.h"
 
 namespace {

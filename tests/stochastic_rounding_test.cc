@@ -1,16 +1,16 @@
 // stochastic_rounding_test.cc -- FP8 by chance: each byte is the number below or above, as its random bits say, and the mean is what was
 // rounded. By the kernels, and of the gradients of a list that says (rounding, stochastic).
 #include "recipe.h"
-#include "te/fp8/quantize.h"
+#include "te/fp8/impl/cast_transpose.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 
-TE_QUANTIZE_EIGHTS(from_bf16, bf16)
-TE_QUANTIZE_BY_CHANCE(from_bf16, bf16)
-TE_QUANTIZE_EIGHTS(from_f32, f32)
-TE_QUANTIZE_BY_CHANCE(from_f32, f32)
+TE_QUANTIZE_VEC8(from_bf16, bf16)
+TE_QUANTIZE_STOCHASTIC(from_bf16, bf16)
+TE_QUANTIZE_VEC8(from_f32, f32)
+TE_QUANTIZE_STOCHASTIC(from_f32, f32)
 
 #define OPS (rmsnorm, n, 64), (linear, a, 64, 96), (bias, ab, 96), (gelu, g), (linear, b, 96, 48)
 MODEL(chance, (bf16, (recipe, fp8_delayed), (rounding, stochastic)), OPS)
@@ -47,7 +47,7 @@ made make(te_context *ctx, te_status (*run)(const te_quantize *, te_context *), 
     buffer y(ctx, (size_t)(rows * cols)), yt(ctx, (size_t)(rows * cols)), of(ctx, 4), amax(ctx, 4), state(ctx, sizeof rng);
     of.write({scale}, TE_f32), amax.write({0}, TE_f32);
     REQUIRE(te_copy(ctx, state.data(), &rng, sizeof rng) == TE_OK);
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.x = x.data(), q.y = y.data(), q.yt = yt.data(), q.amax = (float *)amax.data(), q.scale = (const float *)of.data(), q.to = to;
     q.rng = (const te_rng *)state.data(), q.stream = stream;
     REQUIRE(run(&q, ctx) == TE_OK);
@@ -81,7 +81,7 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     x = in.read(from);
                     const float scale = f.to == TE_e4m3 ? 37.5f : 0.75f;
                     const te_rng rng = {random.random(), (uint64_t)random.below(1 << 20) << 20};
-                    const auto run = from == TE_bf16 ? from_bf16_by_chance_run : from_f32_by_chance_run;
+                    const auto run = from == TE_bf16 ? from_bf16_stochastic_run : from_f32_stochastic_run;
                     const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), again = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
                     size_t wrong = 0, turned = 0;
                     for (size_t i = 0; i < n; i++) {
@@ -99,8 +99,8 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     CHECK(make(ctx, run, in, rows, cols, f.to, scale, {rng.seed, rng.offset + 1}, 77).y != a.y);
                     CHECK(nearest.y != a.y);
                 }
-    te_quantize q = te_quantize_of(8, 8);
-    CHECK(from_bf16_by_chance_run(&q, ctx) == TE_ERROR_NULL);
+    te_quantize q = te__quantize_of(8, 8);
+    CHECK(from_bf16_stochastic_run(&q, ctx) == TE_ERROR_NULL);
     CHECK(strstr(te_last_error(ctx), "rng is null"));
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("the mean of FP8 by chance is what was rounded", "[rounding]") {
         for (const double value : {1.03, -3.7, 0.3 * std::ldexp(1, f.least - f.fraction), 1.9 * std::ldexp(1, f.least - 1)}) {
             CAPTURE(te_dtype_name(f.to), value);
             in.write(reference::vec(n, value), TE_f32);
-            const made a = make(ctx, from_f32_by_chance_run, in, rows, cols, f.to, 1, {random.random(), 3}, 5);
+            const made a = make(ctx, from_f32_stochastic_run, in, rows, cols, f.to, 1, {random.random(), 3}, 5);
             double sum = 0, low = INFINITY, high = -INFINITY;
             for (const uint8_t byte : a.y) {
                 const double v = number_of(byte, f.to);

@@ -1,7 +1,7 @@
 // ties_test.cc -- parameters that share memory: gradients of all users and of the owner are added up, whichever runs first.
 #include "harness.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/embedding.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"

@@ -3,21 +3,21 @@
 #include <functional>
 
 #include "recipe.h"
-#include "te/gemm/gemm_tune.h"
+#include "te/gemm/gemm.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
 #include "te/ops/residual.h"
 
-TE_QUANTIZE_TILES(tiles_f32, f32)
-TE_QUANTIZE_TILES(tiles_bf16, bf16)
-TE_QUANTIZE_ROWS(rows_f32, f32)
-TE_QUANTIZE_ROWS(rows_bf16, bf16)
-TE_GEMM_TILES(product)
+TE_QUANTIZE_BLOCKWISE(tiles_f32, f32)
+TE_QUANTIZE_BLOCKWISE(tiles_bf16, bf16)
+TE_QUANTIZE_ROWWISE(rows_f32, f32)
+TE_QUANTIZE_ROWWISE(rows_bf16, bf16)
+TE_GEMM_BLOCKWISE(product)
 
 #define TILED(D) (D, (recipe, fp8_block))
 MODEL(of_f32, TILED(f32), (linear, l, 144, 32))
@@ -128,10 +128,10 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, turned_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
     buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, turned_scales * 4);
     bx.write(reference::vec(x.begin(), x.end()), from);
-    te_quantize_tiles q = te_quantize_tiles_of((int64_t)rows, (int64_t)cols);
-    CHECK(te_scaling_count(blocks ? TE_SCALING_BLOCKS : TE_SCALING_TILES, q.rows, q.cols) == (int64_t)scales);
+    te_quantize_blockwise q = te__quantize_blockwise_of((int64_t)rows, (int64_t)cols);
+    CHECK(te_scaling_count(blocks ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_BLOCKWISE_1D, q.rows, q.cols) == (int64_t)scales);
     q.x = bx.data(), q.y = y.data(), q.yt = yt.data(), q.y_inverse = (float *)s.data(), q.yt_inverse = (float *)st.data();
-    q.to = to, q.blocks = blocks, q.yt_cols = (int64_t)padded, q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
+    q.to = to, q.square_blocks = blocks, q.yt_cols = (int64_t)padded, q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
     const auto run = [&] { return from == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx); };
     REQUIRE(run() == TE_OK);
     const cast row(x, rows, cols, blocks, to, rule), col(turn(x, rows, cols), cols, rows, blocks, to, rule);
@@ -190,7 +190,7 @@ TEST_CASE("a tensor in rows of FP8", "[tiles]") {
             const std::vector<float> x = drawn(rows, cols, seed, kind < 2, from);
             buffer bx(&own.c, x.size() * te_dtype_bytes(from)), y(&own.c, x.size()), inverse(&own.c, rows * 4);
             bx.write(reference::vec(x.begin(), x.end()), from);
-            te_quantize_rows q = te_quantize_rows_of((int64_t)rows, (int64_t)cols);
+            te_quantize_rowwise q = te__quantize_rowwise_of((int64_t)rows, (int64_t)cols);
             q.x = bx.data(), q.y = y.data(), q.inverse = (float *)inverse.data(), q.to = to;
             q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
             REQUIRE((from == TE_f32 ? rows_f32_run : rows_bf16_run)(&q, &own.c) == TE_OK);
@@ -219,14 +219,14 @@ struct operand {
     operand(te_context *ctx, size_t rows, size_t cols, te_scaling scaling, unsigned seed) : value(rows * cols) {
         const std::vector<float> x = drawn(rows, cols, seed, true, TE_f32);
         const size_t n = (size_t)te_scaling_count(scaling, (int64_t)rows, (int64_t)cols);
-        const cast c(x, rows, cols, scaling == TE_SCALING_BLOCKS, TE_e4m3, {});
+        const cast c(x, rows, cols, scaling == TE_SCALING_BLOCKWISE_2D, TE_e4m3, {});
         std::vector<float> scale(n, TE_CUDA ? 1.0f : NAN); // what belongs to no element, cuBLASLt may load
         std::vector<uint8_t> byte = c.byte;
         for (size_t i = 0; i < rows * cols; i++) {
-            if (scaling == TE_SCALING_ROW) { // scales of a row's first tile, for all of it
+            if (scaling == TE_SCALING_ROWWISE) { // scales of a row's first tile, for all of it
                 const float s = 1 / c.inverse[i / cols * cols];
                 byte[i] = te_fp8_of_float(x[i] * s, TE_e4m3), scale[i / cols] = 1 / s, value[i] = (double)te_float_of_fp8(byte[i], TE_e4m3) / (double)s;
-            } else scale[place(rows, cols, i / cols, i % cols, scaling == TE_SCALING_BLOCKS)] = c.inverse[i], value[i] = c.value(i, TE_e4m3);
+            } else scale[place(rows, cols, i / cols, i % cols, scaling == TE_SCALING_BLOCKWISE_2D)] = c.inverse[i], value[i] = c.value(i, TE_e4m3);
         }
         bytes.reset(new buffer(ctx, byte.size())), scales.reset(new buffer(ctx, n * 4));
         REQUIRE(te_copy(ctx, bytes->data(), byte.data(), byte.size()) == TE_OK);
@@ -240,7 +240,7 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     INFO(m << " x " << n << " x " << k << ", " << te_scaling_name(of_a) << " by " << te_scaling_name(of_b) << ", TE_SEED=" << seed);
     context own;
     te_context *ctx = &own.c;
-    ctx->gemm_own = own_kernels;
+    ctx->gemm_custom = own_kernels;
     const float alpha = out == TE_f16 ? 0x1p-14f : 0.5f;
     source random(seed);
     const operand a(ctx, m, k, of_a, seed + 1), b(ctx, n, k, of_b, seed + 2);
@@ -255,10 +255,10 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     g.a_fp8 = a.as(of_a), g.b_fp8 = b.as(of_b), g.alpha = alpha, g.beta = adds ? 2.0f : 0.0f;
     if (biased) g.epilogue = TE_EPILOGUE_BIAS, g.bias = bias_memory.data();
     if (biased) CHECK(product_takes_bias(&g, ctx));
-    REQUIRE((of_a == TE_SCALING_TILES ? product_run(&g, ctx) : te_gemm_run(&g, ctx)) == TE_OK);
+    REQUIRE((of_a == TE_SCALING_BLOCKWISE_1D ? product_run(&g, ctx) : te_gemm_run(&g, ctx)) == TE_OK);
     const reference::vec gave = d.read(out);
     const double rounding = out == TE_f32 ? 1e-6 : std::ldexp(1, -8);
-    const size_t run = of_a == TE_SCALING_TILES ? 128 : k; // what has one scale; the tensor cores' sums of it are scaled and added in f32
+    const size_t run = of_a == TE_SCALING_BLOCKWISE_1D ? 128 : k; // what has one scale; the tensor cores' sums of it are scaled and added in f32
     double worst = 0;
     for (size_t i = 0; i < m * n; i++) {
         double sum = 0, off = 0;
@@ -277,7 +277,7 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
 } // namespace
 
 TEST_CASE("products with scales of tiles, blocks and rows are those of their operands", "[tiles]") {
-    const te_scaling pairs[][2] = {{TE_SCALING_TILES, TE_SCALING_BLOCKS}, {TE_SCALING_TILES, TE_SCALING_TILES}, {TE_SCALING_ROW, TE_SCALING_ROW}};
+    const te_scaling pairs[][2] = {{TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D}, {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D}, {TE_SCALING_ROWWISE, TE_SCALING_ROWWISE}};
     const size_t sizes[][3] = {{1, 16, 16}, {3, 48, 144}, {4, 16, 128}, {66, 144, 144}, {131, 16, 272}};
     for (const auto &p : pairs)
         for (const auto &s : sizes)
@@ -290,12 +290,12 @@ TEST_CASE("what adds a bias to a product with scales of tiles", "[tiles]") {
     te_gemm g = te_gemm_of(0, 16, 128);
     g.a = g.b = memory, g.d = memory, g.bias = memory, g.trans_b = 1, g.dtype = g.out = TE_bf16, g.epilogue = TE_EPILOGUE_BIAS;
     g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.a_fp8.inverse = g.b_fp8.inverse = (const float *)memory;
-    g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = TE_SCALING_TILES;
+    g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D;
     CHECK(product_run(&g, &own.c) == TE_ERROR_VALUE); // nothing, to a weight's gradient
     CHECK_THAT(own.c.error, Catch::Contains("takes no epilogue bias"));
-    g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROW;
+    g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROWWISE;
     CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE);
-    g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = TE_SCALING_BLOCKS;
+    g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D;
     CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE); // only a kernel of our own
     CHECK_THAT(own.c.error, Catch::Contains(TE_CUDA ? "takes no bias" : "epilogue bias on the host"));
 }
@@ -307,24 +307,24 @@ TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
         context own;
         te_gemm g = te_gemm_of((int64_t)m / 4 * 4, (int64_t)n, (int64_t)k);
         g.trans_b = 1, g.dtype = TE_bf16, g.out = out, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
-        g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = of_b;
-        return te__fine_is_there(&g, &own.c);
+        g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = of_b;
+        return te__sm90_blockwise_available(&g, &own.c);
     };
     for (const auto &s : sizes) {
-        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKS, TE_bf16));
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_2D, TE_bf16));
         for (const te_dtype out : {TE_bf16, TE_f16})
-            for (const bool biased : {false, true}) check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, out, false, 2, biased);
-        CHECK(has(s[0], s[1], s[2], TE_SCALING_TILES, TE_f32)); // a weight's gradient
-        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_TILES, TE_f32, false, 2);
+            for (const bool biased : {false, true}) check_scaled(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, out, false, 2, biased);
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_f32)); // a weight's gradient
+        check_scaled(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D, TE_f32, false, 2);
     }
-    CHECK(!has(128, 128, 496, TE_SCALING_BLOCKS, TE_bf16));
-    CHECK(!has(128, 128, 512, TE_SCALING_BLOCKS, TE_f32));
-    CHECK(!has(128, 128, 512, TE_SCALING_TILES, TE_bf16));
+    CHECK(!has(128, 128, 496, TE_SCALING_BLOCKWISE_2D, TE_bf16));
+    CHECK(!has(128, 128, 512, TE_SCALING_BLOCKWISE_2D, TE_f32));
+    CHECK(!has(128, 128, 512, TE_SCALING_BLOCKWISE_1D, TE_bf16));
 }
 #endif
 
 TEST_CASE("a tuning file tells products by how they are scaled", "[tiles]") {
-    const te_scaling pairs[][2] = {{TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {TE_SCALING_ROW, TE_SCALING_ROW}, {TE_SCALING_TILES, TE_SCALING_BLOCKS}, {TE_SCALING_TILES, TE_SCALING_TILES}};
+    const te_scaling pairs[][2] = {{TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE}, {TE_SCALING_ROWWISE, TE_SCALING_ROWWISE}, {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D}, {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D}};
     static te__tune_reader reader;
     std::vector<std::string> texts;
     for (const auto &p : pairs) {
@@ -491,8 +491,8 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     context own;
     te_context *ctx = &own.c;
     buffer room(ctx, 1 << 14);
-    const auto refused = [&](te_status as, const char *text, const std::function<void(te_quantize_tiles &)> &set) {
-        te_quantize_tiles q = te_quantize_tiles_of(16, 32);
+    const auto refused = [&](te_status as, const char *text, const std::function<void(te_quantize_blockwise &)> &set) {
+        te_quantize_blockwise q = te__quantize_blockwise_of(16, 32);
         char *at = (char *)room.data();
         q.x = at, q.y = at + 4096, q.yt = at + 5120, q.y_inverse = (float *)(void *)(at + 6144), q.yt_inverse = (float *)(void *)(at + 7168);
         set(q);
@@ -500,19 +500,19 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
         CHECK_THAT(te_last_error(ctx), Catch::Contains("tiles_f32") && Catch::Contains(text));
         CHECK(room.poisoned());
     };
-    refused(TE_ERROR_NULL, "x, or where the scales go", [](te_quantize_tiles &q) { q.x = nullptr; });
-    refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_tiles &q) { q.y_inverse = nullptr; });
-    refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_tiles &q) { q.yt_inverse = nullptr; });
-    refused(TE_ERROR_SHAPE, "24 columns", [](te_quantize_tiles &q) { q.cols = 24; });
-    refused(TE_ERROR_OVERFLOW, "1073741824 elements", [](te_quantize_tiles &q) { q.cols = 1 << 30; });
-    refused(TE_ERROR_SHAPE, "-1", [](te_quantize_tiles &q) { q.rows = -1; });
-    refused(TE_ERROR_SHAPE, "rows of 15", [](te_quantize_tiles &q) { q.yt_cols = 15; });
-    refused(TE_ERROR_DTYPE, "bf16", [](te_quantize_tiles &q) { q.to = TE_bf16; });
-    refused(TE_ERROR_VALUE, "epsilon", [](te_quantize_tiles &q) { q.rule.epsilon = NAN; });
-    refused(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_tiles &q) { q.yt_inverse++; });
+    refused(TE_ERROR_NULL, "x, or where the scales go", [](te_quantize_blockwise &q) { q.x = nullptr; });
+    refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_blockwise &q) { q.y_inverse = nullptr; });
+    refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_blockwise &q) { q.yt_inverse = nullptr; });
+    refused(TE_ERROR_SHAPE, "24 columns", [](te_quantize_blockwise &q) { q.cols = 24; });
+    refused(TE_ERROR_OVERFLOW, "1073741824 elements", [](te_quantize_blockwise &q) { q.cols = 1 << 30; });
+    refused(TE_ERROR_SHAPE, "-1", [](te_quantize_blockwise &q) { q.rows = -1; });
+    refused(TE_ERROR_SHAPE, "rows of 15", [](te_quantize_blockwise &q) { q.yt_cols = 15; });
+    refused(TE_ERROR_DTYPE, "bf16", [](te_quantize_blockwise &q) { q.to = TE_bf16; });
+    refused(TE_ERROR_VALUE, "epsilon", [](te_quantize_blockwise &q) { q.rule.epsilon = NAN; });
+    refused(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_blockwise &q) { q.yt_inverse++; });
     CHECK(tiles_f32_run(nullptr, ctx) == TE_ERROR_NULL);
-    const auto of_rows = [&](te_status as, const char *text, const std::function<void(te_quantize_rows &)> &set) {
-        te_quantize_rows q = te_quantize_rows_of(16, 32);
+    const auto of_rows = [&](te_status as, const char *text, const std::function<void(te_quantize_rowwise &)> &set) {
+        te_quantize_rowwise q = te__quantize_rowwise_of(16, 32);
         char *at = (char *)room.data();
         q.x = at, q.y = at + 4096, q.inverse = (float *)(void *)(at + 6144);
         set(q);
@@ -520,12 +520,12 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
         CHECK_THAT(te_last_error(ctx), Catch::Contains("rows_f32") && Catch::Contains(text));
         CHECK(room.poisoned());
     };
-    of_rows(TE_ERROR_NULL, "a pointer is null", [](te_quantize_rows &q) { q.inverse = nullptr; });
-    of_rows(TE_ERROR_SHAPE, "16 x 24", [](te_quantize_rows &q) { q.cols = 24; });
-    of_rows(TE_ERROR_DTYPE, "f32", [](te_quantize_rows &q) { q.to = TE_f32; });
-    of_rows(TE_ERROR_OVERFLOW, "rows", [](te_quantize_rows &q) { q.rows = INT64_C(1) << 40; });
-    of_rows(TE_ERROR_VALUE, "epsilon", [](te_quantize_rows &q) { q.rule.epsilon = -1; });
-    of_rows(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_rows &q) { q.inverse++; });
+    of_rows(TE_ERROR_NULL, "a pointer is null", [](te_quantize_rowwise &q) { q.inverse = nullptr; });
+    of_rows(TE_ERROR_SHAPE, "16 x 24", [](te_quantize_rowwise &q) { q.cols = 24; });
+    of_rows(TE_ERROR_DTYPE, "f32", [](te_quantize_rowwise &q) { q.to = TE_f32; });
+    of_rows(TE_ERROR_OVERFLOW, "rows", [](te_quantize_rowwise &q) { q.rows = INT64_C(1) << 40; });
+    of_rows(TE_ERROR_VALUE, "epsilon", [](te_quantize_rowwise &q) { q.rule.epsilon = -1; });
+    of_rows(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_rowwise &q) { q.inverse++; });
     CHECK(rows_f32_run(nullptr, ctx) == TE_ERROR_NULL);
     under_recipe u(small_subject, 1, 8, 1);
     te_recipes fresh;
@@ -544,9 +544,9 @@ std::vector<bytes> weights_of(te_model *m, const te_recipes &state, const buffer
         return bytes(at, at + (long)n);
     };
     std::vector<bytes> found;
-    te__recipe_walk w = te__recipes_of(&m, 1);
-    while (te__recipes_next(&w)) {
-        found.push_back(part(w.param->fp8.data, te__recipe_weight_of(w.param, w.recipe).all));
+    te__recipe_iter w = te__recipe_products(&m, 1);
+    while (te__recipe_next_product(&w)) {
+        found.push_back(part(w.param->fp8.data, te__fp8_weight_bytes_of(w.param, w.recipe).all));
         if (TE_IS_TENSORWISE(w.recipe)) found.push_back(part(state.scales.scale + w.param->fp8.weight, sizeof(float)));
     }
     return found;

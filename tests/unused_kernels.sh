@@ -16,7 +16,7 @@ check() { # WHAT ALLOWED TEXT OPTION...: the kernels of a file of this text are 
     "$nvcc" -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a "${@:4}" -I. -ptx "$work/file.cu" -o "$work/file.ptx"
     kernels=$(sed -n 's/^.*\.entry \([A-Za-z0-9_]*\).*/\1/p' "$work/file.ptx" | grep -vxE "$2" | c++filt | sort || true)
     [[ -z $kernels ]] && echo "ok: $1 ${*:4}" && return
-    echo "FAIL: $1 ${*:4}: kernels that nothing uses; see TE_IF_USED in te/core/target_cuda.h:"
+    echo "FAIL: $1 ${*:4}: kernels that nothing uses; see TE_IF_USED in te/core/impl/target_cuda.h:"
     echo "$kernels"
     failed=1
 }
@@ -24,7 +24,7 @@ for header in te/te.h te/infer.h; do
     check "$header" '' "#include \"$header\""
     check "$header" '' "#include \"$header\"" -DTE_NO_CUBLASLT
 done
-check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_fill_kernel).*' '#include "te/infer.h"
+check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_small_fill_kernel).*' '#include "te/infer.h"
 TE_INFERENCE(norm_of_x, f32, (layernorm, ln, 64))
 TE_INFERENCE(product_of_x, bf16, (linear, fc, 64, 64), (bias, b, 64))
 const te_plan *plan(int i) { return i ? norm_of_x_plan() : product_of_x_plan(); }'
@@ -36,7 +36,7 @@ empty() {
     kernels=$(awk '/\.entry/ { split($0, part, /[ (]+/); name = ""; for (i in part) if (part[i] ~ /^_Z/) name = part[i]; n = 0 }
                    /^\t.*;/ { n++ } /^}/ { if (name != "" && n <= 1) print name; name = "" }' "$work/file.ptx" | grep -v attention | c++filt || true)
     [[ -z $kernels ]] && echo "ok: no empty kernel: $1, $(grep -c '\.entry' "$work/file.ptx") in all" && return
-    echo "FAIL: $1: empty kernels; see TE_KERNEL_IF in te/core/target_cuda.h:"
+    echo "FAIL: $1: empty kernels; see TE_KERNEL_IF in te/core/impl/target_cuda.h:"
     echo "$kernels"
     failed=1
 }

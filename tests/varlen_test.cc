@@ -42,7 +42,7 @@ struct packed {
         memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
         batch.batch = 1, batch.seq = (int)rows, batch.position = 3, batch.tokens = (int32_t *)tokens_there.data(), batch.labels = (int32_t *)labels_there.data();
         batch.sequences = (int)lengths.size(), batch.cu_seqlens = (int32_t *)cu_there.data();
-        for (const int n : lengths) batch.longest = std::max(batch.longest, n);
+        for (const int n : lengths) batch.max_seqlen = std::max(batch.max_seqlen, n);
         saved.memory = memory.data(), saved.bytes = memory.bytes;
         REQUIRE(te_context_reserve(ctx, s.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)) == TE_OK);
     }
@@ -120,7 +120,7 @@ TEST_CASE("packed sequences are computed as each of them alone", "[varlen]") {
             REQUIRE(q.backward() == TE_OK);
             const std::vector<uint8_t> y = q.y.raw();
             q.compare();
-            q.batch.batch = 3, q.batch.seq = 30, q.batch.sequences = q.batch.longest = 0, q.batch.cu_seqlens = nullptr;
+            q.batch.batch = 3, q.batch.seq = 30, q.batch.sequences = q.batch.max_seqlen = 0, q.batch.cu_seqlens = nullptr;
             REQUIRE(q.forward() == TE_OK);
             REQUIRE(q.backward() == TE_OK);
             CHECK(q.y.raw() == y);
@@ -143,8 +143,8 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
     p.batch.sequences = 0, refuse(TE_ERROR_SHAPE, "batch.sequences is 0");
     p.batch.sequences = -1, refuse(TE_ERROR_SHAPE, "batch.sequences is -1");
     p.batch.sequences = 13, refuse(TE_ERROR_SHAPE, "batch.sequences is 13; with cu_seqlens it is 1 to the number of rows, 12");
-    for (const int n : {0, -1, INT32_MIN}) p.batch.longest = n, refuse(TE_ERROR_SHAPE, "batch.longest is");
-    p.batch.longest = INT32_MAX, refuse(TE_ERROR_VALUE, "position 3 must not be negative or overflow");
+    for (const int n : {0, -1, INT32_MIN}) p.batch.max_seqlen = n, refuse(TE_ERROR_SHAPE, "batch.max_seqlen is");
+    p.batch.max_seqlen = INT32_MAX, refuse(TE_ERROR_VALUE, "position 3 must not be negative or overflow");
     p.batch.position = 84, refuse(TE_ERROR_SHAPE, "positions p holds 90, the batch goes to 91");
     p.batch.tokens = (const int32_t *)p.memory.data();
     CHECK(p.forward() == TE_ERROR_VALUE); // and inference, which saves nothing, overlaps nothing
@@ -160,7 +160,7 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
         with({0, 5, 4, 12}, "batch.cu_seqlens[2] is 4 behind 5");
         with({0, 5, 5, 11}, "batch.cu_seqlens ends at 11, the batch has 12 rows");
         with({0, 5, 6, 13}, "batch.cu_seqlens ends at 13, the batch has 12 rows");
-        with({0, 4, 4, 12}, "by batch.longest, 7, at most");
+        with({0, 4, 4, 12}, "by batch.max_seqlen, 7, at most");
         with({0, INT32_MIN, 5, 12}, "batch.cu_seqlens[1] is -2147483648 behind 0");
         p.cu_there.write_ints(p.cu);
     }
@@ -174,8 +174,8 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
     buffer elsewhere(p.ctx, p.cu_there.bytes);
     elsewhere.write_ints(p.cu);
     p.batch.cu_seqlens = (const int32_t *)elsewhere.data(), refuse_backward(TE_ERROR_VALUE, "the forward had its cu_seqlens at");
-    p.batch.longest++, refuse_backward(TE_ERROR_SHAPE, "the forward had 3 sequences of at most 7 rows in cu_seqlens, this batch has 3 of 8");
-    p.batch.sequences = p.batch.longest = 0, p.batch.cu_seqlens = nullptr, refuse_backward(TE_ERROR_SHAPE, "this batch has 0 of 0");
+    p.batch.max_seqlen++, refuse_backward(TE_ERROR_SHAPE, "the forward had 3 sequences of at most 7 rows in cu_seqlens, this batch has 3 of 8");
+    p.batch.sequences = p.batch.max_seqlen = 0, p.batch.cu_seqlens = nullptr, refuse_backward(TE_ERROR_SHAPE, "this batch has 0 of 0");
     REQUIRE(p.backward() == TE_OK);
     p.compare();
 }
@@ -186,7 +186,7 @@ TEST_CASE("attention takes packed sequences only where the list says so", "[varl
     CHECK(p.says("equal: cu_seqlens is given, and the attention was declared without (varlen, 1)"));
     CHECK(p.infer() == TE_ERROR_VALUE);
     CHECK(p.y.poisoned());
-    p.batch.sequences = p.batch.longest = 0, p.batch.cu_seqlens = nullptr;
+    p.batch.sequences = p.batch.max_seqlen = 0, p.batch.cu_seqlens = nullptr;
     CHECK(p.forward() == TE_OK);
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("rope turns a row by the position that the caller gives it", "[varlen]
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     packed p(turned_subject, {30, 30, 30}, seed);
-    p.batch.batch = 3, p.batch.seq = 30, p.batch.sequences = p.batch.longest = 0, p.batch.cu_seqlens = nullptr;
+    p.batch.batch = 3, p.batch.seq = 30, p.batch.sequences = p.batch.max_seqlen = 0, p.batch.cu_seqlens = nullptr;
     const auto run = [&] {
         REQUIRE(p.forward() == TE_OK);
         const std::vector<uint8_t> y = p.y.raw();

@@ -7,7 +7,7 @@
 #include "te/io/checkpoint.h"
 #include "te/io/fp8_weights.h"
 #include "te/ops/activation.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/optim/recipes_adamw.h"
@@ -48,7 +48,7 @@ struct optimizer {
     }
     // The f32 numbers of parameter p, wherever they lie.
     reference::vec master(under_recipe &u, const te_param *p) {
-        te_adamw_walk w = te_adamw_tensors(&opt);
+        te_adamw_iter w = te_adamw_tensors(&opt);
         while (te_adamw_next(&w))
             if (w.param == p) return numbers_at(u, w.master, (size_t)w.elements);
         return {};
@@ -68,8 +68,8 @@ std::vector<uint8_t> bytes_at(under_recipe &u, const void *at, size_t n) {
 }
 // Each byte of the weights in FP8, as they lie and transposed, is the cast of the f32 numbers by the scale that goes with it.
 void check_casts(under_recipe &u) {
-    te__recipe_walk w = te__recipes_of(u.models, 1);
-    while (te__recipes_next(&w)) {
+    te__recipe_iter w = te__recipe_products(u.models, 1);
+    while (te__recipe_next_product(&w)) {
         const te_param *p = w.param;
         const te_fp8_product *f = &p->fp8;
         CAPTURE(p->op);
@@ -86,7 +86,7 @@ void check_casts(under_recipe &u) {
         }
         size_t wrong = 0;
         for (size_t i = 0; i < x.size(); i++) {
-            const float scale = te_scale_of_amax(largest[i / cols / tall * across + i % cols / wide], TE_E4M3_MOST, &f->own);
+            const float scale = te_scale_of_amax(largest[i / cols / tall * across + i % cols / wide], TE_E4M3_MAX, &f->own);
             wrong += y[i] != te_e4m3_of_float((float)x[i] * scale);
             wrong += yt[i % cols * rows + i / cols] != y[i];
         }

@@ -24,7 +24,7 @@ void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const b
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = rows;
-    const auto check = [&](te_status s) { CAPTURE(p->name, m.ctx->gemm_own, rows, m.ctx->error); REQUIRE(s == TE_OK); };
+    const auto check = [&](te_status s) { CAPTURE(p->name, m.ctx->gemm_custom, rows, m.ctx->error); REQUIRE(s == TE_OK); };
     check(m.s.infer(ty, tx, m.memory.data(), &batch, m.ctx));
     check(m.s.forward(ty, saved, tx, m.memory.data(), &batch, m.ctx));
     check(m.s.backward(tdx, ty, saved, m.memory.data(), &batch, m.ctx));
@@ -41,7 +41,7 @@ TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
         for (const int own_products : {0, 1, 2})
             for (const int most : {130, 522, 3815}) {
                 if (!TE_CUDA && (own_products || most > 522)) continue; // the host has one kernel of each
-                own.c.gemm_own = own_products;
+                own.c.gemm_custom = own_products;
                 instance m(*s, &own.c);
                 m.draw(random);
                 te_model *models[1] = {m.model()};

@@ -143,7 +143,7 @@ struct walks {
     te_status run(const subject &s, const shape &at) {
         plan = s.plan(), rows = (int64_t)at.batch * at.seq;
         TE_TRY(te_context_create(&ctx, 0, 5));
-        if (at.own) ctx.gemm_own = 2, ctx.processors = 2;
+        if (at.own) ctx.gemm_custom = 2, ctx.processors = 2;
         const te_op &first = plan->op[0], &last = plan->op[plan->op_count - 1];
         const bool loss = !strcmp(last.kind, "cross_entropy"), tokens = !strcmp(first.kind, "embedding");
         const te_dtype out = loss ? TE_f32 : plan->dtype;

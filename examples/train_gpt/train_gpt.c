@@ -211,7 +211,7 @@ enum { MOST_PEER = 64 << 20 }; /* bytes of a sum that goes from rank to rank; ea
  * ranks sum up or, with sp, that products gather and scatter while they run. */
 static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t bytes, int sp) {
     int size = 1;
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     if (tp * dp == 1 && rank) { /* a second run in the folder of the first */
         fprintf(stderr, "train_gpt: %d processes, each a run of its own; --dp %d, or --tp N, makes them one\n", size,
                 size);

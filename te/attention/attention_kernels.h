@@ -1,37 +1,37 @@
-/* attention_kernels.h -- attention over packed queries, keys and values, forward and backward, for both targets.
- * The [seq, seq] matrix of scores is never stored: softmax runs online, and backward computes it again from `lse`.
+/* attention_kernels.h -- attention over packed queries, keys and values, forward and backward, for both targets. The
+ * [seq, seq] matrix of scores is never stored: softmax runs online, and backward recomputes the scores from `lse`.
  * Milakov and Gimelshein 2018 (online softmax); Dao 2023 (FlashAttention-2); Ainslie et al. 2023 (grouped queries).
  *
  * Do this, at file scope, then call name##_launch:
- *     TE_ATTENTION_FORWARD(block_attn, bf16, 12, 12, 64, 1)             // name, dtype, heads, kv_heads, head_dim,
- *                                                                         causal
+ *     // name, dtype, heads, kv_heads, head_dim, causal
+ *     TE_ATTENTION_FORWARD(block_attn, bf16, 12, 12, 64, 1)
  *     TE_ATTENTION_BACKWARD(block_attn_backward, bf16, 12, 12, 64, 1)
- *     ... TE_TRY(block_attn_launch(ctx, &args));
+ *     ... TE_TRY(block_attn_launch(ctx, &args));                    // te_attention_args
  *
- * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_form.h in the place of causal.
+ * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
+ * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. A backward also has
+ *     size_t <name>_scratch_bytes(ctx, rows)    scratch with which faster kernels run on compute capability 9.0
+ *     <name>_sum_rows                           rows that one row of te_attention_args.sum adds up; 0: not supported
+ *                                               (on the host, in f32 and with varlen)
  *
- * <name>_scratch_bytes(ctx, rows) of a backward: scratch memory with which faster kernels run on compute capability
- * 9.0. <name>_sum_rows of a backward: rows that it sums up for te_attention_args.sum; 0: it does not (on the host, and
- * in f32). Any batch, seq >= 1 and head_dim <= 256; on CUDA in bf16 and f16 head_dim is a multiple of 16. Sums are
- * float and in a fixed order, so the same inputs give the same bits (unless te_context.attention_unrepeatable says
- * otherwise). Pointers are aligned to TE_ACCESS bytes, scale is positive.
+ * Any batch, seq >= 1 and head_dim <= 256; on CUDA in bf16 and f16 head_dim is a multiple of 16. Pointers are aligned
+ * to TE_ACCESS bytes. Sums are float and in a fixed order: the same inputs give the same bits, unless
+ * te_context.attention_nondeterministic allows otherwise.
+ *
+ * Three small kernels follow, which run before or after those: TE_ATTENTION_RELATIVE_BIAS, TE_ATTENTION_SINKS_GRAD and
+ * TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS is the gradient of a bias.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
 
-#include "attention_args.h"      /* te_attention_args */
-#include "attention_bias_line.h" /* TE_ATTENTION_BIAS_LINE: a relative bias by distance */
-#include "attention_sinks.h"     /* TE_ATTENTION_SINKS: the gradient of sinks */
-#include "attention_top.h"       /* TE_ATTENTION_TOP: the largest logit of each head */
+#include "../core/math.h"      /* te_exp */
+#include "attention_options.h" /* te_attention_args, the options */
 
 #if TE_CUDA
-#include "attention_bias_cuda.h"  /* TE_ATTENTION_DBIAS: the gradient of a bias */
-#include "attention_cuda.h"       /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
-#include "attention_hopper_fp8.h" /* TE_ATTENTION_FORWARD_FP8 (attention_fp8.h) */
+#include "impl/attention_cuda.h"  /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF, TE_ATTENTION_DBIAS */
+#include "impl/attention_sm90_forward_fp8.h" /* TE_ATTENTION_FORWARD_FP8 */
 #else
-#include "attention_bias_host.h" /* the same in plain C */
-#include "attention_fp8_host.h"  /* the same in plain C */
-#include "attention_host.h"      /* that of the other formats */
+#include "impl/attention_host.h" /* the same in plain C */
 #endif
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \
@@ -40,5 +40,161 @@
 #define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                             \
     static_assert((causal) == 0 || (causal) == 1, "te: attention: causal must be 0 or 1");                \
     TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, TE__ATTENTION_PLAIN(causal))
+
+/* ---- a relative bias by distance ---------------------------------------------------------------------------------
+ * Expands the buckets, [buckets, heads], to te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias
+ * of the distances -max_distance to max_distance. The attention kernels clamp key - query to that range, beyond which
+ * all distances are in the same bucket, and look the bias up.
+ *
+ * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
+ *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
+ *
+ * It writes 4 bytes for each head and distance, a few KB in all: it takes as long as a launch. */
+enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
+
+typedef struct te_relative_bias_args {
+    const void *table;       /* [buckets, heads] */
+    float *bias_by_distance; /* output */
+    int heads, buckets, max_distance, bidirectional;
+} te_relative_bias_args;
+typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
+
+/* Grid: (blocks of as many distances as there are threads, heads). */
+TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
+    const int count = 2 * a->max_distance + 1, at = b.x * TE_RELATIVE_BIAS_THREADS + g.id, head = b.y;
+    if (at >= count) return;
+    const int bucket = te__attn_bucket(at - a->max_distance, a->buckets, a->max_distance, a->bidirectional);
+    a->bias_by_distance[head * count + at] = te_load(a->table, (int64_t)bucket * a->heads + head, dtype);
+}
+#define TE_ATTENTION_RELATIVE_BIAS(name, dtype)                       \
+    TE_KERNEL(name, TE_RELATIVE_BIAS_THREADS, te_relative_bias_args,  \
+        te__attention_relative_bias_body(te_args, te_at, TE_##dtype))
+
+TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_fn launch, const te_attention_args *a,
+                                             int heads, int buckets, int max_distance, int bidirectional) {
+    te_relative_bias_args b;
+    memset(&b, 0, sizeof b);
+    b.table = a->bias, b.bias_by_distance = a->bias_by_distance;
+    b.heads = heads, b.buckets = buckets, b.max_distance = max_distance, b.bidirectional = bidirectional;
+    return launch(ctx, te__grid_of(te_ceil_div(2 * max_distance + 1, TE_RELATIVE_BIAS_THREADS), heads), &b);
+}
+
+/* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
+
+/* How they are laid out: [heads, rows] if by_head, else [sequences, heads, max_seqlen]. */
+typedef struct te_attention_rows {
+    te_sequences of;
+    int by_head;
+} te_attention_rows;
+/* The index of row `row` of all rows of the call. */
+TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
+    const int in = row % l->of.max_seqlen; /* its sequence */
+    return l->by_head ? (int64_t)head * l->of.rows + row
+                      : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
+}
+/* The layout that the kernels of a call use. varlen: the kernels' option. */
+TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
+    te_attention_rows l;
+    memset(&l, 0, sizeof l);
+    l.of = te__attn_sequences(a), l.by_head = a->cu_seqlens || (TE_CUDA && varlen);
+    return l;
+}
+
+/* ---- the gradient of sinks ---------------------------------------------------------------------------------------
+ * Attention sinks: a learnt logit for each head that joins the sum under the softmax and contributes no value (gpt-oss,
+ * OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to less than 1, so a head that finds
+ * nothing relevant can output little.
+ *
+ *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
+ *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
+ *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks; sinks are not dropped
+ *
+ * The rest of backward follows from lse.
+ *
+ * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
+ *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
+ *
+ * Floor: it reads lse and delta once, 8 bytes for each row and head. */
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* of one block */ };
+
+typedef struct te_sinks_grad_args {
+    const void *sinks;        /* [heads] */
+    const float *lse, *delta;
+    float *sum;               /* output: [te__attention_sinks_grad_blocks(rows), heads], to be summed over the blocks */
+    te_attention_rows layout; /* of lse and delta */
+} te_sinks_grad_args;
+typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
+
+/* Grid: (blocks of TE_SINKS_ROWS rows, heads). */
+TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b, te_dtype dtype, int heads) {
+    int group;
+    te_lanes g = te_lanes_here(TE_SINKS_THREADS, &group);
+    const int head = b.y, first = b.x * TE_SINKS_ROWS, rows = te_sequence_first(&a->layout.of, a->layout.of.count);
+    const int end = rows - first < TE_SINKS_ROWS ? rows : first + TE_SINKS_ROWS;
+    const float sink = te_load(a->sinks, head, dtype);
+    float sum = 0;
+    for (int row = first + g.id; row < end; row += g.count) {
+        const int64_t at = te__attn_row_index(&a->layout, head, heads, row);
+        sum -= te_exp(sink - a->lse[at]) * a->delta[at];
+    }
+    te_lanes_sum(&sum, 1, &g);
+    if (g.id == 0) a->sum[(int64_t)b.x * heads + head] = sum;
+}
+#define TE_ATTENTION_SINKS_GRAD(name, dtype, heads)        \
+    TE_KERNEL(name, TE_SINKS_THREADS, te_sinks_grad_args,  \
+        te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
+
+TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
+/* sum: [te__attention_sinks_grad_blocks(rows), heads]. varlen: the option of the backward that has run with `a`. */
+TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
+                                          float *sum, int heads, int varlen) {
+    te_sinks_grad_args s;
+    memset(&s, 0, sizeof s);
+    s.sinks = a->sinks, s.lse = a->lse, s.delta = a->delta, s.sum = sum, s.layout = te__attn_fwd_sequence(a, varlen);
+    return launch(ctx, te__grid_of(te__attention_sinks_grad_blocks(s.layout.of.rows), heads), &s);
+}
+
+/* ---- the largest logit of each head ------------------------------------------------------------------------------
+ * Over all sequences, queries and the keys that they see: of the scores as softmax takes them, with scale, softcap and
+ * biases, without sinks. QK-clip reads it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the largest score of
+ * each row, and this kernel reduces them; a maximum does not depend on the order.
+ *
+ * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
+ *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads
+ *
+ * Floor: 4 bytes for each row and head, written and read. One block a head: some 10 us at 32768 rows. */
+enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
+
+typedef struct te_max_logit_args {
+    const float *row_max_logit;
+    float *max_logit;         /* output: [heads]; -inf where no query sees a key */
+    te_attention_rows layout; /* of row_max_logit */
+} te_max_logit_args;
+typedef te_status (*te_max_logit_fn)(te_context *ctx, te_grid grid, const te_max_logit_args *a);
+
+/* Grid: (heads). */
+TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, int heads) {
+    int group;
+    te_lanes g = te_lanes_here(TE_MAX_LOGIT_THREADS, &group);
+    const int head = b.x, rows = te_sequence_first(&a->layout.of, a->layout.of.count);
+    float max_logit = -INFINITY;
+    for (int row = g.id; row < rows; row += g.count)
+        max_logit = fmaxf(max_logit, a->row_max_logit[te__attn_row_index(&a->layout, head, heads, row)]);
+    te_lanes_max(&max_logit, &g);
+    if (g.id == 0) a->max_logit[head] = max_logit;
+}
+#define TE_ATTENTION_MAX_LOGIT(name, heads) \
+    TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
+
+/* max_logit: [heads]. varlen: the option of the forward that has run with `a`. */
+TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
+                                         float *max_logit, int heads, int varlen) {
+    te_max_logit_args t;
+    memset(&t, 0, sizeof t);
+    t.row_max_logit = a->row_max_logit, t.max_logit = max_logit, t.layout = te__attn_fwd_sequence(a, varlen);
+    return launch(ctx, te__grid_of(heads, 1), &t);
+}
 
 #endif

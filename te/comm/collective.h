@@ -1,18 +1,19 @@
 /* collective.h -- collectives of the tensor group as ops of a list.
  *
  *   op                        forward                                            backward, its adjoint
- *   (all_gather, name)        the rows of all ranks, one rank after the other    reduce_scatter
- *   (reduce_scatter, name)    the sum over the ranks, of which a rank keeps      all_gather
- *                             its own rows
- *   (all_reduce, name)        the sum over the ranks                             nothing: all ranks have the gradient
- *   (copy_to_group, name)     nothing: all ranks have it                         all_reduce
+ *   (all_gather, name)        the rows of all ranks, in the order of the ranks   reduce_scatter
+ *   (reduce_scatter, name)    the sum over the ranks; each rank gets its rows    all_gather
+ *   (all_reduce, name)        the sum over the ranks                             identity: all ranks have the gradient
+ *   (copy_to_group, name)     identity: all ranks have the value                 all_reduce
  *
- * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
- * before and behind them: te/fuse/impl/list_checks.h. With a communicator of one rank they copy or do nothing, so the same list
- * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
- * (all_reduce_row.h), and reduce_scatter one that ends with all_gather (scatter_row.h). On CUDA a gather's step may
- * leave its work to a linear behind it, and a linear to the step of a reduce_scatter or to a row: then both go on at
- * once (te/linear/impl/linear_comm_overlap.h, scatter.h, send.h).
+ * all_gather takes TE_ROWS_shard and produces TE_ROWS_tokens, reduce_scatter the reverse. (Megatron's f and g
+ * are copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may precede and follow them. With a
+ * communicator of one rank they copy or do nothing, so the same list trains on one rank and on many.
+ *
+ * Each is a step of its own, without a kernel in the plan (impl/collective_step.h). all_reduce may begin a
+ * fused pattern, and reduce_scatter one that ends with all_gather (impl/fused_collective_norm.h). On CUDA an
+ * all_gather may be deferred to the linear behind it, and a linear's GEMM to the reduce_scatter or pattern
+ * behind it: then both overlap.
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -21,9 +22,8 @@
 #ifndef TE_COMM_COLLECTIVE_H
 #define TE_COMM_COLLECTIVE_H
 
-#include "all_reduce_row.h" /* all_reduce as the first op of a row */
-#include "collective_run.h" /* te__collective_run, te__adding_run */
-#include "scatter_row.h"    /* reduce_scatter and all_gather as the ends of a row */
+#include "impl/collective_step.h"       /* te__collective_run, te__reduce_scatter_run */
+#include "impl/fused_collective_norm.h" /* all_reduce .. norm and reduce_scatter .. norm all_gather as one step */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1
@@ -46,9 +46,9 @@
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_shard,                                            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        " needs the rows of a rank: those of a list with (rows, shard), or of a reduce_scatter");)
-#define TE_CUSTOM_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+#define TE_CUSTOM_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE_STEP(name, model, op, te_group_all_gather)
 #define TE_CUSTOM_all_gather_backward(name, model, dtype, op) \
-    TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 0))
+    TE__REDUCE_SCATTER_STEP(name, model, op, TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, 0))
 
 #define TE_OP_reduce_scatter (reduce_scatter, custom)
 #define TE_SHAPES_reduce_scatter(op) (0)
@@ -62,8 +62,9 @@
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                           \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_CUSTOM_reduce_scatter_forward(name, model, dtype, op) \
-    TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 1))
-#define TE_CUSTOM_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+    TE__REDUCE_SCATTER_STEP(name, model, op, TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, 1))
+#define TE_CUSTOM_reduce_scatter_backward(name, model, dtype, op) \
+    TE__COLLECTIVE_STEP(name, model, op, te_group_all_gather)
 
 #define TE_OP_all_reduce (all_reduce, custom)
 #define TE_SHAPES_all_reduce(op) (0)
@@ -72,25 +73,26 @@
 #define TE_LAYOUT_all_reduce(op, in) (TE_LAYOUT_replicated)
 #define TE_LAYOUT_FITS_all_reduce(op, in) ((int)(in) == (int)TE_LAYOUT_partial_sum)
 #define TE_TAKES_DIMS_all_reduce ,
-#define TE_CUSTOM_all_reduce_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
-#define TE_CUSTOM_all_reduce_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
+#define TE_CUSTOM_all_reduce_forward(name, model, dtype, op) TE__COLLECTIVE_STEP(name, model, op, te_group_all_reduce)
+#define TE_CUSTOM_all_reduce_backward(name, model, dtype, op) TE__COLLECTIVE_STEP(name, model, op, 0)
 
 #define TE_OP_copy_to_group (copy_to_group, custom)
 #define TE_SHAPES_copy_to_group(op) (0)
 #define TE_PRODUCES_copy_to_group(op) (TE_PRODUCES_same)
-#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* what it gives is what it gets, where that lies */
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* its output is its input, in the same memory */
 #define TE_LAYOUT_copy_to_group(op, in) (TE_LAYOUT_partial_grad)
 #define TE_LAYOUT_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_TAKES_DIMS_copy_to_group ,
-#define TE_CUSTOM_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
-#define TE_CUSTOM_copy_to_group_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
+#define TE_CUSTOM_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE_STEP(name, model, op, 0)
+#define TE_CUSTOM_copy_to_group_backward(name, model, dtype, op) \
+    TE__COLLECTIVE_STEP(name, model, op, te_group_all_reduce)
 
-#define TE__COLLECTIVE(name, model, op, call) \
+#define TE__COLLECTIVE_STEP(name, model, op, call) \
     TE__NEEDS_COMM(model, op)                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__collective_run(r, s, call); }
 
-#define TE__ADDING(name, model, op, kernels) \
+#define TE__REDUCE_SCATTER_STEP(name, model, op, kernels) \
     TE__NEEDS_COMM(model, op)                \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__adding_run(r, s, kernels); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__reduce_scatter_run(r, s, kernels); }
 
 #endif

@@ -1,7 +1,16 @@
-/* base.h -- the target and the few words that every header uses.
+/* base.h -- what every header includes: the target (CUDA or host), how functions are declared, limits, and the status
+ * that every call returns.
  *
- * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0).
- * Bodies are functions with constant arguments, forced inline; macros make names and shells.
+ * Do this:
+ *     TE_TRY(te_context_create(&ctx, 0, seed));
+ *     if (block_forward(y, &saved, x, &m, &batch, &ctx) != TE_OK) puts(te_last_error(&ctx));
+ *
+ * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0). Bodies of kernels are
+ * functions, inlined with constant arguments; macros only declare names and the __global__ functions around the bodies.
+ *
+ * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with one exception:
+ * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
+ * work was enqueued.
  */
 #ifndef TE_BASE_H
 #define TE_BASE_H
@@ -20,21 +29,21 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* A function that is declared for this message alone: a call of it does not compile. */
+/* Declares a function that must not be called: a call fails to compile with this message. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* Runs inside kernels; TE_CALLBACK: and is handed on by a constant pointer. */
+/* TE_FN: device code, always inlined. TE_CALLBACK: the same for a function that is passed as a constant pointer. */
 #define TE_FN static __device__ __forceinline__
 #define TE_CALLBACK TE_FN
-/* Runs inside kernels and on the host (leaf arithmetic, schedules). */
+/* Runs in kernels and on the host (arithmetic of single numbers, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
-#define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
+#define TE_SHARED __shared__ /* declares shared memory inside the call that a TE_KERNEL makes */
 #else
-/* TE_FN becomes part of the kernel that calls it, and so does TE_CALLBACK, which kernels hand on by a constant pointer.
- * gcc refuses to always inline such a one at -O1 and -Og; there a kernel is told to inline all that it calls,
- * which at -O2 is as good. With TE_KEEP_CALLS calls keep the code small, the compiler quick and a debugger at ease;
- * tests are built so. */
+/* Kernels inline both TE_FN and TE_CALLBACK (a function that is passed as a constant pointer). gcc at -O1 and -Og
+ * refuses always_inline for a function whose address is taken, so with gcc the kernel is `flatten` instead: it inlines
+ * whatever it calls, which at -O2 gives the same code. TE_KEEP_CALLS disables forced inlining, for smaller code, faster
+ * compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -54,7 +63,7 @@
 #endif
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
-#define TE_UNROLL_1 _Pragma("unroll 1") /* for a loop that the compiler would unroll, and whose code is to stay small */
+#define TE_UNROLL_1 _Pragma("unroll 1") /* keeps the compiler from unrolling, where code size matters */
 #define TE_UNROLL_4 _Pragma("unroll 4")
 #define TE_UNROLL_8 _Pragma("unroll 8")
 #else
@@ -63,10 +72,10 @@
 #define TE_UNROLL_4
 #define TE_UNROLL_8
 #endif
-/* Runs on the host only. */
+/* Host code. */
 #define TE_API static inline TE_UNUSED
 
-/* What a model's functions are: TE_SEQUENTIAL makes them private to the file, TE_DEFINE gives them C linkage. */
+/* Linkage of a model's functions that TE_DEFINE defines for other files (those of TE_SEQUENTIAL are static). */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else
@@ -75,14 +84,14 @@
 
 enum {
     TE_MAX_OPS = 96,  /* ops in a list */
-    TE_MAX_PATTERN = 8,   /* ops in a row of the fusion list */
-    TE_ALIGN = 256,   /* bytes; parameters and buffers made by the library start at multiples of it */
-    TE_ACCESS = 16,   /* bytes; the alignment asked of every pointer that a caller hands over */
-    TE_ROW_PAD = 128, /* saved buffers are sized for rows rounded up to this, so that each stays aligned */
-    TE_VECTOR = 8     /* elements that a lane handles at a time: 16 bytes of bf16 */
+    TE_MAX_PATTERN = 8,   /* ops in a pattern of the fusion list */
+    TE_ALIGN = 256,   /* bytes: the alignment of parameters and of buffers that the library allocates */
+    TE_ACCESS = 16,   /* bytes: the alignment required of every pointer that a caller passes */
+    TE_ROW_PAD = 128, /* buffers saved for backward are sized for rows rounded up to this, so that each stays aligned */
+    TE_VECTOR = 8     /* elements that a lane processes at a time: 16 bytes of bf16 */
 };
 
-/* What a lane adds up its part of a row in: on a CPU that is the whole row. */
+/* The accumulator of a lane's partial sum over a row. double on the host, where one lane sums the whole row. */
 #if TE_CUDA
 typedef float te_row_sum;
 #else
@@ -93,5 +102,51 @@ TE_BOTH int64_t te_min(int64_t a, int64_t b) { return a < b ? a : b; }
 TE_BOTH int64_t te_max(int64_t a, int64_t b) { return a > b ? a : b; }
 TE_BOTH int64_t te_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b; }
+
+/* ---- status ------------------------------------------------------------------------------------------------------ */
+
+/* X(name, text): the list that the enum and the texts are made from. */
+#define TE_STATUSES(X)                                                                         \
+    X(OK, "success")                                                                           \
+    X(ERROR_NULL, "a required pointer is null")                                                \
+    X(ERROR_SHAPE, "a tensor or a count has the wrong shape")                                  \
+    X(ERROR_DTYPE, "a tensor has the wrong dtype")                                             \
+    X(ERROR_ALIGNMENT, "a pointer is not aligned to 16 bytes")                                 \
+    X(ERROR_OVERFLOW, "a size does not fit")                                                   \
+    X(ERROR_MEMORY, "a buffer is too small, or memory could not be had")                       \
+    X(ERROR_VALUE, "an argument has a value that is not allowed")                              \
+    X(ERROR_STATE, "a call came out of order")                                                 \
+    X(ERROR_DEVICE, "the device cannot run this")                                              \
+    X(ERROR_CUDA, "the CUDA run time reported an error")                                       \
+    X(ERROR_BLAS, "the matrix library reported an error")                                      \
+    X(ERROR_IO, "a file could not be read or written")                                         \
+    X(ERROR_FORMAT, "a file is not what it should be")                                         \
+    X(ERROR_COMM, "another rank failed, or the communication library reported an error")
+
+#define TE_STATUS_ENUM(name, text) TE_##name,
+typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;
+#undef TE_STATUS_ENUM
+
+/* The text of a status; never null. */
+TE_API const char *te_status_string(te_status status) {
+#define TE_STATUS_TEXT(name, text) text,
+    static const char *const texts[] = {TE_STATUSES(TE_STATUS_TEXT)};
+#undef TE_STATUS_TEXT
+    return (unsigned)status < (unsigned)TE_STATUS_COUNT ? texts[status] : "unknown status";
+}
+
+/* Return from the calling function if `call` failed, with its status. */
+#define TE_TRY(call)                                    \
+    do {                                                \
+        const te_status te_try_ = (call);               \
+        if (te_try_ != TE_OK) return te_try_;           \
+    } while (0)
+
+/* Unless `cond` holds, return `status` and set the context's error text: what was wrong, with which values
+ * (printf format). */
+#define TE_REQUIRE(cond, ctx, status, ...)                               \
+    do {                                                                 \
+        if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \
+    } while (0)
 
 #endif

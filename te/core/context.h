@@ -7,23 +7,22 @@
  *     ...
  *     te_context_destroy(&ctx);
  *
- * Everything is ordered on ctx.stream. A context serves one thread at a time, and stays where it was created: a copy is
- * refused. A file compiled as plain C can use a context that a .cu created (<model>_context_create): all calls but the
- * creation go through ctx.target.
+ * All work is ordered on ctx.stream. A context serves one thread at a time and must stay at its address: a copy of it
+ * is refused. A file compiled as plain C can use a context that a .cu file created (<model>_context_create), because
+ * all calls but the creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
 
 #include <stdarg.h> /* va_list, for te_fail */
 #include <stdio.h>  /* vsnprintf, for te_fail */
-
 #include "philox.h" /* te_rng */
-#include "status.h" /* te_status */
+#include "base.h" /* te_status */
 #include "tensor.h" /* te_tensor */
 
 struct te_context;
 
-/* What a target can do with memory. Addresses called dst and src in `copy` may lie on either side. */
+/* A target's memory functions. `copy` takes host and target memory for either address. */
 typedef struct te_target {
     const char *name; /* "cuda" or "host" */
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
@@ -36,36 +35,36 @@ typedef struct te_target {
 
 typedef struct te_context {
     const te_target *target;
-    void *stream; /* cudaStream_t; null is the default stream. On the host unused. May be set by the caller; what a
-                   * context has enqueued, graphs too, shares its memory, and must not run on two streams at once */
+    void *stream; /* cudaStream_t; null is the default stream; unused on the host. The caller may set it. Work that a
+                   * context enqueued, graphs too, shares its memory, so it must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
-    te_rng *rng;         /* target memory */
-    uint32_t *tickets;   /* CUDA: a count by which the blocks of a kernel share out its work; 0 before and after each */
-    void *gemm;          /* the GEMM back end's own state, made on first use; null: not yet */
+    te_rng *rng;       /* target memory */
+    uint32_t *tickets; /* CUDA: an atomic counter from which a kernel's blocks draw work; 0 before and after a kernel */
+    void *gemm;        /* state of the matrix products, made on first use; null before */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;       /* time the back end's candidates once for each product (te/gemm/gemm_tune.h); off: 0 */
-    int gemm_own;        /* CUDA: matrix products, and rows that begin with one, as kernels of our own: 0 never, 1 where
-                          * they should pay (the default), 2 wherever they can (te/gemm/gemm_choose.h) */
-    int attention_unrepeatable; /* CUDA, compute capability 9.0: attention's backward adds dQ in whatever order blocks
-                                 * come to it. The same inputs then need not give the same bits. 0 (the default): in one
-                                 * order, always the same */
-    int overlap;         /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from
-                          * compute capability 9.0 on (the default) */
-    void *launches;      /* CUDA: what a pass writes down, and its graphs (te/core/launch_cuda.h) */
-    int replay; /* CUDA: a pass is launched as one graph, of which so many are kept at most; 0: kernel by kernel */
-    void (*encode)(
-        void); /* CUDA: the driver's function that makes tensor maps (te/core/hopper_cuda.h); null: none here */
-    int encode_known;
-    int device, processors; /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
+    int gemm_tune;     /* 1: time the candidates of each matrix product once (te/gemm/gemm.h); 0 (default): no */
+    int gemm_custom;   /* CUDA: which matrix products, and patterns that begin with one, use this library's own kernels
+                        * instead of cuBLASLt: 0 none, 1 (default) those that should be faster, 2 all that can
+                        * (te/gemm/impl/gemm_dispatch.h) */
+    int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
+                                     * in which blocks finish, so the bits may differ between runs; 0 (default): in a
+                                     * fixed order */
+    int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0 never, 1 (default) from compute
+                        * capability 9.0 on */
+    void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
+    int replay;        /* CUDA: how many graphs of passes are cached; 0: no graphs, launch kernel by kernel */
+    void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available */
+    int tensor_map_encode_known;     /* 1: it was looked up */
+    int device, processors; /* CUDA: the device's number and its count of SMs; host: 0 and 1 */
     int capability;         /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;
-    struct te_comm *comm; /* the groups of ranks that this one belongs to (group.h); null: it is alone */
-    const struct te_context *at; /* where it was created */
+    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
+    const struct te_context *at; /* the address at which it was created */
     char error[320];
 } te_context;
 
-/* Note a text about what went wrong and return `status`. */
+/* Set the context's error text (printf format) and return `status`. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
@@ -78,30 +77,30 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
     }
     return status;
 }
-/* The text of the last call that failed on this context; "" if none has. */
+/* The error text of the last call that failed on this context; "" if none has. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* A context that te_context_create has made, that has not been destroyed, and that lies where it did then: two copies
- * would both own what is made on first use. */
-/* Whether the program has the code that times matrix products (te_context.gemm_tune): not with -DTE_NO_TUNE, and not
- * by te/infer.h unless TE_TUNE is defined. */
+/* Whether the program contains the code that times matrix products (te_context.gemm_tune): not with -DTE_NO_TUNE, and
+ * not through te/infer.h unless TE_TUNE is defined. */
 #ifdef TE_NO_TUNE
-#define TE_TUNES 0
+#define TE_HAS_AUTOTUNE 0
 #else
-#define TE_TUNES 1
+#define TE_HAS_AUTOTUNE 1
 #endif
+/* Refuse a context that was not created, was destroyed, or is a copy: two copies would both own the state that is made
+ * on first use. who: the calling function, for the text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
     TE_REQUIRE(ctx->at == ctx, ctx, TE_ERROR_STATE, "%s: the context is a copy; use it where it was created",
                who);
-    TE_REQUIRE(TE_TUNES || !ctx->gemm_tune, ctx, TE_ERROR_STATE,
+    TE_REQUIRE(TE_HAS_AUTOTUNE || !ctx->gemm_tune, ctx, TE_ERROR_STATE,
                "%s: ctx.gemm_tune is on in a program without the code for it: define TE_TUNE before te/infer.h, or "
                "load what another program has found (te_gemm_load)", who);
     return TE_OK;
 }
 
-/* Memory of the context's target, aligned to TE_ALIGN bytes. */
+/* Allocate memory of the context's target, aligned to TE_ALIGN bytes. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
 TE_API te_status te_allocate(te_context *ctx, void **p, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_allocate"));
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "te_allocate: there is no pointer to set");
@@ -110,25 +109,27 @@ TE_API te_status te_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te_release(te_context *ctx, void *p) {
     if (ctx && ctx->target && p) ctx->target->release(ctx, p);
 }
-/* Copy between any two places, in stream order. A copy to or from host memory may return before it is done:
- * te_synchronize before the host reads or reuses it. */
+/* Copy between any two of host and target memory, in stream order. A copy to or from host memory may return before it
+ * is done: call te_synchronize before the host reads or reuses that memory. */
 TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_copy"));
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
+/* Set `bytes` bytes to `byte`, in stream order. */
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_fill"));
     TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");
     return bytes ? ctx->target->fill(ctx, dst, byte, bytes) : TE_OK;
 }
+/* Wait for all work on the context's stream. */
 TE_API te_status te_synchronize(te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_synchronize"));
     return ctx->target->synchronize(ctx);
 }
 
-/* Make the workspace at least this large. The one place beside creation where the library allocates: call it after
- * the models are bound and before the first step. Waits for the stream if it has to grow. */
+/* Grow the workspace to at least this many bytes. Beside the creation of a context this is the only call that
+ * allocates: make it after the models are bound and before the first step. Waits for the stream if it has to grow. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));
@@ -140,7 +141,7 @@ TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     return TE_OK;
 }
 
-/* Nothing happens to a copy. */
+/* Wait for the stream and free what the context owns. Does nothing to a copy of a context. */
 TE_API void te_context_destroy(te_context *ctx) {
     if (!ctx || !ctx->target || ctx->at != ctx) return;
     (void)te_synchronize(ctx);
@@ -150,7 +151,7 @@ TE_API void te_context_destroy(te_context *ctx) {
     memset(ctx, 0, sizeof *ctx);
 }
 
-/* Random state, for a checkpoint. Waits for the stream. */
+/* Read and write the random state, for a checkpoint. Both wait for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));

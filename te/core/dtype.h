@@ -1,23 +1,30 @@
-/* dtype.h -- the number formats, and loads and stores that convert to and from float.
+/* dtype.h -- the number formats, and conversions, loads and stores of one element and of eight (te_vec8).
  *
  * Do this:
  *     float v[8];
- *     te_load8(v, x, index, 8, 1, TE_bf16);    // 16 bytes at once
+ *     te_load8(v, x, index, 8, 1, TE_bf16);    // eight elements, one load of 16 bytes
  *     te_store8(y, index, v, 3, 0, TE_bf16);   // the first three only
+ *     uint8_t byte = te_e4m3_of_float(x);      // round to nearest even, saturate to +-448; NaN becomes 0x7f
  *
- * `f32`, `bf16`, `f16`, `e4m3` and `e5m2` are tokens: TE_##dtype is the enumerator, te_##dtype the storage type, the
- * same bits on both targets. Conversions round to nearest even; those to FP8 saturate (fp8.h) and apply no scale.
+ * `f32`, `bf16`, `f16`, `e4m3` and `e5m2` are tokens: TE_##dtype is the enumerator. Conversions round to nearest, ties
+ * to even, and give the same bits on both targets. Conversions to FP8 saturate and apply no scale.
+ *
+ * e4m3 (4 bits of exponent, 3 of fraction, no infinities) and e5m2 are the formats of Micikevicius et al. 2022, "FP8
+ * formats for deep learning", and of OCP's 8-bit floating point specification. From compute capability 8.9 on the
+ * hardware converts (cvt.rn.satfinite); older devices and the host compute the same bits.
  */
 #ifndef TE_DTYPE_H
 #define TE_DTYPE_H
 
-#include "fp8.h" /* te_e4m3_of_float, te_float_of_bits */
+#include "base.h" /* TE_BOTH */
 #if TE_CUDA
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #elif defined(__F16C__)
 #include <immintrin.h>
 #endif
+
+/* ---- formats ----------------------------------------------------------------------------------------------------- */
 
 /* X(token, bytes, safetensors name) */
 #define TE_DTYPES(X) \
@@ -34,6 +41,8 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 typedef float te_f32;
 typedef struct te_bf16_bits { uint16_t bits; } te_bf16_bits;
 typedef struct te_f16_bits { uint16_t bits; } te_f16_bits;
+typedef struct te_e4m3_bits { uint8_t bits; } te_e4m3_bits;
+typedef struct te_e5m2_bits { uint8_t bits; } te_e5m2_bits;
 
 TE_BOTH int te_is_fp8(te_dtype t) { return t == TE_e4m3 || t == TE_e5m2; }
 TE_BOTH size_t te_dtype_bytes(te_dtype t) { return t == TE_f32 ? 4 : te_is_fp8(t) ? 1 : 2; }
@@ -44,6 +53,170 @@ TE_API const char *te_dtype_name(te_dtype t) {
 #undef TE_DTYPE_NAME
     return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? names[t] : "unknown";
 }
+
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
+
+TE_BOTH float te_float_of_bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+TE_BOTH uint32_t te_bits_of_float(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+/* Transpose 4 x 4 bytes: byte i of t[j] = byte j of r[i]. */
+TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
+#if TE_CUDA
+    const uint32_t low01 = __byte_perm(r[0], r[1], 0x5140), high01 = __byte_perm(r[0], r[1], 0x7362),
+                   low23 = __byte_perm(r[2], r[3], 0x5140), high23 = __byte_perm(r[2], r[3], 0x7362);
+    t[0] = __byte_perm(low01, low23, 0x5410), t[1] = __byte_perm(low01, low23, 0x7632);
+    t[2] = __byte_perm(high01, high23, 0x5410), t[3] = __byte_perm(high01, high23, 0x7632);
+#else
+    for (int j = 0; j < 4; j++) {
+        t[j] = 0;
+        for (int i = 0; i < 4; i++) t[j] |= (r[i] >> 8 * j & 0xffu) << 8 * i;
+    }
+#endif
+}
+
+/* ---- one number of FP8 ------------------------------------------------------------------------------------------- */
+
+#define TE_E4M3_MAX 448.0f   /* the largest finite number of the format */
+#define TE_E5M2_MAX 57344.0f
+
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+#define TE__FP8_HARDWARE 1
+#else
+#define TE__FP8_HARDWARE 0
+#endif
+
+/* f rounded to nearest even in the format with `fraction` bits of fraction, this exponent bias and the largest number
+ * `max`, to which larger and infinite numbers saturate. All but f are compile-time constants. */
+TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
+    const int dropped = 23 - fraction;
+    const uint32_t u = te_bits_of_float(f), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
+    const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
+    if (a > 0x7f800000u) return 0x7f;
+    if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
+    if (a < rebias + (1u << 23)) { /* subnormal in FP8: adding a float whose last bit is the step rounds to it */
+        const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
+        return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
+    }
+    return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
+}
+
+/* A finite magnitude, given by its float bits a, in fixed point relative to the FP8 number below it: the result's upper
+ * bits count units in the last place of FP8, its lower 23 - fraction bits are the part that rounding has to drop.
+ * *first + (result >> (23 - fraction)) is the byte of the FP8 number below. Integer arithmetic, because conversions
+ * between integers and floats run at an eighth of its rate. */
+TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
+    const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* below it are subnormals */
+    const uint32_t e = exponent > least ? exponent : least;
+    const uint32_t mantissa = (a & 0x7fffffu) | (exponent ? 0x800000u : 0u);
+    *first = (e - least) << fraction;
+    return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
+}
+/* Stochastic rounding: the FP8 number below f or above it, with probabilities that make the expected value f, up to
+ * 2^-16 of the distance between the two. random: 16 bits. Saturation and NaN as in te__fp8_of_float. Croci et al.,
+ * "Stochastic rounding: implementation, error analysis and applications", 2022. */
+TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fraction, int bias, float max) {
+    const int dropped = 23 - fraction;
+    const uint32_t u = te_bits_of_float(f), a = u & 0x7fffffffu, largest = te_bits_of_float(max);
+    uint32_t first;
+    const uint32_t units = te__fp8_units(&first, a < largest ? a : largest, fraction, bias);
+    const uint32_t up = (units & ((1u << dropped) - 1u)) > random << (dropped - 16);
+    return a > 0x7f800000u ? 0x7f : (uint8_t)((u >> 24 & 0x80u) | (first + (units >> dropped) + up));
+}
+
+#if TE__FP8_HARDWARE
+/* Two numbers; `low` goes to the low byte. */
+TE_FN uint16_t te__e4m3_pair(float low, float high) {
+    uint16_t w;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    return w;
+}
+TE_FN uint16_t te__e5m2_pair(float low, float high) {
+    uint16_t w;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
+    return w;
+}
+/* Two FP8 numbers as two of f16, which represents both formats exactly. e4m3: a constant; 0 is e5m2. */
+TE_FN uint32_t te__f16_pair_of_fp8(uint16_t w, const int e4m3) {
+    uint32_t h;
+    if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(w));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"(w));
+    return h;
+}
+#endif
+
+TE_BOTH uint8_t te_e4m3_of_float(float f) {
+#if TE__FP8_HARDWARE
+    return (uint8_t)te__e4m3_pair(f, 0.0f);
+#else
+    return te__fp8_of_float(f, 3, 7, TE_E4M3_MAX);
+#endif
+}
+TE_BOTH uint8_t te_e5m2_of_float(float f) {
+#if TE__FP8_HARDWARE
+    return (uint8_t)te__e5m2_pair(f, 0.0f);
+#else
+    return te__fp8_of_float(f, 2, 15, TE_E5M2_MAX);
+#endif
+}
+
+/* Exact: 2^(e - bias) (1 + m / 2^fraction), or m times the subnormal step where e is 0. a: the byte without its
+ * sign. */
+TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
+    const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
+    const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
+                                  : (float)a * step;
+    return te_float_of_bits(te_bits_of_float(v) | sign << 24);
+}
+TE_BOTH float te_float_of_e4m3(uint8_t h) {
+    const uint32_t a = h & 0x7fu, sign = h & 0x80u;
+    return a == 0x7fu ? te_float_of_bits(0x7fffffffu) : te__float_of_fp8(sign, a, 3, 7);
+}
+TE_BOTH float te_float_of_e5m2(uint8_t h) {
+    const uint32_t a = h & 0x7fu, sign = h & 0x80u;
+    if (a > 0x7cu) return te_float_of_bits(0x7fffffffu);
+    return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
+}
+
+/* Four numbers in a word, v[0] in the lowest byte. e4m3: a constant; 0 is e5m2. */
+TE_FN uint32_t te__fp8_word(const float v[4], const int e4m3) {
+#if TE__FP8_HARDWARE
+    const uint32_t low = e4m3 ? te__e4m3_pair(v[0], v[1]) : te__e5m2_pair(v[0], v[1]);
+    const uint32_t high = e4m3 ? te__e4m3_pair(v[2], v[3]) : te__e5m2_pair(v[2], v[3]);
+    return low | high << 16;
+#else
+    uint32_t w = 0;
+    TE_UNROLL
+    for (int k = 0; k < 4; k++) w |= (uint32_t)(e4m3 ? te_e4m3_of_float(v[k]) : te_e5m2_of_float(v[k])) << 8 * k;
+    return w;
+#endif
+}
+TE_FN void te__floats_of_fp8(float v[4], uint32_t w, const int e4m3) {
+#if TE__FP8_HARDWARE
+    TE_UNROLL for (int k = 0; k < 4; k += 2) {
+        float2 f;
+        __half2 h;
+        const uint32_t pair = te__f16_pair_of_fp8((uint16_t)(w >> 8 * k), e4m3);
+        memcpy(&h, &pair, 4);
+        f = __half22float2(h), v[k] = f.x, v[k + 1] = f.y;
+    }
+#else
+    TE_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const uint8_t byte = (uint8_t)(w >> 8 * k);
+        v[k] = e4m3 ? te_float_of_e4m3(byte) : te_float_of_e5m2(byte);
+    }
+#endif
+}
+
+/* ---- one number of any format ------------------------------------------------------------------------------------ */
 
 TE_BOTH float te_float_of_bf16(uint16_t h) { return te_float_of_bits((uint32_t)h << 16); }
 TE_BOTH uint16_t te_bf16_of_float(float f) {
@@ -78,26 +251,26 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
-    if (a < 0x38800000u) {                                   /* below 2^-14: the adder rounds to a multiple of 2^-24 */
-        const float shifted = te_float_of_bits(a) + 0.5f;    /* 0.5 has its last bit at 2^-24 */
+    if (a < 0x38800000u) {                                   /* below 2^-14, subnormal: the step is 2^-24 */
+        const float shifted = te_float_of_bits(a) + 0.5f;    /* the last bit of 0.5 is 2^-24, so this rounds to it */
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
 #endif
 }
 
-/* Either FP8 format. */
+/* t: either FP8 format. */
 TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
     return t == TE_e4m3 ? te_float_of_e4m3(h) : te_float_of_e5m2(h);
 }
 TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
     return t == TE_e4m3 ? te_e4m3_of_float(f) : te_e5m2_of_float(f);
 }
-/* The largest number of an FP8 format. */
-TE_BOTH float te_fp8_most(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MOST : TE_E5M2_MOST; }
+/* The largest finite number of an FP8 format. */
+TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
-/* One element at index i, of 32 or 16 bits: what te_load8 and the like are made of, for where many are compiled a
- * branch for FP8 costs time (fp8_vec.h has FP8). */
+/* One element at index i, of f32, bf16 or f16. te_load8 and te_store8 are made of these: they are inlined in many
+ * places, where another branch for FP8 would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -110,7 +283,7 @@ TE_BOTH float te__round_wide(float v, te_dtype t) {
     if (t == TE_f32) return v;
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
-/* One element at index i, of any format. */
+/* Element i of p, of any format. */
 TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(((const uint8_t *)p)[i], t) : te__load_wide(p, i, t);
 }
@@ -118,21 +291,23 @@ TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
     if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else te__store_wide(p, i, v, t);
 }
-/* What v becomes when it is stored as t and read again. */
+/* v after a round trip through format t. */
 TE_BOTH float te_round_to(float v, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(te_fp8_of_float(v, t), t) : te__round_wide(v, t);
 }
 
-/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16.
- * `aligned` and `t` are meant to be constants. */
+/* ---- eight elements of f32, bf16 or f16 -------------------------------------------------------------------------- */
+
+/* Load elements i to i + 7 of p as floats. Only the first n exist; the others read as 0. aligned: n is 8 and the
+ * address a multiple of 16 bytes. `aligned` and `t` should be compile-time constants, here and below. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te__load_wide(p, i + k, t) : 0.0f;
         return;
     }
 #if TE_CUDA
-    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier
-     * ones */
+    /* __ldg promises that no kernel writes these bytes meanwhile, so the compiler may move loads of later rows ahead of
+     * stores of earlier ones. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -149,7 +324,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     for (int k = 0; k < 8; k++) v[k] = te__load_wide(p, i + k, t);
 #endif
 }
-/* Bring what lies there into the cache. A hint; nothing on the host. */
+/* Prefetch element i of p into the L2. A hint; does nothing on the host. */
 TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #if TE_CUDA
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + i * (int64_t)te_dtype_bytes(t)));
@@ -158,32 +333,35 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements as they lie in memory: for loads that run ahead of their use. n of them exist, the rest become 0. */
+/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2): loads can run far ahead of the conversion
+ * to float and take fewer registers meanwhile. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
-/* 16 bytes. volatile: the compiler leaves the load where it stands, far ahead of its use. */
-TE_FN void te__load_now(uint32_t w[4], const void *p) {
+/* Load 16 bytes through the read-only cache. volatile, so that the compiler does not move the load down to its use. */
+TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
-/* The same of what this thread may have stored before: the read-only cache need not see that. */
-TE_FN void te__load_own(uint32_t w[4], const void *p) {
+/* The same for memory that this thread may have stored to, which the read-only cache need not see. */
+TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p) : "memory");
 }
-TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
+/* 16 bytes of shared memory. */
+TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
+/* te_load8 without the conversion: only the first n elements exist, the others become 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
         const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
-        te__load_now(e->w, q);
-        if (t == TE_f32) te__load_now(e->w + 4, q + 16);
+        te__load16_readonly(e->w, q);
+        if (t == TE_f32) te__load16_readonly(e->w + 4, q + 16);
         return;
     }
 #endif
@@ -202,32 +380,35 @@ TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
     }
 }
-/* te_load8 of what this thread has stored in this kernel. */
-TE_FN void te_load8_own(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
+/* te_load8 of memory that this thread has stored to in this kernel. */
+TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
         const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
         te_vec8 e;
-        te__load_own(e.w, q);
-        if (t == TE_f32) te__load_own(e.w + 4, q + 16);
+        te__load16_coherent(e.w, q);
+        if (t == TE_f32) te__load16_coherent(e.w + 4, q + 16);
         te_vec8_floats(v, &e, t);
         return;
     }
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
-TE_FN void te_vec8_forget(te_vec8 *e, te_dtype t) {
+/* Hides e's value from the optimizer: floats that were unpacked before must be unpacked again after this, instead of
+ * staying in registers. */
+TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
 #else
     (void)e, (void)t;
 #endif
 }
+/* Eight floats in the storage format. */
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
-        else if (k % 2 == 0) { /* not as a pair: with that ptxas spills where a row is kept so and drawn for */
+        else if (k % 2 == 0) {
+            /* Not te_pair_of_floats: with it ptxas spills in kernels that hold a row in registers and apply dropout. */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;
@@ -235,7 +416,7 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     }
 }
 #if TE_CUDA
-/* Two elements of 16 bits, the first in the low half. */
+/* Two elements of 16 bits in a word, `low` in the low half. */
 TE_FN uint32_t te_pair_of_floats(float low, float high, te_dtype t) {
     uint32_t w;
     if (t == TE_bf16) {
@@ -254,7 +435,8 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* te_vec8_of, with the conversion of two at a time where there is one: floats one by one take eight times as long. */
+/* te_vec8_of, converting two numbers per instruction: the conversion of single numbers runs at an eighth of the
+ * rate. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
     if (t != TE_f32) {
@@ -264,6 +446,7 @@ TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #endif
     te_vec8_of(e, v, t);
 }
+/* Store the first n of eight floats to elements i .. of p. */
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te__store_wide(p, i + k, v[k], t);
@@ -281,10 +464,10 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* The same, and v becomes what was stored. */
+/* The same; v becomes the rounded values that were stored. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
-    /* in pairs: floats one by one go through a unit that takes eight times as long */
+    /* Two per instruction, as in te_vec8_of_pairs. */
     if (aligned && t != TE_f32) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
@@ -295,6 +478,57 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 #endif
     te_store8(p, i, v, n, aligned, t);
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te__round_wide(v[k], t);
+}
+
+/* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
+
+/* As above, for t = TE_e4m3 or TE_e5m2. No scale is applied. aligned: n is 8 and the address a multiple of 8 bytes. */
+
+/* A scale in target memory that no kernel writes meanwhile, so the load need not wait for earlier stores. */
+TE_FN float te_load_scale(const float *scale) {
+#if TE_CUDA
+    return __ldg(scale);
+#else
+    return *scale;
+#endif
+}
+/* Only the first n elements exist, the others become 0. */
+TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
+#if TE_CUDA
+    if (aligned) { /* volatile for the reason of te__load16_readonly */
+        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(e->w[0]), "=r"(e->w[1])
+                     : "l"((const char *)p + i));
+        return;
+    }
+#endif
+    (void)aligned;
+    e->w[0] = e->w[1] = 0;
+    TE_UNROLL
+    for (int k = 0; k < 8; k++) e->w[k / 4] |= (uint32_t)(k < n ? ((const uint8_t *)p)[i + k] : 0) << 8 * (k % 4);
+}
+TE_FN void te_vec8_floats_fp8(float v[8], const te_vec8 *e, te_dtype t) {
+    te__floats_of_fp8(v, e->w[0], t == TE_e4m3), te__floats_of_fp8(v + 4, e->w[1], t == TE_e4m3);
+}
+TE_FN void te_vec8_of_fp8(te_vec8 *e, const float v[8], te_dtype t) {
+    e->w[0] = te__fp8_word(v, t == TE_e4m3), e->w[1] = te__fp8_word(v + 4, t == TE_e4m3);
+}
+TE_FN void te_load8_fp8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
+    te_vec8 e;
+    te_vec8_load_fp8(&e, p, i, n, aligned);
+    te_vec8_floats_fp8(v, &e, t);
+}
+TE_FN void te_store8_fp8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
+    te_vec8 e;
+    te_vec8_of_fp8(&e, v, t);
+#if TE_CUDA
+    if (aligned) {
+        *(uint2 *)((uint8_t *)p + i) = make_uint2(e.w[0], e.w[1]);
+        return;
+    }
+#endif
+    (void)aligned;
+    TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) ((uint8_t *)p)[i + k] = (uint8_t)(e.w[k / 4] >> 8 * (k % 4));
 }
 
 #endif

@@ -1,21 +1,24 @@
-/* lanes.h -- the group that works on one row: a warp, a block, or a CPU, which is a lane group of one.
+/* lanes.h -- the group of threads that works on one row (a part of a warp, a warp, a block; on the host a single lane),
+ * and its reductions: sums, maxima, and the amax of a tensor.
  *
  * Do this:
  *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
  *     te_lanes_sum(&sum, 1, &lanes);                   // every lane has the total, summed in a fixed order
  *
- * A group has 1 lane on the host; on CUDA a divisor of 32 up to 32, or a whole block of a multiple of 32 (up to 1024).
- * All lanes of a group must arrive.
+ * On CUDA a group has 1, 2, 4, 8, 16 or 32 lanes, or is a whole block of a multiple of 32 threads (up to 1024). On the
+ * host it has 1. All lanes of the group must call a reduction.
  */
 #ifndef TE_LANES_H
 #define TE_LANES_H
 
-#include "base.h" /* TE_FN, TE_UNROLL */
+#include "base.h"  /* TE_FN, TE_UNROLL */
+#include "dtype.h" /* te_vec8, te_bits_of_float */
 
-/* turn: which of two buffers the next sum or maximum goes through, so that one barrier each is enough. */
-typedef struct te_lanes { int id, count, turn; } te_lanes;
+/* buffer: which of two shared memory buffers the next reduction uses. Alternating, one barrier per reduction is
+ * enough. */
+typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
-/* Which block of the grid this is. */
+/* The block's index in the grid, and the size of the grid. */
 typedef struct te_block { int x, y, nx, ny; } te_block;
 
 #if TE_CUDA
@@ -24,59 +27,64 @@ TE_FN te_block te_block_here(void) {
     b.x = (int)blockIdx.x, b.y = (int)blockIdx.y, b.nx = (int)gridDim.x, b.ny = (int)gridDim.y;
     return b;
 }
-/* The group of `count` consecutive threads that this thread belongs to, and which of the block's groups it is. */
+/* The group of `count` consecutive threads that this thread belongs to. *group: the index of that group in its
+ * block. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
     const unsigned n = (unsigned)count;
-    *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.turn = 0;
+    *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* p, which points to target memory, kept in registers: what is reckoned from it is not reckoned from the beginning. */
-TE_FN const void *te_hold(const void *p) {
+/* p, a pointer to target memory, hidden from the optimizer: it stays in registers, and addresses derived from it are
+ * not recomputed from scratch. */
+TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
     return __cvta_global_to_generic(at);
 }
-/* n <= 4 */
+/* Sum each of x[n] over the group, n <= 4. Every lane gets the totals. */
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
     TE_UNROLL for (int i = 0; i < n; i++)
         TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) x[i] += __shfl_xor_sync(~0u, x[i], o);
     if (g->count > 32) {
         __shared__ float te_shared[2][4][32];
-        const int lane = (int)threadIdx.x % 32, warps = g->count / 32,
-                  even = (warps & (warps - 1)) == 0; /* a power of two */
-        if (lane == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[g->turn][i][threadIdx.x / 32] = x[i];
+        const int lane = (int)threadIdx.x % 32, warps = g->count / 32, is_power_of_two = (warps & (warps - 1)) == 0;
+        if (lane == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[g->buffer][i][threadIdx.x / 32] = x[i];
         __syncthreads();
         TE_UNROLL for (int i = 0; i < n; i++) {
-            x[i] = even || lane < warps ? te_shared[g->turn][i][even ? lane % warps : lane] : 0.0f;
-            TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (!even || o < warps) x[i] += __shfl_xor_sync(~0u, x[i], o);
+            const int has_sum = is_power_of_two || lane < warps, warp = is_power_of_two ? lane % warps : lane;
+            x[i] = has_sum ? te_shared[g->buffer][i][warp] : 0.0f;
+            TE_UNROLL for (int o = 16; o > 0; o >>= 1)
+                if (!is_power_of_two || o < warps) x[i] += __shfl_xor_sync(~0u, x[i], o);
         }
-        g->turn ^= 1;
+        g->buffer ^= 1;
     }
 }
+/* *x becomes the group's maximum, in every lane; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
         __shared__ float te_shared[2][32];
         const int warp = (int)threadIdx.x / 32, warps = g->count / 32;
-        if (threadIdx.x % 32 == 0) te_shared[g->turn][warp] = *x;
+        if (threadIdx.x % 32 == 0) te_shared[g->buffer][warp] = *x;
         __syncthreads();
-        TE_UNROLL_8 for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[g->turn][w]);
-        g->turn ^= 1;
+        TE_UNROLL_8 for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[g->buffer][w]);
+        g->buffer ^= 1;
     }
 }
-/* The largest of 16 lanes that lie beside each other; all of the warp arrive. */
-TE_FN uint32_t te_tile_lanes_max(uint32_t x) {
+/* The maximum over 16 neighbouring lanes. The whole warp must call this. */
+TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
         x = other > x ? other : x;
     }
     return x;
 }
-/* What lane i of them has. */
-TE_FN float te_tile_lane(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less, blocks of up
- * to 512 threads. Eight values at a time: group k adds up value k, so that all groups work. */
+/* x of lane i of the 16. */
+TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
+/* For each lane: sum x[n] over the lanes with the same id in the block's `groups` groups; the first group gets the
+ * totals. Groups of at most a warp, blocks of at most 512 threads. Eight values at a time: group k sums value k, so
+ * that all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -88,7 +96,7 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* nobody else reads column g.id of value k */
+            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
@@ -100,14 +108,101 @@ TE_FN void te_block_sync(void) {}
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
-    *group = 0, g.id = 0, g.count = count, g.turn = 0;
+    *group = 0, g.id = 0, g.count = count, g.buffer = 0;
     return g;
 }
-TE_FN const void *te_hold(const void *p) { return p; }
+TE_FN const void *te_opaque_pointer(const void *p) { return p; }
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) { (void)x, (void)n, (void)g; }
 TE_FN void te_lanes_max(float *x, te_lanes *g) { (void)x, (void)g; }
-TE_FN uint32_t te_tile_lanes_max(uint32_t x) { return x; }
-TE_FN float te_tile_lane(float x, int i) { return (void)i, x; }
+TE_FN uint32_t te_lanes16_max(uint32_t x) { return x; }
+TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
+#endif
+
+/* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
+
+/* Magnitudes are compared as the bits of floats: larger numbers have larger bits, and NaNs the largest. A maximum does
+ * not depend on the order, so both targets get the same bits. Infinity gives infinity, NaN gives NaN. */
+
+/* The bits of |x|. */
+TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
+/* The maximum of m and the bits of |v[0]| to |v[7]|. */
+TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    float f = te_float_of_bits(m); /* |v| is an operand modifier, so max.f32 takes no more instructions */
+    TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
+    return te_bits_of_float(f);
+#else
+    TE_UNROLL for (int k = 0; k < 8; k++) m = te_amax_bits(v[k]) > m ? te_amax_bits(v[k]) : m;
+    return m;
+#endif
+}
+/* The maxima of the low halves and of the high halves, as unsigned 16-bit integers. */
+TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+#else
+    const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
+#endif
+}
+/* *max: elementwise maxima of magnitudes in the storage format t (f32, bf16, f16), updated by e. Starts as zeros. */
+TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
+    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
+        const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
+        max->w[k] = t != TE_f32 ? te__max_u16x2(max->w[k], w) : w > max->w[k] ? w : max->w[k];
+    }
+}
+/* A magnitude m in the 16-bit format t as the bits of a float. */
+TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
+    return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+}
+/* The same for the larger of the two magnitudes in a word. */
+TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
+    return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
+}
+/* Of eight elements of 16 bits: the largest magnitude of those in low halves, and of those in high halves. */
+TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
+    uint32_t m = e->w[0] & 0x7fff7fffu;
+    TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
+    return m;
+}
+/* The largest magnitude of eight elements of 16 bits in the low half, and of eight others in the high half. */
+TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high) {
+    const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
+    return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
+}
+/* The bits of the largest |v| of eight elements. */
+TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
+    float v[8];
+    if (TE_CUDA && t != TE_f32) return te_amax_bits_of_16x2(te__amax_16x2(e), t);
+    te_vec8_floats(v, e, t);
+    return te_amax_bits8(0, v);
+}
+
+/* *amax, at least 0, becomes the maximum of itself and the lanes' bits. It is read before the atomic operation: in a
+ * large tensor few blocks have a larger value than those before them. */
+#if TE_CUDA
+TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
+    bits = __reduce_max_sync(~0u, bits);
+    if (g.count > 32) {
+        __shared__ uint32_t te_shared[32];
+        const int lane = (int)threadIdx.x % 32;
+        __syncthreads(); /* an earlier call of this block has read te_shared */
+        if (lane == 0) te_shared[threadIdx.x / 32] = bits;
+        __syncthreads();
+        bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);
+    }
+    if (bits > 0x7f800000u) bits = 0x7fffffffu; /* one NaN for all NaNs */
+    if (g.id == 0 && bits > *(const volatile uint32_t *)amax) (void)atomicMax((uint32_t *)amax, bits);
+}
+#else
+TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
+    uint32_t *to = (uint32_t *)(void *)amax, now = __atomic_load_n(to, __ATOMIC_RELAXED);
+    (void)g;
+    if (bits > 0x7f800000u) bits = 0x7fffffffu;
+    while (bits > now && !__atomic_compare_exchange_n(to, &now, bits, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
 #endif
 
 #endif

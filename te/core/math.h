@@ -1,23 +1,26 @@
-/* math.h -- exp, sigmoid and tanh that cost little on both targets, to about 2e-7 relative (exp grows with |x|: 1e-7
- * |x|).
+/* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels of both targets. Relative error about 2e-7; that of exp
+ * grows with |x|, by 1e-7 |x|. NaN gives NaN.
  *
- * On CUDA one ex2.approx and at most one reciprocal; on the host straight-line arithmetic, so that a loop over them
- * becomes vector instructions. NaN stays NaN.
+ * Do this:
+ *     y = x * te_sigmoid(x);
+ *
+ * CUDA: one ex2.approx and at most one rcp.approx. Host: arithmetic without branches, so that compilers vectorise loops
+ * of calls.
  */
 #ifndef TE_MATH_H
 #define TE_MATH_H
 
 #include "dtype.h" /* te_float_of_bits */
 
-/* 2^x, 0 below 2^-126. */
+/* 2^x; results below 2^-126 become 0. */
 TE_FN float te_exp2(float x) {
 #if TE_CUDA
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    /* Adding 1.5 * 2^23 leaves the nearest integer in the low bits; the rest, in [-0.5, 0.5], goes through a polynomial
-     * (the Taylor series of 2^r to r^6: 1.2e-7), whose exponent then takes the integer. */
+    /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. For the rest r, in
+     * [-0.5, 0.5], the Taylor series of 2^r up to r^6 (error 1.2e-7). The integer is added to the result's exponent. */
     const float low = x < -126.0f ? -126.0f : x, clamped = low > 128.0f ? 128.0f : low;
     const float shifted = clamped + 12582912.0f, r = clamped - (shifted - 12582912.0f);
     float p = 1.5403530e-4f;

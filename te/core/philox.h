@@ -1,21 +1,25 @@
-/* philox.h -- Philox4x32-7, a counter-based random generator: the same bits on every target.
- * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: the fewest rounds that pass BigCrush.
+/* philox.h -- Philox4x32-7, a counter-based random number generator with the same bits on every target, and what
+ * dropout derives from it.
  *
  * Do this:
  *     uint32_t r[4];
- *     te_philox(r, seed, index, stream, offset);     // four words for this index, no state
+ *     te_philox(r, seed, index, stream, offset);     // four random words of this index, no state
+ *
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven rounds are the fewest that pass
+ * BigCrush.
  */
 #ifndef TE_PHILOX_H
 #define TE_PHILOX_H
 
 #include "base.h" /* TE_BOTH */
 
-/* Lives in target memory. Each forward that draws takes the offset and moves it on by one. */
+/* The random state, in target memory. Each forward pass that uses random numbers reads the offset and increments it. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-/* counter = (index, offset low 32 bits and stream), key = seed with the offset's high 32 bits mixed in. */
+/* out: four words. index: which numbers of a tensor. stream: which tensor. The counter is (index, stream, low half of
+ * offset), the key is the seed xor the high half of the offset. */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);
@@ -27,11 +31,12 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Dropout with probability p drops what 16 random bits below a limit belong to, and multiplies the rest by a factor. */
+/* Dropout with probability p: an element is dropped if its 16 random bits are below the limit; the rest is multiplied
+ * by the factor, 1 / (1 - p) for the p that the limit stands for. */
 #define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
 #define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 
-/* Uniform in (0, 1), from the high 23 bits: with one more, adding a half would round the largest up to 1. */
+/* Uniform in (0, 1), both excluded. Of 23 bits: with 24, adding 0.5 to the largest integer would round up to 1. */
 TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 #endif

@@ -1,26 +1,27 @@
-/* target.h -- the two targets: how a context is created, and how a kernel shell is launched.
+/* target.h -- the target that this file is compiled for: how a kernel is defined and launched, several tensors in one
+ * launch, and a second stream.
  *
  * Do this, to make a kernel of a body function:
  *     typedef struct { float *y; const float *x; int64_t n; } my_args;
  *     TE_FN void my_body(const my_args *a, te_block b, int threads) { ... }
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
- *     ... TE_TRY(my_kernel_launch(ctx, te_grid_of(blocks, 1), &args));
+ *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
- * A shell is a __global__ function on CUDA, and on the host a loop over the blocks of the grid, shared out to threads
- * (OpenMP, where the compiler has it switched on). Inside the call `te_args` points to the arguments and `te_at` is the
- * block.
+ * The macro defines a __global__ function on CUDA, and on the host a loop over the blocks of the grid, on several
+ * threads with OpenMP. Inside the call `te_args` points to the arguments and `te_at` is the block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
 
 #include "context.h" /* te_context, te_target, TE_CUDA */
+
 #if TE_CUDA
-#include "target_cuda.h" /* TE_KERNEL, te_context_create */
+#include "impl/target_cuda.h" /* TE_KERNEL, te_context_create, te_launch_flush */
 #else
-#include "target_host.h" /* the same */
+#include "impl/target_host.h" /* the same */
 #endif
 
-/* Functions that launch kernels run on the target they were compiled for: a context of the other one is refused. */
+/* Refuse a context of the other target: functions that launch kernels run on the target they were compiled for. */
 TE_API te_status te_check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
@@ -30,12 +31,121 @@ TE_API te_status te_check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* Advance the random state by one draw and keep the state that was taken. */
+/* *taken gets the random state of this pass, and *state advances by one pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
     a->state->offset++;
 }
 TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
+
+/* ---- several tensors in one launch ------------------------------------------------------------------------------- */
+
+/* A table of tensors in target memory. Each tensor is cut into chunks of one block each. */
+
+/* The tensor that a chunk belongs to: the last t with first[t] <= chunk. first[t]: chunks of all tensors before t;
+ * first[count]: of all tensors. */
+TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (first[middle] <= chunk) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Consecutive tensors of such a table, which first[0] chunks precede. */
+typedef struct te_multi_tensor {
+    const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
+    const int32_t *first; /* [count + 1] */
+    int count, chunks;    /* chunks of these tensors, the blocks of the launch */
+} te_multi_tensor;
+
+/* The index of the tensor that a block works on. *b becomes the block's index in a launch for that tensor alone. */
+TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
+    const int32_t chunk = b->x + t->first[0];
+    const int n = te_chunk_tensor(t->first, t->count, chunk);
+    b->x = chunk - t->first[n];
+    return n;
+}
+
+/* ---- a second stream --------------------------------------------------------------------------------------------- */
+
+/* Work on the side stream runs while the context's own stream goes on. The host has no streams: there it runs at once.
+ *
+ * Do this:
+ *     TE_TRY(te_side_stream_open(&side, ctx));
+ *     TE_TRY(te_side_stream_enter(&side, ctx));  // library calls go to the side stream, after all earlier work
+ *     ... library calls ...
+ *     te_side_stream_leave(&side, ctx);          // calls go to ctx->stream again, which does not wait
+ *     TE_TRY(te_side_stream_join(&side, ctx));   // work after this waits for the side stream
+ *     te_side_stream_close(&side);
+ *
+ * While ctx->stream is being captured, the side stream is part of the same capture from enter on, and must be joined
+ * before the capture ends. */
+typedef struct te_side_stream {
+    void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
+    void *main_stream;    /* the context's own stream, while ctx->stream is the side stream */
+    int was_recording;    /* the launches of a pass were being recorded (graph_replay.h) */
+    int has_work;         /* that was not joined yet */
+} te_side_stream;
+
+#if TE_CUDA
+/* Create the side stream, with the highest priority: other work waits for what runs there. */
+TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
+    int least = 0, greatest = 0;
+    cudaStream_t stream = 0;
+    cudaEvent_t event = 0;
+    memset(s, 0, sizeof *s);
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetStreamPriorityRange(&least, &greatest), "side stream"));
+    TE_TRY(te__cuda_status(ctx, cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+                           "side stream"));
+    s->stream = stream;
+    TE_TRY(te__cuda_status(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "side stream"));
+    s->event = event;
+    return TE_OK;
+}
+TE_API void te_side_stream_close(te_side_stream *s) {
+    if (s->event) (void)cudaEventDestroy((cudaEvent_t)s->event);
+    if (s->stream) (void)cudaStreamDestroy((cudaStream_t)s->stream);
+    memset(s, 0, sizeof *s);
+}
+/* Stream `later` waits for the work that stream `earlier` has now. */
+TE_API te_status te__side_stream_wait(const te_side_stream *s, void *later, void *earlier, te_context *ctx) {
+    const cudaEvent_t event = (cudaEvent_t)s->event;
+    TE_TRY(te__cuda_status(ctx, cudaEventRecord(event, (cudaStream_t)earlier), "side stream"));
+    return te__cuda_status(ctx, cudaStreamWaitEvent((cudaStream_t)later, event, 0), "side stream");
+}
+TE_API te_status te_side_stream_enter(te_side_stream *s, te_context *ctx) {
+    te_launches *launches = (te_launches *)ctx->launches;
+    TE_TRY(te_launch_flush(ctx));
+    TE_TRY(te__side_stream_wait(s, s->stream, ctx->stream, ctx));
+    s->main_stream = ctx->stream, s->was_recording = launches && launches->recording, s->has_work = 1;
+    if (launches) launches->recording = 0;
+    ctx->stream = s->stream;
+    return TE_OK;
+}
+TE_API void te_side_stream_leave(te_side_stream *s, te_context *ctx) {
+    te_launches *launches = (te_launches *)ctx->launches;
+    if (launches) launches->recording = s->was_recording;
+    ctx->stream = s->main_stream;
+}
+TE_API te_status te_side_stream_join(te_side_stream *s, te_context *ctx) {
+    if (!s->has_work) return TE_OK;
+    s->has_work = 0;
+    TE_TRY(te_launch_flush(ctx));
+    return te__side_stream_wait(s, ctx->stream, s->stream, ctx);
+}
+#else
+TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
+    (void)ctx, memset(s, 0, sizeof *s);
+    return TE_OK;
+}
+TE_API void te_side_stream_close(te_side_stream *s) { memset(s, 0, sizeof *s); }
+TE_API te_status te_side_stream_enter(te_side_stream *s, te_context *ctx) { return (void)s, (void)ctx, TE_OK; }
+TE_API void te_side_stream_leave(te_side_stream *s, te_context *ctx) { (void)s, (void)ctx; }
+TE_API te_status te_side_stream_join(te_side_stream *s, te_context *ctx) { return (void)s, (void)ctx, TE_OK; }
+#endif
 
 #endif

@@ -1,11 +1,17 @@
-/* tensor.h -- a view of rows x cols numbers that somebody else owns, and what a call brings along beside it.
+/* tensor.h -- views of matrices that the caller owns, the batch that goes with them, and sequences of different
+ * lengths.
  *
  * Do this:
  *     te_tensor x = te_matrix(buffer, TE_bf16, batch * seq, hidden);
+ *
+ * In a kernel, with sequences of different lengths:
+ *     const te_sequence q = te_sequence_rows(&args->of, i);     // rows q.first to q.first + q.count
+ *     const int position = te_sequence_position(&args->of, row);
  */
 #ifndef TE_TENSOR_H
 #define TE_TENSOR_H
 
+#include "base.h"  /* TE_BOTH */
 #include "dtype.h" /* te_dtype */
 
 /* Row-major, contiguous: element (r, c) lies at data[r * cols + c]. */
@@ -20,44 +26,121 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
     t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
     return t;
 }
-/* No tensor: for a dx that nobody needs, or the x of a list that begins with an embedding. */
+/* No tensor: for a dx that is not needed, or the x of a list that begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
-/* An extra input or output of a list: the op `(input, name, width)` reads `value`, `(output, name)` writes it.
- * In backward `(input, ...)` writes `grad` (null: not wanted) and `(output, ...)` reads it. All are [rows, width] of
- * the model's dtype. */
+/* An extra input or output of a list. Forward: the op `(input, name, width)` reads `value`, `(output, name)` writes it.
+ * Backward: `(input, ...)` writes `grad` (null: not wanted), `(output, ...)` reads it. All are [rows, width] of the
+ * model's dtype. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
 } te_edge;
 
-/* What a call brings along beside the tensor. Rows are tokens: row b * seq + t is token t of sequence b, unless
- * cu_seqlens says otherwise. */
+/* The arguments of a call beside its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
+ * cu_seqlens is given. Zeroed members mean their defaults. */
 typedef struct te_batch {
     int batch, seq;        /* rows = batch * seq */
     const int32_t *tokens; /* [rows], for an embedding; target memory */
-    const int32_t *labels; /* [rows], for cross_entropy; a label equal to ignore_index has no loss */
-    int ignore_index;      /* 0: -100, so that a zeroed te_batch leaves no label of the vocabulary out */
-    float loss_scale;      /* d(total)/d(loss of one row), where backward is given no dy: often 1 / rows */
+    const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
+    int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
+    float loss_scale;      /* d(total loss)/d(loss of one row), used where backward gets no dy; often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
-    int position;          /* position of the first token of each sequence, for rope and learnt positions */
-    const int32_t *positions; /* [rows], rope's position of each row, any number; target memory. null: `position` and
-                               * the row's place in its sequence. Backward's are the forward's */
-    const te_edge *edges;  /* extra inputs and outputs of the list, by name; others' may stand among them */
+    int position;          /* position of each sequence's first token, for rope and learnt positions */
+    const int32_t *positions; /* [rows], rope's position of each row, in any order; target memory. null: `position` plus
+                               * the row's index in its sequence. Backward must get those of forward */
+    const te_edge *edges;  /* extra inputs and outputs of the list, by name; names of other lists are skipped */
     int edge_count;
-    /* Sequences that differ in length: the rows, still batch * seq, are those of `sequences` sequences, one behind the
-     * other. Sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1]; the first number is 0 and the last is the number
-     * of rows. `longest` is a bound of their lengths. A sequence may be empty. On CUDA the host never reads the
-     * numbers, so they may change from run to run of a captured graph; what they do when they are wrong is in
-     * core/sequences.h. 0, 0, null: `batch` sequences of `seq` rows. */
-    int sequences, longest;
+    /* Sequences of different lengths (packed, "varlen"): the batch * seq rows hold `sequences` sequences one after the
+     * other, sequence i in rows cu_seqlens[i] to cu_seqlens[i + 1] - 1; cu_seqlens[0] is 0, cu_seqlens[sequences] the
+     * number of rows. No sequence is longer than max_seqlen; it may be empty. On CUDA the host never reads cu_seqlens,
+     * so the lengths may change between replays of a captured graph; for wrong values see te_sequences. 0, 0, null:
+     * `batch` sequences of `seq` rows. */
+    int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
-    int loss_in_backward; /* 1: a forward that saves may leave the loss to its backward, which then writes y: a list
-                           * that ends in linear, cross_entropy computes its logits once so (te/linear/impl/linear_cross_entropy.h) */
-    const float *loss_count; /* [1], target memory: backward divides loss_scale by it, so many rows have a loss
-                              * (te/ops/loss_mean.h); null: by nothing */
-    int memory_seq; /* rows that each of the `batch` sequences has in an (input, .., (rows, memory)), for a list that
-                     * has one: row b * memory_seq + t is row t of sequence b's memory */
+    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then writes y. A
+                           * list that ends in linear, cross_entropy then computes its logits only once
+                           * (te/linear/impl/linear_cross_entropy.h) */
+    const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
+                              * loss_scale (te/ops/loss_mean.h); null: no division */
+    int memory_seq; /* rows per sequence of the cross-attention memory, an (input, .., (rows, memory)): row
+                     * b * memory_seq + t is row t of sequence b's memory */
 } te_batch;
+
+/* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
+
+/* Sequence i has rows first[i] to first[i + 1] - 1; first[0] is taken to be 0. `first` lies in target memory, where the
+ * host does not read it, so kernels must be safe with any values: where they do not ascend, exceed `rows`, or make a
+ * sequence longer than max_seqlen, sequences are clipped. The results are then meaningless, but all accesses stay in
+ * bounds and every kernel ends. Rows behind the last sequence may be left unwritten. */
+typedef struct te_sequences {
+    const int32_t *first; /* [count + 1], the cu_seqlens; null: each sequence has max_seqlen rows */
+    int count, max_seqlen, rows; /* sequences; the longest allowed; rows of all sequences */
+} te_sequences;
+typedef struct te_sequence { int first, count; } te_sequence; /* first row, number of rows */
+
+/* The first row of sequence i, clipped to 0 .. rows. */
+TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
+    const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
+    return row < 0 ? 0 : row > s->rows ? s->rows : row;
+}
+/* Sequence i without the rows before row `from`, which belong to earlier sequences. */
+TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
+    const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
+    te_sequence q;
+    q.first = first > from ? first : from, q.count = end > q.first ? end - q.first : 0;
+    if (q.count > s->max_seqlen) q.count = s->max_seqlen;
+    return q;
+}
+TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
+
+/* Tiles of `size` rows that start at each sequence's first row. The tiles of sequence i are numbered from
+ * (first row / size + i) on; te_sequence_tiles is the count of numbers, of which at most one a sequence is unused. */
+TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
+/* The sequence of a tile, by binary search; the tile may be unused. size 0: `tile` is a row. */
+TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
+    int low = 0, high = s->count; /* invariant: the sequence is in [low, high) */
+    if (!s->first && size == 0) return tile / s->max_seqlen;
+    while (high - low > 1) {
+        const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
+        if ((size ? first / size + i : first) <= tile) low = i;
+        else high = i;
+    }
+    return low;
+}
+/* The index of a row in its sequence. */
+TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
+    if (!s->first) return row % s->max_seqlen;
+    return row - te_sequence_first(s, te_sequence_of(s, row, 0));
+}
+
+/* The sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile restarts
+ * from sequence 0). Whatever the values are, each tile is visited once: a sequence that begins before the end of the
+ * previous one is taken to begin there. */
+typedef struct te_sequence_cursor {
+    te_sequence at;  /* the current sequence */
+    int index, tile; /* its index; the number of its first tile */
+    int next;        /* first row of the next sequence, */
+    int next_tile;   /* and the number of its first tile */
+} te_sequence_cursor;
+
+/* Move to sequence i, which begins at row `from` or later. */
+TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
+    w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
+    w->next = te_sequence_first(s, i + 1);
+    if (w->next < w->at.first) w->next = w->at.first;
+    w->next_tile = w->next / size + i + 1;
+}
+TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int size) {
+    te_sequence_cursor w;
+    te__sequence_cursor_enter(&w, s, 0, 0, size);
+    return w;
+}
+/* Move to the sequence of this tile. */
+TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
+    if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
+    while (tile >= w->next_tile && w->index + 1 < s->count)
+        te__sequence_cursor_enter(w, s, w->index + 1, w->next, size);
+}
 
 #endif

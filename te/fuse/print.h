@@ -17,7 +17,7 @@
 
 /* A run that only answers questions about the steps of a pass: one row, recipes on. none: a parameter for all ops. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
-    te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
+    te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
@@ -44,13 +44,13 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     r->describe = &k;
     (void)s->run(r, s);
     r->describe = 0;
-    const te_pointwise_work w = te_pointwise_work_of(s, 0, k, 0);
+    const te_pointwise_work w = te__pointwise_work_of(s, 0, k, 0);
     const te_pointwise_exit e =
-        te__pointwise_exit_of(r, &w, last, back ? end->in_dtype : end->out_dtype, te_saves_output(r, last));
+        te__pointwise_exit_of(r, &w, last, back ? end->in_dtype : end->out_dtype, te__saves_output(r, last));
     if (e.form != TE_RESULT_with_scales) return 0;
-    if (k.scaled == TE_SCALING_ROW) return 1;
+    if (k.scaled == TE_SCALING_ROWWISE) return 1;
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
-    return r->pass == TE_FORWARD && te_policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
+    return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
 /* Bytes a row that this saves against the list's format, in which forward may store the result as well. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
@@ -58,9 +58,9 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const te_op *end = &r->plan->op[last];
     const long width = r->pass == TE_BACKWARD ? end->in : end->out;
     if (!layouts) return 0;
-    const int rowwise = te_policy(r, te_consumer_of(r, last))->scaling == TE_SCALING_ROW;
+    const int rowwise = te__policy(r, te__consumer_of(r, last))->scaling == TE_SCALING_ROWWISE;
     const long scales = (rowwise ? 1 : width / TE_FP8_BLOCK) * (long)sizeof(float);
-    const long in_list_format = te_saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
+    const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
 /* Whether all ops of a step pass the value or the gradient on where it lies. */
@@ -94,7 +94,7 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
-    if (j + 1 < s->count && te_saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+    if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
 /* Of op j of a backward step: its statistics, what forward saved for it, and the gradients of forks. */
@@ -154,7 +154,7 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/peer_row.h). */
+/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
@@ -190,7 +190,7 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
-    const te_run r = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
+    const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
     for (int k = 0; k < p->region_count; k++) {
         int from, to, reached = 0;
         for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->region[k].last;

@@ -25,7 +25,7 @@
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
 
-#include "../core/convert.h" /* te_convert */
+#include "../core/tensor_kernels.h" /* te_convert */
 #include "../plan/dims.h" /* TE_DIM, te_plan_set_dims */
 #include "print.h" /* te_plan_print */
 #include "../plan/impl/executor.h" /* te_plan_forward, te_plan_backward */

@@ -1,49 +1,45 @@
-/* gemm.h -- one matrix product: D = alpha * op(A) op(B) + beta * C, with what the back end can do at its end.
+/* gemm.h -- matrix products (GEMMs) by themselves, and tuning them.
  *
  * Do this:
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
- *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = TE_bf16, g.out = TE_bf16;
- *     TE_TRY(te_gemm_run(&g, ctx));
+ *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16;
+ *     TE_TRY(te_gemm_run(&g, &ctx));
+ * With operands in FP8:
+ *     g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSORWISE, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.fast = 1;
+ *     g.a_fp8.inverse = te_scales_inverse(&scales, i), g.b_fp8.inverse = te_scales_inverse(&scales, j);
+ *     TE_TRY(te_gemm_fp8_run(&g, &ctx));
+ * Tuned, so that a shipped binary starts with the fastest kernels (impl/gemm_tune_file.h has the file's format):
+ *     if (te_gemm_load("gemm.txt", &ctx) != TE_OK) ctx.gemm_tune = 1;     // no file, or one of another GPU: time
+ *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&m, rows, &ctx)));
+ *     ... one forward and backward ...
+ *     ctx.gemm_tune = 0;
+ *     TE_TRY(te_gemm_save("gemm.txt", &ctx));
+ *     te_gemm_print(stdout, &ctx);
  *
- * Row-major throughout. Accumulates in float. On CUDA cuBLASLt, with a plan cached per shape in the context, its first
- * candidate or, if asked for, its fastest (gemm_tune.h); on the host CBLAS (compile with -DTE_CBLAS and link one) or a
- * blocked loop. Where TE_NO_CUBLASLT is defined gemm_plain.h takes the place of cuBLASLt, of which nothing is then
- * included or linked. Each back end has TE_GEMM_RUN_OF(T, trains), what runs a list's products, which are of dtype T;
- * trains: those of backward as well. The kernels of our own for a list, and when they take the place of these:
- * gemm_choose.h.
+ * Row-major throughout; sums in float. te_gemm_run is the library's GEMM: cuBLASLt, with a plan cached per shape in the
+ * context; with TE_NO_CUBLASLT, which neither includes nor links it, kernels of mma.sync; on a CPU CBLAS (compile with
+ * -DTE_CBLAS and link one) or a blocked loop. te_gemm_fp8_run takes a custom kernel where that is faster, by rule or,
+ * with ctx.gemm_tune on, by timing both. For a weight's gradient in FP8 set g.out to f32 and beta to 1; that, and every
+ * FP8 GEMM without fast accumulation, is cuBLASLt's.
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
 
-#include "gemm_types.h" /* te_gemm */
-#if TE_CUDA && defined(TE_NO_CUBLASLT)
-#include "gemm_run_plain.h" /* te_gemm_run, te_gemm_supports by a kernel of our own */
-#elif TE_CUDA
-#include "gemm_run_cuda.h" /* the same through cuBLASLt */
-#else
-#include "gemm_host.h" /* the same through CBLAS or a loop */
-#endif
+#include "gemm_types.h"          /* te_gemm */
+#include "impl/gemm_dispatch.h"  /* te_gemm_run, te_gemm_fp8_run */
+#include "impl/gemm_tune_file.h" /* te_gemm_load, te_gemm_save, te_gemm_report, te_gemm_print */
 
-/* ---- the splits that were chosen; none on the host --------------------------------------------------------------- */
-
-TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b) {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
-           a->kept == b->kept && !strcmp(a->row, b->row);
-}
-/* The choice for this step; null if there is none. */
-TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
-    int *count = 0;
-    te_gemm_choice *all = te__gemm_choices(&count, ctx);
-    for (int i = 0; count && i < *count; i++)
-        if (te__gemm_same_choice(&all[i], step)) return &all[i];
-    return 0;
-}
-/* Remember it, in the place of an earlier one. Where there is no room the step stays with its default. */
-TE_API void te__gemm_keep_choice(const te_gemm_choice *step, te_context *ctx) {
-    int *count = 0;
-    te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);
-    if (found) *found = *step;
-    else if (count && *count < TE_GEMM_CHOICES) all[(*count)++] = *step;
-}
+/* With ctx.gemm_tune on, the first call of each product (sizes, transposes, dtypes, epilogue, beta) times cuBLASLt's
+ * candidates, and the first call of a step that begins with a product times the strategies for it (te_gemm_strategy),
+ * casts and transposes to FP8 included. That takes some tenths of a second each: it allocates scratch memory, waits for
+ * the stream and frees it. A call that is being captured never times, and takes what there is; so run one eager step
+ * before a capture. Load a file, or switch tuning on, before te_context_reserve: a step whose strategy may change takes
+ * more workspace.
+ *
+ * Candidates sum in float and in a fixed order, so a tuned product gives the same bits each time. Another tuning may
+ * take another candidate: for the same bits from run to run, load the same file.
+ *
+ * Compiled with -DTE_NO_TUNE, or by te/infer.h, a program has no code that times: it loads a file, and ctx.gemm_tune is
+ * an error. On the host there is nothing to tune: a file has its header alone, and is checked all the same. */
 
 #endif

@@ -1,17 +1,25 @@
-/* gemm_types.h -- a matrix product as data, and what tuning remembers of it (gemm.h). */
+/* gemm_types.h -- a matrix product (GEMM) as data, the checks of its arguments, and what a context keeps about GEMMs.
+ *
+ * Do this:
+ *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
+ *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16;
+ *
+ * gemm.h runs it. The second half of the file is shared by the kernels in impl/: the functions that they call as their
+ * epilogue, and the workspace for the partial sums of a split k.
+ */
 #ifndef TE_GEMM_TYPES_H
 #define TE_GEMM_TYPES_H
 
 #include "../core/target.h"      /* te_context, te_check_target */
-#include "../fp8/fp8_scaling.h"  /* te_scaling */
-#include "gemm_ranks.h"          /* te_gemm_ranks */
+#include "../fp8/scales.h"  /* te_scaling */
+#include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
-/* X(name, text): what a product can do at its end. */
+/* X(name, text): the epilogues that a library's GEMM may have. */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* + bias[n] */                                            \
     X(GELU_BIAS, "gelu_bias") /* gelu_tanh(. + bias[n]) */                               \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* the same, and aux[m, n] gets what went into the gelu */
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* the same, and the gelu's input is stored in aux[m, n] */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
@@ -23,31 +31,33 @@ TE_API const char *te_epilogue_name(te_epilogue e) {
     return (unsigned)e < (unsigned)TE_EPILOGUE_COUNT ? names[e] : "unknown epilogue";
 }
 
-/* An operand's own format. */
+/* The format of an FP8 operand. */
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale, as `scaling` says; target memory, at a multiple of TE_ACCESS bytes; null: 1, of
-                           * a tensor */
+    const float *inverse; /* 1 / scale, one or an array as `scaling` says; target memory at a multiple of TE_ACCESS
+                           * bytes; null: 1, of tensorwise scaling only */
 } te_gemm_fp8;
 
+/* D = alpha op(A) op(B) + beta C, with an epilogue. Row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
-    te_dtype dtype, out;  /* of A and B if they are not in FP8, of bias and aux; of C and D: dtype, or f32 */
+    te_dtype dtype, out;  /* of bias and aux, and of A and B unless they are FP8; of C and D: `dtype`, or f32 */
     te_gemm_fp8 a_fp8, b_fp8; /* both or neither: A is then [m, k], B [n, k], and D = alpha inverse_a inverse_b A B^T */
-    int fast; /* FP8: sums stay in the tensor cores, which keep 14 bits of them (fast accumulation), else in float; with
-               * scales of tiles each 128 of k are added up in float, whatever this says */
+    int fast; /* FP8: 1: fast accumulation, sums stay in the tensor cores, which keep 14 bits of them; 0: they are
+               * promoted to float. Blockwise scaling always adds up each 128 of k in float */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* C may be D; C is not read if beta is 0 */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host: te_gemm_scratch() floats; target memory of the workspace */
-    const struct te_gemm_ranks *ranks; /* a kernel of our own overlaps a collective (gemm_ranks.h); null: none does */
+    float *scratch; /* host: te__gemm_scratch() floats; target memory of the workspace */
+    const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
+/* D[m, n] with k summands, alpha 1 and all else zero: f32, nothing transposed, no operands yet. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
     memset(&g, 0, sizeof g);
@@ -58,38 +68,44 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 TE_API int te_gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
-/* Whether its scales are finer than of a tensor: of rows, tiles or blocks. */
-TE_API int te_gemm_is_fine_grained(const te_gemm *g) {
-    return g->a_fp8.scaling > TE_SCALING_TENSOR || g->b_fp8.scaling > TE_SCALING_TENSOR;
+/* Whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
+TE_API int te_gemm_has_scale_arrays(const te_gemm *g) {
+    return g->a_fp8.scaling > TE_SCALING_TENSORWISE || g->b_fp8.scaling > TE_SCALING_TENSORWISE;
 }
-TE_API te_dtype te__gemm_a(const te_gemm *g) { return g->a_fp8.scaling != TE_SCALING_NONE ? g->a_fp8.dtype : g->dtype; }
-TE_API te_dtype te__gemm_b(const te_gemm *g) { return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype; }
+TE_API te_dtype te__gemm_a_dtype(const te_gemm *g) {
+    return g->a_fp8.scaling != TE_SCALING_NONE ? g->a_fp8.dtype : g->dtype;
+}
+TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
+    return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype;
+}
 
-/* The scales of A and of B that go together: (tensor, tensor), (row, row), (1x128, 128x128), (1x128, 1x128). */
-TE_API int te__scalings_fit(te_scaling a, te_scaling b) {
-    return a == b ? a == TE_SCALING_TENSOR || a == TE_SCALING_ROW || a == TE_SCALING_TILES
-                  : a == TE_SCALING_TILES && b == TE_SCALING_BLOCKS;
+/* ---- checks of the arguments ------------------------------------------------------------------------------------- */
+
+/* The scalings of A and B that can be combined: (tensor, tensor), (row, row), (1x128, 128x128), (1x128, 1x128). */
+TE_API int te__scalings_match(te_scaling a, te_scaling b) {
+    return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
+                  : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* Refuses scales of rows, tiles and blocks that no back end has. */
+/* Refuses rowwise and blockwise scaling where no back end supports it. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
-    TE_REQUIRE(te__scalings_fit(a, b), ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s and %s; there are tensor by tensor, row by row, 1x128 by 128x128 "
                "and 1x128 by 1x128", who, te_scaling_name(a), te_scaling_name(b));
-    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE ||
-                   (g->epilogue == TE_EPILOGUE_BIAS && b == TE_SCALING_BLOCKS), ctx, TE_ERROR_VALUE,
-               "%s: an FP8 product with scales of %s takes no epilogue %s along", who, te_scaling_name(a),
+    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE ||
+                   (g->epilogue == TE_EPILOGUE_BIAS && b == TE_SCALING_BLOCKWISE_2D), ctx, TE_ERROR_VALUE,
+               "%s: an FP8 product with scales of %s takes no epilogue %s", who, te_scaling_name(a),
                te_epilogue_name(g->epilogue));
-    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fine_grained(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
+    TE_REQUIRE(!TE_CUDA || !te_gemm_has_scale_arrays(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products with scales of %s need compute capability 9.0; device %d has %d.%d", who,
                te_scaling_name(a), ctx->device, ctx->capability / 100, ctx->capability / 10 % 10);
     return TE_OK;
 }
 
-/* Refuses products in FP8 that no back end has; the others pass. For the dry walk; te_gemm_run calls it, too. who: the
- * op or the call, for the text. */
+/* Refuses dtypes, and FP8 GEMMs, that no back end supports. The dry run of a plan calls it, and so does te_gemm_run.
+ * who: the op or the call, for the error's text. */
 TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
-    const te_dtype a = te__gemm_a(g), b = te__gemm_b(g);
+    const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
                "%s: a product of %s to %s; an operand in FP8 says so in a_fp8 or b_fp8", who, te_dtype_name(g->dtype),
                te_dtype_name(g->out));
@@ -111,12 +127,14 @@ TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ct
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-TE_API int te__gemm_apart(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
+/* Whether D and an operand share no byte. */
+TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* What a caller can have got wrong beside: te_gemm_run and te_gemm_fp8_run begin with it. */
+/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with it.
+ * */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te_check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
@@ -130,61 +148,35 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
     TE_TRY(te_gemm_check(g, who, ctx));
-    TE_REQUIRE(!te_gemm_is_fine_grained(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
+    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
                "%s: an FP8 product with scales of %s has none", who, te_scaling_name(g->a_fp8.scaling));
     TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
                TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
-    TE_REQUIRE(te__gemm_apart(g, g->a, g->m * g->k, te__gemm_a(g)) &&
-                   te__gemm_apart(g, g->b, g->k * g->n, te__gemm_b(g)), ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(te__gemm_is_disjoint(g, g->a, g->m * g->k, te__gemm_a_dtype(g)) &&
+                   te__gemm_is_disjoint(g, g->b, g->k * g->n, te__gemm_b_dtype(g)), ctx, TE_ERROR_VALUE,
                "%s: D overlaps A or B", who);
     return TE_OK;
 }
 
-/* te_gemm_run has rows with scales of tiles as cuBLASLt takes them, without a bias; gemm_tiles.h has the others. */
-TE_API te_status te__gemm_check_tiles(const te_gemm *g, te_context *ctx) {
-    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_TILES || g->m == te_tile_rows(g->m), ctx, TE_ERROR_SHAPE,
+/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the rest.
+ * */
+TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
+    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx, TE_ERROR_SHAPE,
                "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four", (long long)g->m);
-    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
-               "te_gemm_run: a product with scales of %s; it takes no bias along", te_scaling_name(g->a_fp8.scaling));
+    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+               "te_gemm_run: a product with scales of %s takes no bias", te_scaling_name(g->a_fp8.scaling));
     return TE_OK;
 }
 
-/* What a kernel for few rows (gemm_few.h) reads. */
-typedef enum te_few_form {
-    TE_FEW_SIXTEEN, /* 16 bits */
-    TE_FEW_SCALED,  /* e4m3 with scales of tensors, or of rows of both operands */
-    TE_FEW_TILED    /* e4m3 with scales of 1x128 and 128x128 */
-} te_few_form;
-
-/* What a thread carries from one call of its epilogue to the next. */
-/* Whether the arguments of an epilogue are what its row has in training, where it stores all that it can, or where it
- * stores its result alone, as in inference. What of them is null is known then, so the epilogue has no branches, and
- * the compiler lets several pieces of eight go through it side by side. */
-typedef enum te_usual { TE_USUAL_not, TE_USUAL_all, TE_USUAL_result } te_usual;
-typedef struct te_epilogue_lane {
-    float sum[8];  /* what the epilogue adds to it is summed over the rows */
-    uint32_t most; /* the bits of the largest magnitude that it has stored in FP8; 0 at first (core/amax.h) */
-    uint32_t fp8[2]; /* the eight elements of this call in FP8, for the transpose; 0 before */
-    te_usual usual; /* a constant */
-} te_epilogue_lane;
-/* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
- * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead,
- * of one with two halves (te_hopper_kind.twice) those of the second behind them; null: none. */
-typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_lane *lane);
-/* Sixteen elements of a row: eight from column `col` on, and the eight from `other_col` on that belong to them. Of the
- * lane `most` alone is of use. */
-typedef void (*te_couple_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             int other_col, te_epilogue_lane *lane);
-
-/* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
+/* ---- results of tuning, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_PLANS = 512,  /* distinct products a context remembers at a time; a power of two */
-    TE_GEMM_CHOICES = 128 /* distinct steps whose split it can remember */
+    TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs that a context remembers at a time; a power of two */
+    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy it can remember */
 };
 
-/* A product that was timed. Tensors are contiguous and at multiples of TE_ACCESS, so sizes and transposes say all. */
+/* A GEMM whose candidates were timed. Tensors are contiguous and at multiples of TE_ACCESS, so sizes, transposes and
+ * formats identify it. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -193,19 +185,19 @@ typedef struct te_gemm_tuned {
     int fast;
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
-    int candidates;            /* that were timed */
+    int candidates;            /* how many were timed */
     int64_t first_ns, best_ns; /* medians: of the heuristic's first candidate, and of the one that is used */
     uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* The product, not yet timed. */
+/* The entry for this GEMM, not yet timed. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
     t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0;
-    t.a = te__gemm_a(g), t.b = te__gemm_b(g), t.dtype = g->dtype, t.out = g->out;
+    t.a = te__gemm_a_dtype(g), t.b = te__gemm_b_dtype(g), t.dtype = g->dtype, t.out = g->out;
     t.a_scaling = g->a_fp8.scaling, t.b_scaling = g->b_fp8.scaling;
-    t.fast = g->fast && te_is_fp8(t.a) && t.a_scaling != TE_SCALING_TILES;
+    t.fast = g->fast && te_is_fp8(t.a) && t.a_scaling != TE_SCALING_BLOCKWISE_1D;
     t.epilogue = g->epilogue, t.beta = g->beta != 0;
     return t;
 }
@@ -216,38 +208,102 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
-/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast", and
- * where scales are not of tensors those: ".1x128*128x128". */
+/* The operands of a GEMM in a tuning file: "bf16", or in FP8 "e4m3*e5m2.bf16" with the dtype of bias and aux, then
+ * ".fast" for fast accumulation, then the scalings unless they are tensorwise: ".1x128*128x128". */
 typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
     const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
-    const int fine = te_is_fp8(t->a) && t->a_scaling > TE_SCALING_TENSOR;
+    const int arrays = te_is_fp8(t->a) && t->a_scaling > TE_SCALING_TENSORWISE;
     if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s%s%s%s%s", a, b, dtype, t->fast ? ".fast" : "",
-                                  fine ? "." : "", fine ? te_scaling_name(t->a_scaling) : "", fine ? "*" : "",
-                                  fine ? te_scaling_name(t->b_scaling) : "");
+                                  arrays ? "." : "", arrays ? te_scaling_name(t->a_scaling) : "", arrays ? "*" : "",
+                                  arrays ? te_scaling_name(t->b_scaling) : "");
     else snprintf(s.text, sizeof s.text, "%s", dtype);
     return s;
 }
 
-/* How a row that begins with a matrix product is split into the product and the kernel behind it. */
-typedef enum te_split {
-    TE_SPLIT_BARE, /* the bare product; the kernel does all of the rest */
-    TE_SPLIT_BIAS, /* the product takes the bias along */
-    TE_SPLIT_WHOLE, /* the product's epilogue does all; no kernel behind it */
-    TE_SPLIT_OWN,   /* one kernel of our own (fuse/product.h) */
-    TE_SPLIT_COUNT
-} te_split;
+/* How a fused pattern that starts with a GEMM is divided into the GEMM and a pointwise kernel behind it. */
+typedef enum te_gemm_strategy {
+    TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the rest */
+    TE_STRATEGY_BIAS,     /* a GEMM with bias epilogue; a pointwise kernel does the rest */
+    TE_STRATEGY_EPILOGUE, /* the library's GEMM, whose epilogue does all of the pattern */
+    TE_STRATEGY_CUSTOM,   /* one custom kernel */
+    TE_STRATEGY_COUNT
+} te_gemm_strategy;
 
-/* A step whose splits were timed. */
+/* A step of a plan whose strategies were timed, or an FP8 GEMM alone (BARE: cuBLASLt, CUSTOM: the custom kernel). */
 typedef struct te_gemm_choice {
-    char row[96];   /* "linear_bias_gelu" */
+    char pattern[96]; /* "linear_bias_gelu", in FP8 with the operands: "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
     int64_t m, n, k;
     te_dtype dtype;
-    int training;   /* a forward that saves for backward; 0: inference */
-    unsigned kept;  /* bit j: the output of the row's op j lies in memory */
-    te_split split; /* the fastest */
-    int64_t ns[TE_SPLIT_COUNT]; /* medians; 0: not possible */
+    int training;            /* 1: a forward that saves for backward; 0: inference */
+    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. Of an FP8 GEMM alone: bit 0 beta,
+                              * bit 1 a bias */
+    te_gemm_strategy strategy;     /* the fastest */
+    int64_t ns[TE_STRATEGY_COUNT]; /* medians; 0: not possible */
 } te_gemm_choice;
+
+/* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
+
+/* The operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
+typedef enum te_gemm_operands {
+    TE_OPERANDS_16BIT,
+    TE_OPERANDS_FP8,          /* e4m3 with tensorwise scales, or rowwise scales of both operands */
+    TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
+} te_gemm_operands;
+
+/* Which outputs an epilogue stores. Where that is a constant, so is which of its pointers are null: the epilogue then
+ * has no branches, and the compiler interleaves several vectors of eight. */
+typedef enum te_epilogue_outputs {
+    TE_OUTPUTS_ANY,   /* decided at run time, pointer by pointer */
+    TE_OUTPUTS_ALL,   /* all that the pattern stores in training */
+    TE_OUTPUTS_RESULT /* its result alone, as in inference */
+} te_epilogue_outputs;
+/* What a thread carries from one call of its epilogue to the next. */
+typedef struct te_epilogue_state {
+    float sum[8];       /* what the epilogue adds here is reduced over the rows (gradients of bias and scale) */
+    uint32_t amax_bits; /* of the largest magnitude that it has stored in FP8 (core/lanes.h); 0 at first */
+    uint32_t fp8[2];    /* the eight FP8 elements of this call, for the transposed output; 0 before */
+    te_epilogue_outputs outputs; /* a constant */
+} te_epilogue_state;
+/* Custom kernels call this for eight elements of D, rounded to 16 bits: row `row`, columns from `col` on. ahead: the
+ * same eight of a tensor that the kernel has prefetched; if that is twice as wide (te__sm90_gemm_config.twice), those of its
+ * second half follow; null: nothing was prefetched. arg: the kernel's arguments. */
+typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                               te_epilogue_state *state);
+/* The same for ops that combine two vectors of a row, rope and gated activations: eight elements from column `col` on,
+ * and the eight from `other_col` on that belong to them. Of the state only amax_bits is used. */
+typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
+                                    int other_col, te_epilogue_state *state);
+
+/* ---- the workspace of a context's GEMMs -------------------------------------------------------------------------- */
+#if TE_CUDA
+
+enum {
+    TE_GEMM_WORKSPACE = 32 << 20, /* what cuBLASLt asks for on Hopper */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* tiles of a custom kernel whose k may be split */
+    TE_GEMM_TILE_COUNTERS = 16,         /* for each of them; behind the workspace, 0 between kernels */
+    TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
+};
+
+/* Partial sums of a split k, and the counters behind them. May be called while a stream is being captured; nothing of
+ * it becomes part of the capture. */
+TE_API te_status te__gemm_allocate(void **workspace, te_context *ctx) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaStream_t stream = 0;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    te_status status = te_allocate(ctx, workspace, TE_GEMM_WORKSPACE + TE_GEMM_COUNTER_BYTES);
+    if (status == TE_OK)
+        status = te__cuda_status(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    if (status == TE_OK) {
+        const cudaError_t e =
+            cudaMemsetAsync((char *)*workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_COUNTER_BYTES, stream);
+        status = te__cuda_status(ctx, e == cudaSuccess ? cudaStreamSynchronize(stream) : e, "fill");
+    }
+    if (stream) (void)cudaStreamDestroy(stream);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return status;
+}
+#endif
 
 #endif

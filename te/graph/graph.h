@@ -1,9 +1,8 @@
 /* graph.h -- CUDA graphs: record once what a function enqueues (a forward, a backward, a whole step), replay it with
- * one launch. The inputs of a replay go by name or place and are checked like arguments.
+ * one launch. The inputs of a replay go by name or position and are checked like arguments.
  *
  * Do this:
- *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {       // enqueues on ctx->stream, nothing
- *     else
+ *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {    // may only enqueue on ctx->stream
  *         const trainer *t = (const trainer *)arg;
  *         te_batch batch = t->batch;
  *         batch.tokens = (const int32_t *)te_graph_input(g, "tokens").data;
@@ -12,46 +11,243 @@
  *         return te_adamw_step(t->opt, ctx);
  *     }
  *     TE_TRY(te_graph_pool_init(&pool, memory, bytes, &ctx));
- *     te_named in[] = {te_named_ints("tokens", 0, rows)}, out[] = {te_named_tensor("loss", te_matrix(0, TE_f32, rows,
- *     1))};
+ *     te_named in[] = {te_named_ints("tokens", 0, rows)};
+ *     te_named out[] = {te_named_tensor("loss", te_matrix(0, TE_f32, rows, 1))};
  *     te_graph_spec spec = te_graph_spec_of("step", step, t, 0, in, 1, out, 1);
  *     TE_TRY(te_graph_capture(&g, &spec, &pool, &ctx));    // after one eager step, which loads kernels; runs nothing
  *     ...
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
- * used where it lies (the y of one graph as the x of the next: then the replay copies nothing); one without (data null)
- * gets its memory from the pool. What te_saved keeps is acquired from the pool by the caller: te_graph_pool_acquire.
- *
- * The pool. Its memory is acquired and released in the order of these calls, which stands for the order of the replays.
- * te_graph_retire says that from here on nobody needs a graph's own inputs and outputs: captures that follow may lie
- * there, and the graph can still be replayed at its place in the order. For a pipeline (F0 F1 B0 F2 ...): capture in
- * the order of the schedule; after B0 retire F0 and release its saved memory. A pool without memory measures: the same
- * calls acquire and release, record nothing, and pool.high is then the bytes to reserve.
- *
- * Random numbers: the random state moves on in target memory, so each replay draws anew, the same as an eager run
- * would.
- *
- * What is fixed at the capture is all that the host hands to a kernel: addresses, sizes, batch.accumulate, an
- * optimizer's config. What `arg` points to, the models and the context's workspace must stay as they are as long as the
- * graph lives.
- *
- * On the host there is nothing to record: a replay calls the function again, with the same checks and the same results.
- * What the function itself does wrong is there found by the first replay, which may have run a part of it.
+ * On the host a replay calls the function again, with the same checks and the same results; an error of the function
+ * itself is then found by the first replay, which may have run a part of it.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
 
-#include "graph_record.h" /* te_graph, te__graph_record */
+#include "../core/target.h" /* te_context, te_check_target */
+#include "graph_pool.h"     /* te_graph_pool */
 
-/* Tensor i of the spec becomes static. */
-TE_API te_status te__static_take(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
+/* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
+ * used in place (the y of one graph as the x of the next: then the replay copies nothing); one without (data null) gets
+ * its memory from the pool. Memory for te_saved is acquired from the pool by the caller: te_graph_pool_acquire.
+ *
+ * The pool. Its memory is acquired and released in the order of the captures, which stands for the order of the
+ * replays. te_graph_retire says that from here on nobody needs a graph's own inputs and outputs: later captures may
+ * reuse that memory, and the graph can still be replayed at its position in the order. For a pipeline (F0 F1 B0 F2
+ * ...): capture in the order of the schedule; after B0 retire F0 and release its saved memory. A pool without memory
+ * measures: the same calls acquire and release, record nothing, and pool.high is then the bytes to allocate.
+ *
+ * Random numbers: the random state advances in target memory, so each replay draws new numbers, the same as an eager
+ * run would.
+ *
+ * A capture fixes all that the host passes to a kernel: addresses, sizes, batch.accumulate, an optimizer's config. What
+ * `arg` points to, the models and the context's workspace must stay as they are as long as the graph lives. */
+
+/* ---- named tensors ----------------------------------------------------------------------------------------------- */
+
+/* Name null: the tensor is identified by its position in the array, from 0. */
+typedef struct te_named { const char *name; te_tensor tensor; } te_named;
+
+TE_API te_named te_named_tensor(const char *name, te_tensor t) {
+    te_named n;
+    n.name = name, n.tensor = t;
+    return n;
+}
+/* Tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] is the tensor [count, 1]. */
+TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count) {
+    return te_named_tensor(name, te_matrix((void *)(uintptr_t)p, TE_f32, count, 1));
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* for the name of a tensor that was given none: "#2" */
+
+struct te_graph;
+/* Enqueues library calls on ctx->stream, which during a capture is a stream of the graph's. It may not allocate or
+ * release memory, wait, copy from or to pageable memory, or use another stream that it has not joined by events. */
+typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
+
+/* What to capture. It is read during the call only; names are copied. */
+typedef struct te_graph_spec {
+    const char *name;         /* for error texts */
+    te_graph_fn run;
+    const void *arg;          /* for run */
+    size_t arg_bytes;         /* so many bytes of it are copied, and run gets the copy; 0: run gets `arg` itself */
+    const te_named *in, *out; /* [in_count], [out_count]; data null: memory from the pool */
+    int in_count, out_count;
+} te_graph_spec;
+
+TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const void *arg, size_t arg_bytes,
+                                      const te_named *in, int in_count, const te_named *out, int out_count) {
+    te_graph_spec s;
+    s.name = name, s.run = run, s.arg = arg, s.arg_bytes = arg_bytes, s.in = in, s.out = out, s.in_count = in_count,
+    s.out_count = out_count;
+    return s;
+}
+
+typedef struct te__static {
+    te_tensor tensor;
+    const char *name;   /* "#2" for the third, if it was given none */
+    const void *source; /* of an input, during a replay */
+    int id;             /* of its piece of the pool; 0: the caller's memory */
+} te__static;
+
+typedef struct te_graph {
+    te_context *ctx;
+    te_graph_pool *pool;
+    const char *name;
+    te_graph_fn run;
+    const void *arg;
+    te__static *tensor; /* [in_count + out_count]; one host allocation with the copies of arg and the names */
+    int in_count, out_count;
+    void *exec, *workspace; /* cudaGraphExec_t; the context's workspace at the capture */
+    size_t workspace_bytes;
+    const struct te_graph *at; /* its address at the capture: it may not be moved */
+} te_graph;
+
+/* A graph's static input or output by position or by name; te_none() if there is none. */
+TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
+    return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
+}
+TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
+    return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
+}
+/* The position of `name` among tensors [from, to), from 0; -1: there is none. */
+TE_API int te__static_find(const te__static *s, int from, int to, const char *name) {
+    for (int i = from; name && i < to; i++)
+        if (!strcmp(s[i].name, name)) return i - from;
+    return -1;
+}
+TE_API te_tensor te_graph_input(const te_graph *g, const char *name) {
+    return te_graph_input_at(g, !g ? -1 : te__static_find(g->tensor, 0, g->in_count, name));
+}
+TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
+    return te_graph_output_at(g, !g ? -1 : te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
+}
+TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
+
+/* Give the memory of this graph's own inputs and outputs back to the pool, for later captures ("The pool", above). */
+TE_API void te_graph_retire(te_graph *g) {
+    for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
+        for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
+            if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_free(g->pool, k), g->tensor[i].id = 0;
+}
+/* Retire the graph and free it. A graph whose capture failed, or all zeros, may be destroyed too; destroying a copy
+ * does nothing. */
+TE_API void te_graph_destroy(te_graph *g) {
+    if (!g || (g->at && g->at != g)) return;
+    te_graph_retire(g);
+#if TE_CUDA
+    if (g->exec) (void)cudaGraphExecDestroy((cudaGraphExec_t)g->exec);
+#endif
+    free(g->tensor);
+    memset(g, 0, sizeof *g);
+}
+
+/* ---- the call of the function ------------------------------------------------------------------------------------ */
+
+/* While the function runs, the context's target is this one, which refuses what a graph cannot repeat. */
+typedef struct te__graph_target {
+    te_target target;
+    const te_target *real;
+    const char *name;
+    int refused;
+} te__graph_target;
+
+TE_API te_status te__graph_refuse(te_context *ctx, const char *what) {
+    te__graph_target *t = (te__graph_target *)(uintptr_t)ctx->target;
+    t->refused = 1;
+    return te_fail(ctx, TE_ERROR_STATE,
+                   "graph %s: its function %s, which a graph cannot repeat; do that before the capture", t->name, what);
+}
+TE_API te_status te__graph_allocate(te_context *ctx, void **p, size_t bytes) {
+    *p = 0, (void)bytes;
+    return te__graph_refuse(ctx, "allocates memory");
+}
+TE_API void te__graph_release(te_context *ctx, void *p) { (void)p, (void)te__graph_refuse(ctx, "releases memory"); }
+TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refuse(ctx, "waits for the stream"); }
+#if TE_CUDA
+/* Pageable memory is likely a local variable of the function, gone at the replay. */
+TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* asking about a pointer is safe */
+    cudaPointerAttributes d, s;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    const int known =
+        cudaPointerGetAttributes(&d, dst) == cudaSuccess && cudaPointerGetAttributes(&s, src) == cudaSuccess;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* back */
+    if (known && (d.type == cudaMemoryTypeUnregistered || s.type == cudaMemoryTypeUnregistered))
+        return te__graph_refuse(ctx, "copies from or to pageable host memory");
+    if (!known) (void)cudaGetLastError();
+    return ((te__graph_target *)(uintptr_t)ctx->target)->real->copy(ctx, dst, src, bytes);
+}
+#endif
+
+TE_API te_status te__graph_call(const te_graph *g, te_context *ctx) {
+    te__graph_target t;
+    t.target = *ctx->target, t.real = ctx->target, t.name = g->name, t.refused = 0;
+    t.target.allocate = te__graph_allocate, t.target.release = te__graph_release,
+    t.target.synchronize = te__graph_synchronize;
+#if TE_CUDA
+    t.target.copy = te__graph_copy;
+#endif
+    ctx->target = &t.target;
+    const te_status status = g->run(g, g->arg, ctx);
+    ctx->target = t.real;
+    TE_REQUIRE(
+        status != TE_OK || !t.refused, ctx, TE_ERROR_STATE,
+        "graph %s: its function allocates, releases, waits or copies pageable memory, and ignored that it was refused",
+        g->name);
+    return status;
+}
+
+/* ---- capture ----------------------------------------------------------------------------------------------------- */
+
+/* Capture g's function on a stream created for it, so that the context's stream is never in capture mode and may be the
+ * default stream. That stream is a blocking one: work that the function puts on the default stream by mistake is then
+ * an error, instead of being done once and missing from the graph. */
+TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
+    te_status status = TE_OK;
+#if TE_CUDA
+    void *const stream = ctx->stream;
+    cudaStream_t capture;
+    cudaGraph_t graph = 0;
+    cudaGraphExec_t exec = 0;
+    TE_TRY(te__cuda_status(ctx, cudaStreamCreate(&capture), "graph: stream"));
+    status = te__cuda_status(ctx, cudaStreamBeginCapture(capture, cudaStreamCaptureModeThreadLocal),
+                             "graph: begin of the capture");
+    if (status == TE_OK) {
+        ctx->stream = capture;
+        status = te__graph_call(g, ctx);
+        ctx->stream = stream;
+        const cudaError_t e = cudaStreamEndCapture(capture, &graph);
+        if (status == TE_OK && e != cudaSuccess)
+            status = te_fail(
+                ctx, TE_ERROR_CUDA,
+                "graph %s: its function did what cannot be captured (waited, allocated, used another stream): %s",
+                g->name, cudaGetErrorString(e));
+    }
+    if (status == TE_OK && ctx->launches) te_small_fills_to_kernels(((const te_launches *)ctx->launches)->small_fill_kernel, graph);
+    if (status == TE_OK)
+        status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
+    if (graph) (void)cudaGraphDestroy(graph);
+    (void)cudaStreamDestroy(capture);
+    if (status != TE_OK) (void)cudaGetLastError(); /* or the next launch would report it */
+    else g->exec = exec;
+#else
+    (void)g, (void)ctx;
+#endif
+    return status;
+}
+
+/* Check tensor i of the spec, and make it static, with memory from the pool unless it has some. name: where its name is
+ * copied to. */
+TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";
     te__static *s = &g->tensor[i];
     if (n->name) strcpy(name, n->name);
-    else snprintf(name, TE__GRAPH_PLACE, "#%d", i - from);
+    else snprintf(name, TE__GRAPH_POSITION_BYTES, "#%d", i - from);
     s->name = name, s->tensor = n->tensor;
     const te_tensor t = s->tensor;
     TE_REQUIRE(te__static_find(g->tensor, from, i, name) < 0, ctx, TE_ERROR_VALUE, "graph %s: two %ss are named %s",
@@ -67,30 +263,37 @@ TE_API te_status te__static_take(te_graph *g, int i, const te_named *n, char *na
                "graph %s: %s %s has no memory, and there is no pool for it", g->name, kind, name);
     char who[64];
     snprintf(who, sizeof who, "%s %.32s of graph ", kind, name);
-    return te__graph_pool_take(g->pool, &s->tensor.data, &s->id, te__tensor_bytes(t), who, g->name, ctx);
+    return te__graph_pool_allocate(g->pool, &s->tensor.data, &s->id, te__tensor_bytes(t), who, g->name, ctx);
 }
-
-/* Record what the function enqueues; nothing of it runs. `pool` may be null if all tensors of the spec have memory. A
- * capture that fails has acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own;
- * TE_ERROR_STATE or TE_ERROR_CUDA for what cannot be captured; TE_ERROR_MEMORY if the pool is too small. *g must hold
- * no graph yet, and no other thread may use the device's default stream meanwhile. */
-TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "graph"));
-    TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
-    memset(g, 0, sizeof *g);
-    const char *name = spec->name ? spec->name : "without a name";
+TE_API te_status te__graph_check_spec(const te_graph_spec *spec, const char *name, te_context *ctx) {
     TE_REQUIRE(ctx->target->synchronize != te__graph_synchronize, ctx, TE_ERROR_STATE,
                "graph %s: captured within the function of another", name);
     TE_REQUIRE(spec->in_count >= 0 && spec->out_count >= 0, ctx, TE_ERROR_SHAPE, "graph %s: %d inputs, %d outputs",
                name, spec->in_count, spec->out_count);
     TE_REQUIRE((spec->in || !spec->in_count) && (spec->out || !spec->out_count) && (spec->arg || !spec->arg_bytes), ctx,
                TE_ERROR_NULL, "graph %s: the inputs, the outputs or the argument are null", name);
+    return TE_OK;
+}
+TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
+    return i < spec->in_count ? &spec->in[i] : &spec->out[i - spec->in_count];
+}
+
+/* Record what the function enqueues; nothing of it runs. *g must hold no graph yet. pool: may be null if all tensors of
+ * the spec have memory. Meanwhile no other thread may use the device's default stream. A capture that fails has
+ * acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or TE_ERROR_CUDA
+ * for what cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
+TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "graph"));
+    TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
+    memset(g, 0, sizeof *g);
+    const char *name = spec->name ? spec->name : "without a name";
+    TE_TRY(te__graph_check_spec(spec, name, ctx));
     const int count = spec->in_count + spec->out_count;
     const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* calloc's own alignment */
     size_t bytes = arg_at + spec->arg_bytes + strlen(name) + 1;
     for (int i = 0; i < count; i++) {
-        const char *s = (i < spec->in_count ? &spec->in[i] : &spec->out[i - spec->in_count])->name;
-        bytes += s ? strlen(s) + 1 : (size_t)TE__GRAPH_PLACE;
+        const char *s = te__graph_spec_tensor(spec, i)->name;
+        bytes += s ? strlen(s) + 1 : (size_t)TE__GRAPH_POSITION_BYTES;
     }
     char *memory = (char *)calloc(1, bytes);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "graph %s: cannot allocate %zu bytes", name, bytes);
@@ -102,16 +305,18 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     g->name = strcpy(text, name), text += strlen(text) + 1;
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
-        if (i >= g->in_count) g->out_count++; /* as many as have been taken, for te_graph_destroy */
-        status = te__static_take(g, i, i < g->in_count ? &spec->in[i] : &spec->out[i - g->in_count], text, ctx);
+        if (i >= g->in_count) g->out_count++; /* as many as are initialised, for te_graph_destroy */
+        status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);
     if (status != TE_OK) te_graph_destroy(g);
     return status;
 }
 
-/* in[i] is given: find out for which input, and check it. */
-TE_API te_status te__graph_give(te_graph *g, const te_named *in, int i, te_context *ctx) {
+/* ---- replay ------------------------------------------------------------------------------------------------------ */
+
+/* Find the input that in[i] is for, check it, and note it as that input's source. */
+TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;
     TE_REQUIRE(at >= 0, ctx, TE_ERROR_VALUE, "graph %s: no input is named %s", g->name, in[i].name);
@@ -129,11 +334,28 @@ TE_API te_status te__graph_give(te_graph *g, const te_named *in, int i, te_conte
     s->source = t.data;
     return TE_OK;
 }
+/* A source may not overlap the static memory that another input is copied to: that copy may come first. */
+TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
+    const te__static *s = g->tensor;
+    for (int i = 0; i < g->in_count; i++)
+        TE_REQUIRE(s[i].source, ctx, TE_ERROR_NULL, "graph %s: input %s is missing", g->name, s[i].name);
+    for (int i = 0; i < g->in_count; i++)
+        for (int k = 0; k < g->in_count; k++) {
+            const uintptr_t from = (uintptr_t)s[i].source, to = (uintptr_t)s[k].tensor.data;
+            const int disjoint =
+                from + te__tensor_bytes(s[i].tensor) <= to || to + te__tensor_bytes(s[k].tensor) <= from;
+            const int copied = s[i].source != s[i].tensor.data && s[k].source != s[k].tensor.data;
+            TE_REQUIRE(disjoint || !copied, ctx, TE_ERROR_VALUE,
+                       "graph %s: the tensor for input %s overlaps the memory that this replay copies input %s to",
+                       g->name, s[i].name, s[k].name);
+        }
+    return TE_OK;
+}
 
-/* Copy the inputs to where the graph reads them and enqueue it on ctx->stream. in[count]: each of the graph's inputs,
+/* Copy the inputs to where the graph reads them, and enqueue it on ctx->stream. in[count]: each of the graph's inputs,
  * once, in any order, in target or host memory; one that is the static tensor itself is not copied. A replay that is
- * refused has copied and enqueued nothing. Errors: of the inputs; on the host also the function's own, see at the
- * top. */
+ * refused has copied and enqueued nothing. Errors: of the inputs; TE_ERROR_STATE for a graph that was moved, belongs to
+ * another context, or whose workspace was replaced; on the host also the function's own. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");
@@ -150,17 +372,8 @@ TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_
                count);
     te__static *s = g->tensor;
     for (int i = 0; i < g->in_count; i++) s[i].source = 0;
-    for (int i = 0; i < count; i++) TE_TRY(te__graph_give(g, in, i, ctx));
-    for (int i = 0; i < g->in_count; i++)
-        TE_REQUIRE(s[i].source, ctx, TE_ERROR_NULL, "graph %s: input %s is missing", g->name, s[i].name);
-    for (int i = 0; i < g->in_count; i++)
-        for (int k = 0; k < g->in_count; k++) {
-            const uintptr_t from = (uintptr_t)s[i].source, to = (uintptr_t)s[k].tensor.data;
-            const int apart = from + te__tensor_bytes(s[i].tensor) <= to || to + te__tensor_bytes(s[k].tensor) <= from;
-            TE_REQUIRE(apart || s[i].source == s[i].tensor.data || s[k].source == s[k].tensor.data, ctx, TE_ERROR_VALUE,
-                       "graph %s: what is given for input %s lies where this replay copies input %s to", g->name,
-                       s[i].name, s[k].name);
-        }
+    for (int i = 0; i < count; i++) TE_TRY(te__graph_bind_input(g, in, i, ctx));
+    TE_TRY(te__graph_check_sources(g, ctx));
     for (int i = 0; i < g->in_count; i++)
         if (s[i].source != s[i].tensor.data)
             TE_TRY(te_copy(ctx, s[i].tensor.data, s[i].source, te__tensor_bytes(s[i].tensor)));

@@ -1,31 +1,32 @@
-/* graph_pool.h -- one block of memory that several graphs share: static inputs, outputs, what forwards keep. Included
- * by graph.h.
+/* graph_pool.h -- one block of memory that several graphs share: their static inputs and outputs, and what forwards
+ * save for backward. Included by graph.h.
  *
  * Do this:
- *     TE_TRY(te_graph_pool_init(&pool, 0, 0, &ctx));                     // measure: walk the schedule once,
+ *     TE_TRY(te_graph_pool_init(&pool, 0, 0, &ctx));             // measure: go through the schedule once,
  *     ... te_graph_capture(&g, &spec, &pool, &ctx), te_graph_pool_acquire, te_graph_pool_release, te_graph_retire ...
- *     TE_TRY(te_allocate(&ctx, &memory, bytes = pool.high));             // after destroying those graphs
- *     TE_TRY(te_graph_pool_init(&pool, memory, bytes, &ctx));            // and walk it again
- *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes = block_saved_bytes(rows), "saved of micro-batch
- *     1", &ctx));
+ *     TE_TRY(te_allocate(&ctx, &memory, bytes = pool.high));     // destroy those graphs, allocate,
+ *     TE_TRY(te_graph_pool_init(&pool, memory, bytes, &ctx));    // and go through it again
+ *     saved.bytes = block_saved_bytes(rows);
+ *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes, "saved of micro-batch 1", &ctx));
  */
 #ifndef TE_GRAPH_POOL_H
 #define TE_GRAPH_POOL_H
 
 #include "../core/context.h" /* te_context, te_status */
 
-enum { TE_GRAPH_BLOCKS = 1024 }; /* pieces of a pool in use at a time; 16 micro-batches of 8 blocks take some 700 */
+enum { TE_GRAPH_BLOCKS = 1024 }; /* pieces in use at a time; 16 micro-batches of 8 blocks take some 700 */
 
-/* First-fit over one block of memory; pieces sorted by address. Must stay where it is, and outlive its graphs. */
+/* A first-fit allocator. It may not be copied or moved, and must outlive its graphs. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* there are; in use now; the highest end that was ever in use */
-    int measures;             /* has no memory; only counts */
+    size_t bytes, used, high; /* size; in use now; the highest end that was ever in use */
+    int measures;             /* it has no memory and only computes `high` */
     int count, next_id;
-    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS];
+    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count], sorted by address */
 } te_graph_pool;
 
-/* memory: target memory, aligned to TE_ALIGN; the caller's, for longer than the graphs. Null: a pool that measures. */
+/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN; it stays the caller's, who frees it after the graphs.
+ * Null: a pool that measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -36,8 +37,9 @@ TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes
     return TE_OK;
 }
 
-TE_API te_status te__graph_pool_take(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
-                                     const char *what, te_context *ctx) {
+/* Allocate a piece. who, what: for the error's text. */
+TE_API te_status te__graph_pool_allocate(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
+                                         const char *what, te_context *ctx) {
     const size_t need = bytes > SIZE_MAX / 4 ? bytes : (bytes / TE_ALIGN + (bytes % TE_ALIGN != 0)) * TE_ALIGN;
     size_t at = 0, gap, largest = 0;
     int i = 0;
@@ -58,25 +60,26 @@ TE_API te_status te__graph_pool_take(te_graph_pool *p, void **memory, int *id, s
     *memory = (void *)(p->base + at);
     return TE_OK;
 }
-TE_API void te__graph_pool_drop(te_graph_pool *p, int i) {
+TE_API void te__graph_pool_free(te_graph_pool *p, int i) {
     p->used -= p->block[i].bytes, p->count--;
     memmove(&p->block[i], &p->block[i + 1], (size_t)(p->count - i) * sizeof p->block[0]);
 }
 
-/* A piece of the pool, aligned to TE_ALIGN. `what` is for the text: "saved of micro-batch 1". */
+/* A piece of the pool, aligned to TE_ALIGN. what: for the error's text, "saved of micro-batch 1". Errors:
+ * TE_ERROR_NULL, TE_ERROR_SHAPE for 0 bytes, TE_ERROR_MEMORY where no gap is large enough. */
 TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what,
                                        te_context *ctx) {
     int id;
     TE_REQUIRE(p && p->base && memory, ctx, TE_ERROR_NULL,
                "graph pool: not initialised, or there is no place for the address");
     TE_REQUIRE(bytes, ctx, TE_ERROR_SHAPE, "graph pool: 0 bytes are wanted for %s", what ? what : "a piece");
-    return te__graph_pool_take(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
+    return te__graph_pool_allocate(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
 }
-/* Let a piece go, by the address that acquire gave. */
+/* Give a piece back, by its address. Errors: TE_ERROR_NULL, TE_ERROR_VALUE for an address that is no piece's. */
 TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the pool is null");
     for (int i = 0; i < p->count; i++)
-        if (p->base + p->block[i].at == (uintptr_t)memory) return te__graph_pool_drop(p, i), TE_OK;
+        if (p->base + p->block[i].at == (uintptr_t)memory) return te__graph_pool_free(p, i), TE_OK;
     return te_fail(ctx, TE_ERROR_VALUE, "graph pool: no piece begins at %p", memory);
 }
 

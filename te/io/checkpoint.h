@@ -1,5 +1,5 @@
 /* checkpoint.h -- a training state in one safetensors file: models by name, the optimizer, the random state, and
- * strings of the caller's. A run that is loaded from it goes on to the same bits as one that was never stopped.
+ * strings of the caller's. A run that continues from it computes the same bits as one that was never stopped.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -10,66 +10,167 @@
  *     te_safetensors file;
  *     TE_TRY(te_safetensors_open(&file, "run.safetensors", &ctx));
  *     const char *position = te_safetensors_metadata(&file, "position");
- *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks all of it, then changes something
+ *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks everything before it changes anything
  *     te_safetensors_close(&file);
  *
- * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
- * "adamw.master.h0.fc1.weight" (where the optimizer has one), "adamw.m. ...", "adamw.v. ...", of the dtype of the
- * moments, or in BF16, which has all of their numbers, if they are in 8 bits (loading converts from any to any, as it
- * does with weights), and "adamw.step", I64 [2]: updates made and left
- * out; their sum is the run's one count of steps. What SGD takes begins with "sgd." instead, what Muon takes with
- * "muon."; their counts are "sgd.step" and "muon.step".
- * "random" is U64 [2]: seed and offset.
- * A tied parameter is saved with its owner, a frozen one without what the optimizer would have. The state of recipes is
- * "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step lies behind them, and how many products there are.
+ * Several ranks (a context with a communicator) save and load one file of whole tensors. It is the file that one rank
+ * would write, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of the world
+ * writes it, and all ranks read it. Recipes are left out then: each rank has scales of its own, which a run finds
+ * again.
  *
- * Several ranks (a context with a communicator) save and load one file, of whole tensors: it is the file that one rank
- * would write with the same list for one, and any number of ranks loads it, whether they share out parameters, the
- * optimizer's states, both or nothing. Rank 0 of the world writes it; all of them read it. Recipes are left out then:
- * each rank has scales of its own, which a run finds again.
- *
- * Weights of others load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
- *
- * The metadata say what the file belongs to. "te.checksum" is over all of the file: a bit that changed is found.
- * "te.list.h0" is the list of the model h0 (plan_text.h): loading into a model of another list is an error that says
- * which op differs, where shapes alone might agree; collectives alone are no difference. A file that older versions
- * wrote has neither, and loads; then te_safetensors_metadata(&file, TE_SAFETENSORS_SUM) is null. Keys of the caller's
- * do not begin with "te.".
+ * Weights that other programs wrote load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
 
-#include "checkpoint_blocks.h" /* te__blocks_source */
-#include "checkpoint_list.h"   /* te_checkpoint, te__checkpoint_begin */
-#include "checkpoint_ranks.h"  /* te__ranks_agree, te__gather_part */
-#include "plan_text.h"         /* te__plan_text, te__plan_difference */
+#include "../optim/adamw.h"          /* te_adamw */
+#include "../optim/recipes.h"        /* te_recipes */
+#include "impl/checkpoint_tensors.h" /* te__checkpoint_tensors, te__checkpoint_agree, te__gather_part */
+#include "weights.h"                 /* te_named_model, te__plan_text, te__plan_difference */
 
-/* ---- what the file belongs to ------------------------------------------------------------------------------------ */
+/* The tensors and the metadata of a file, by the fields below:
+ *
+ *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter is
+ *                 saved with its owner.
+ *     optimizer   "adamw.master.h0.fc1.weight" if there are master weights, F32; "adamw.m.h0.fc1.weight" and
+ *                 "adamw.v.h0.fc1.weight" of the moments' dtype, but BF16 for moments in 8 bits, whose values all fit
+ *                 bf16 (loading converts from any format to any, as with weights). "adamw.step", I64 [2]: updates made
+ *                 and steps skipped. Tensors that SGD updates begin with "sgd.", those of Muon with "muon."; their
+ *                 counts are "sgd.step" and "muon.step". Frozen parameters have none of these.
+ *     random      "random", U64 [2]: seed and offset.
+ *     recipes     "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step was made, and how many products
+ *                 there are.
+ *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
+ *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
+ *                 another list is an error that says which op differs, even if the shapes agree; collectives do not
+ *                 count. A file of an older version has neither, and loads without these checks. */
+typedef struct te_checkpoint {
+    const te_named_model *models;
+    int count;
+    te_adamw *optimizer;                 /* null: not in the file */
+    int random;                          /* 1: the context's random state is in the file */
+    const te_safetensors_pair *metadata; /* are saved; te_checkpoint_load does not use them */
+    int metadata_count;
+    int force;           /* 1: save numbers that are not finite; load whatever the checksum and the lists say */
+    te_recipes *recipes; /* null: not in the file */
+} te_checkpoint;
 
-/* The caller's metadata and ours; keys and values of ours lie in one text. */
-typedef struct te__checkpoint_notes {
+/* ---- the tensors ------------------------------------------------------------------------------------------------- */
+
+TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const te_model *m) {
+    for (int i = 0; i < c->count; i++)
+        if (c->models[i].model == m) return &c->models[i];
+    return 0;
+}
+/* Add all tensors to the list or, before its memory is allocated, count them. The numbers come first. */
+TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+    l->count = 0, l->used = 0;
+    if (c->optimizer)
+        te__checkpoint_add_numbers(l, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
+                                   TE_SAFETENSORS_I64, 2, l->step);
+    if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
+    if (c->recipes) {
+        te_scales *s = &c->recipes->scales;
+        te__checkpoint_add_numbers(l, "recipes.begun", TE_SAFETENSORS_I64, 2, l->recipes);
+        te__checkpoint_add_numbers(l, "recipes.scales", TE_SAFETENSORS_U8, (int64_t)s->bytes, s->memory);
+    }
+    for (int i = 0; i < c->count; i++)
+        for (int k = 0; k < c->models[i].model->param_count; k++) {
+            const te_param *p = &c->models[i].model->param[k];
+            if (!p->tied) te__checkpoint_add_param(l, &c->models[i], p);
+        }
+    const te_adamw *o = c->optimizer;
+    if (!o) return TE_OK;
+    te_param_iter p = te_params_of(o->models, o->model_count); /* all parameters: of some this rank may have nothing */
+    te_adamw_iter states = te_adamw_tensors(o);
+    for (int more = te_adamw_next(&states); te_params_next(&p);) {
+        const te_named_model *m = te__checkpoint_model(c, o->models[p.model]);
+        TE_REQUIRE(m, ctx, TE_ERROR_VALUE, "checkpoint: the optimizer has a model %d (%s) that is not in the list",
+                   p.model, o->models[p.model]->plan->name);
+        const te_rule rule = te__param_rule(o->rule, o->takes, m->model, p.param);
+        te__checkpoint_add_states(l, m, p.param, rule, &states, &more);
+    }
+    return TE_OK;
+}
+/* How many tensors are numbers in host memory. (recipes.scales, in target memory, is loaded with the others.) */
+TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
+    return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
+}
+TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_sharded, te_context *ctx) {
+    TE_REQUIRE(c && ctx && (c->models || !c->count), ctx, TE_ERROR_NULL,
+               "checkpoint: the struct, its models or the context are null");
+    TE_REQUIRE(!c->optimizer || c->optimizer->state, ctx, TE_ERROR_STATE,
+               "checkpoint: the optimizer is not initialised");
+    TE_REQUIRE(!c->recipes || c->recipes->scales.memory, ctx, TE_ERROR_STATE,
+               "checkpoint: the recipes are not initialised");
+    TE_REQUIRE(!c->recipes || !is_sharded, ctx, TE_ERROR_VALUE,
+               "checkpoint: each rank has scales of its own for its recipes; several ranks save without them");
+    TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
+    TE_REQUIRE(c->count >= 0, ctx, TE_ERROR_SHAPE, "checkpoint: %d models", c->count);
+    for (int i = 0; i < c->count; i++) {
+        const te_model *m = c->models[i].model;
+        TE_REQUIRE(c->models[i].name && m && m->plan, ctx, TE_ERROR_NULL,
+                   "checkpoint: model %d has no name or is not bound to memory", i);
+        TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
+                   "checkpoint: model %d (%s) was copied since it was bound; bind it where it lies", i, m->plan->name);
+    }
+    return TE_OK;
+}
+/* Make the list of tensors. After an error there is nothing to free. */
+TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+    memset(l, 0, sizeof *l);
+    l->ranks = te_tensor_group(ctx), l->replica = te_data_group(ctx)->rank;
+    l->is_sharded = te__checkpoint_is_sharded(ctx);
+    TE_TRY(te__checkpoint_check_struct(c, l->is_sharded, ctx));
+    l->has_8bit = c->optimizer && te__moments_8bit(c->optimizer->moments);
+    TE_TRY(te__checkpoint_collect(l, c, ctx));
+    const size_t capacity = (size_t)l->count + 1;
+    l->name_bytes = l->used;
+    l->tensor = (te_safetensor *)calloc(capacity, sizeof *l->tensor);
+    l->sharded = (te__sharded_tensor *)calloc(capacity, sizeof *l->sharded);
+    l->names = (char *)malloc(l->name_bytes + 1);
+    if (l->tensor && l->sharded && l->names) return te__checkpoint_collect(l, c, ctx);
+    te__checkpoint_free(l);
+    return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
+                   capacity * sizeof *l->tensor + l->name_bytes);
+}
+/* Get the numbers for saving. Waits for the stream. */
+TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+    if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
+    if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
+    l->step[0] = l->state.step, l->step[1] = l->state.skipped;
+    l->random[0] = l->rng.seed, l->random[1] = l->rng.offset;
+    if (c->recipes) l->recipes[0] = c->recipes->begun, l->recipes[1] = c->recipes->count;
+    return TE_OK;
+}
+
+/* ---- the metadata ------------------------------------------------------------------------------------------------ */
+
+/* The caller's metadata, then the models' lists as texts. Keys and values of the latter lie in `text`. */
+typedef struct te__checkpoint_metadata {
     te_safetensors_pair *pair;
     char *text;
     int count;
-} te__checkpoint_notes;
+} te__checkpoint_metadata;
 
-TE_API void te__checkpoint_notes_walk(te__checkpoint_notes *n, te__text *t, const te_checkpoint *c, int ranks) {
+/* Write the lists' keys and texts. If t->p is null only their size is measured. */
+TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
         if (n->pair) n->pair[n->count].key = t->p + t->n;
-        te__list_key(t, &c->models[i]);
+        te__plan_key(t, &c->models[i]);
         if (n->pair) n->pair[n->count].value = t->p + t->n;
         te__plan_text(t, c->models[i].model->plan, ranks), te__text_char(t, 0);
     }
 }
-TE_API te_status te__checkpoint_notes_of(te__checkpoint_notes *n, const te_checkpoint *c, te_context *ctx) {
+TE_API te_status te__checkpoint_metadata_of(te__checkpoint_metadata *n, const te_checkpoint *c, te_context *ctx) {
     te__text t;
     memset(n, 0, sizeof *n), t.p = 0, t.n = 0;
     TE_REQUIRE(c->metadata_count >= 0 && (c->metadata || !c->metadata_count), ctx, TE_ERROR_NULL,
                "checkpoint: the metadata are null, or their count is %d", c->metadata_count);
     TE_TRY(te__safetensors_keys(c->metadata, c->metadata_count, ctx));
-    const int ranks = te__checkpoint_gathers(ctx) ? te_tensor_group(ctx)->size : 1;
-    te__checkpoint_notes_walk(n, &t, c, ranks);
+    const int ranks = te__checkpoint_is_sharded(ctx) ? te_tensor_group(ctx)->size : 1;
+    te__checkpoint_metadata_fill(n, &t, c, ranks);
     te_safetensors_pair *pair = (te_safetensors_pair *)calloc((size_t)n->count + 1, sizeof *pair);
     char *text = (char *)malloc(t.n + 1);
     if (!pair || !text) {
@@ -78,117 +179,117 @@ TE_API te_status te__checkpoint_notes_of(te__checkpoint_notes *n, const te_check
     }
     for (int i = 0; i < c->metadata_count; i++) pair[i] = c->metadata[i];
     n->pair = pair, n->text = t.p = text, t.n = 0;
-    te__checkpoint_notes_walk(n, &t, c, ranks);
+    te__checkpoint_metadata_fill(n, &t, c, ranks);
     return TE_OK;
 }
-TE_API void te__checkpoint_notes_free(te__checkpoint_notes *n) { free(n->pair), free(n->text); }
+TE_API void te__checkpoint_metadata_free(te__checkpoint_metadata *n) { free(n->pair), free(n->text); }
 
-/* Each model has the list that the file says; a file that says nothing was written by an older version. */
-TE_API te_status te__checkpoint_lists(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
-    te__checkpoint_notes n;
-    te__plan_pair d;
-    te_status status = te__checkpoint_notes_of(&n, c, ctx);
+/* Each model has the list that the file says. A file of an older version says nothing. */
+TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
+    te__checkpoint_metadata n;
+    te__plan_mismatch d;
+    te_status status = te__checkpoint_metadata_of(&n, c, ctx);
     for (int i = c->metadata_count; status == TE_OK && i < n.count; i++) {
-        const char *was = te_safetensors_metadata(f, n.pair[i].key);
+        const char *was = te_safetensors_metadata(f, n.pair[i].key), *model = c->models[i - c->metadata_count].name;
         if (was && te__plan_difference(&d, was, n.pair[i].value))
             status = te_fail(ctx, TE_ERROR_VALUE, "%.100s: of model \"%.40s\" it has (%s), where this one has (%s)",
-                             f->path,
-                             c->models[i - c->metadata_count].name, d.was, d.is);
+                             f->path, model, d.was, d.is);
     }
-    if (n.pair) te__checkpoint_notes_free(&n);
+    if (n.pair) te__checkpoint_metadata_free(&n);
     return status;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a checkpoint could be saved there: a folder that can be written to, and no device or folder in the way.
- * Leaves nothing behind. For before a training that takes days. */
+/* Check that a checkpoint could be saved there: the folder is writable, and no device or folder is in the way. Leaves
+ * nothing behind. Call it before a training that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
     TE_TRY(te__new_file_open(&f, path, ctx));
-    te__new_file_drop(&f);
+    te__new_file_discard(&f);
     return TE_OK;
 }
 
-/* Of several ranks: all gather, rank 0 of the world writes. `status`: of this rank so far; l is null where it has no
- * list. */
-TE_IF_USED TE_API te_status te__checkpoint_write_whole(const char *path, const te__checkpoint_list *l,
-                                                       const te__checkpoint_notes *n, te__safetensors_extra extra,
-                                                       te_status status, te_context *ctx) {
+/* Several ranks: all gather, rank 0 of the world writes. status: of this rank so far; l is null if it has no list. */
+TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
+                                                          const te__checkpoint_metadata *n, te__safetensors_extra extra,
+                                                          te_status status, te_context *ctx) {
     const int writes = !ctx->comm->world.rank;
     te__gather g;
     if (status == TE_OK && writes) status = te_checkpoint_probe(path, ctx);
     if (status == TE_OK) status = te__gather_open(&g, l, ctx);
     const int is_open = status == TE_OK;
-    status = te__ranks_agree(status, l, ctx);
+    status = te__checkpoint_agree(status, l, ctx);
     if (status == TE_OK) {
         extra.source = te__gather_source, extra.from = &g;
         if (writes) status = te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
         const te_status rest = te__gather_rest(&g, ctx);
-        status = te__ranks_agree(status == TE_OK ? rest : status, l, ctx);
+        status = te__checkpoint_agree(status == TE_OK ? rest : status, l, ctx);
     }
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
-/* Of one rank. */
-TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_list *l,
-                                                 const te__checkpoint_notes *n, te__safetensors_extra extra,
+/* One rank. */
+TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_tensors *l,
+                                                 const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                  te_context *ctx) {
-    te__blocks_file f;
-    if (!l->in_blocks) return te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
-    TE_TRY(te__blocks_open(&f, l, ctx));
-    extra.source = te__blocks_source, extra.from = &f;
+    te__moments_8bit_reader f;
+    if (!l->has_8bit) return te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
+    TE_TRY(te__moments_8bit_open(&f, l, ctx));
+    extra.source = te__moments_8bit_source, extra.from = &f;
     const te_status status = te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
-    te__blocks_close(&f, ctx);
+    te__moments_8bit_close(&f, ctx);
     return status;
 }
-/* Save to a file, which stays as it was until the new one is complete on the disk (te/core/file.h). Waits for the
- * stream; of several ranks all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not finite
- * (TE_ERROR_VALUE, unless `force`): the last good file stays; two tensors of one name; an optimizer with a model that
- * is not in the list. */
+/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for the
+ * stream; if there are several ranks, all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not
+ * finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad one; two tensors of one
+ * name; an optimizer that has a model which is not in the list. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
-    te__checkpoint_list l;
-    te__checkpoint_notes n;
+    te__checkpoint_tensors l;
+    te__checkpoint_metadata n;
     memset(&n, 0, sizeof n);
     te_status status = te__checkpoint_begin(&l, c, ctx);
     const int has_list = status == TE_OK;
     const te__safetensors_extra extra = te__safetensors_extra_of(1, c && !c->force);
-    if (status == TE_OK) status = te__checkpoint_notes_of(&n, c, ctx);
+    if (status == TE_OK) status = te__checkpoint_metadata_of(&n, c, ctx);
     if (status == TE_OK) status = te__checkpoint_numbers(&l, c, ctx);
-    if (te__checkpoint_gathers(ctx))
-        status = te__checkpoint_write_whole(path, has_list ? &l : 0, &n, extra, status, ctx);
+    if (te__checkpoint_is_sharded(ctx))
+        status = te__checkpoint_write_gathered(path, has_list ? &l : 0, &n, extra, status, ctx);
     else if (status == TE_OK)
         status = te__checkpoint_write(path, &l, &n, extra, ctx);
-    if (n.pair) te__checkpoint_notes_free(&n);
+    if (n.pair) te__checkpoint_metadata_free(&n);
     if (has_list) te__checkpoint_free(&l);
     return status;
 }
 
-/* What can be seen before something is changed; the file's numbers come into the list. */
-TE_API te_status te__checkpoint_check(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f,
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* Check all that can be checked before anything is changed. The file's numbers are loaded into the list. */
+TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
     for (int i = 0; i < c->count; i++) TE_TRY(te__check_writable(c->models[i].model, "checkpoint", ctx));
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
-    if (!c->force) TE_TRY(te__checkpoint_lists(c, f, ctx));
-    TE_TRY(te_safetensors_load(f, l->tensor, te__checkpoint_counts(c), 0, ctx));
-    TE_REQUIRE(te__adamw_counts(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: %s is %lld, %lld",
-               f->path, te__checkpoint_kind(c->optimizer->rule, TE__CHECKPOINT_step),
+    if (!c->force) TE_TRY(te__checkpoint_check_plans(c, f, ctx));
+    TE_TRY(te_safetensors_load(f, l->tensor, te__checkpoint_number_count(c), 0, ctx));
+    TE_REQUIRE(te__adamw_counts_valid(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: %s is %lld, %lld",
+               f->path, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                (long long)l->step[0], (long long)l->step[1]);
     TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
                "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],
                (long long)l->recipes[1], c->recipes ? c->recipes->count : 0);
-    for (int i = te__checkpoint_counts(c); (l->gathers || l->in_blocks) && i < l->count; i++)
+    for (int i = te__checkpoint_number_count(c); (l->is_sharded || l->has_8bit) && i < l->count; i++)
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
     return TE_OK;
 }
-TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c,
+TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, const te_checkpoint *c,
                                                  const te_safetensors *f, te_context *ctx) {
-    const int first = te__checkpoint_counts(c);
-    TE_TRY(te__blocks_clear(c->optimizer, ctx));
-    if (l->gathers || l->in_blocks) TE_TRY(te__whole_load(l, first, f, ctx));
+    const int first = te__checkpoint_number_count(c);
+    TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
+    if (l->is_sharded || l->has_8bit) TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
     else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
@@ -196,22 +297,23 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const t
     if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
-/* Load from an open file, which must have exactly these models' tensors (and the optimizer's, and the random state, if
- * asked for). A wrong checksum, another list, missing, unknown and mis-shaped tensors: an error that says which and
- * what was expected, and nothing changed. A disk that fails while it is read (TE_ERROR_IO) may leave a part. Reads the
- * file twice, for its checksum first, unless te_safetensors_verify has found that right. Waits for the stream; of
- * several ranks all call it, each with the file open, and wait for each other. */
+/* Load from an open file, which must have exactly the tensors that te_checkpoint asks for: those of the models, and of
+ * the optimizer, the random state and the recipes if these are set. Errors: a wrong checksum, a list that differs,
+ * tensors that are missing, unknown or of another shape; the text says which and what was expected, and nothing has
+ * changed. TE_ERROR_IO, from a disk that fails during the load, may leave a part of the tensors loaded. The file is
+ * read twice, first for its checksum, unless te_safetensors_verify has found that right. Waits for the stream; if there
+ * are several ranks, all call it, each with the file open, and wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
-    te__checkpoint_list l;
-    const int gathers = te__checkpoint_gathers(ctx);
+    te__checkpoint_tensors l;
+    const int is_sharded = te__checkpoint_is_sharded(ctx);
     te_status status = f && f->path ? te__checkpoint_begin(&l, c, ctx)
                                     : te_fail(ctx, TE_ERROR_NULL, "checkpoint: the file is null or not open");
     const int has_list = status == TE_OK;
     if (has_list) status = te__checkpoint_check(&l, c, f, ctx);
-    if (gathers) status = te__ranks_agree(status, has_list ? &l : 0, ctx);
+    if (is_sharded) status = te__checkpoint_agree(status, has_list ? &l : 0, ctx);
     if (status == TE_OK) {
         status = te__checkpoint_apply(&l, c, f, ctx);
-        if (gathers) status = te__ranks_agree(status, &l, ctx);
+        if (is_sharded) status = te__checkpoint_agree(status, &l, ctx);
     }
     if (has_list) te__checkpoint_free(&l);
     return status;

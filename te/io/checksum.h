@@ -1,15 +1,14 @@
-/* checksum.h -- a 64-bit checksum of bytes that come in parts: of a checkpoint, of the text that a run is trained on.
+/* checksum.h -- a 64-bit checksum of bytes that come in parts, for checkpoints and for training data.
  *
  * Do this:
  *     te_checksum sum = te_checksum_begin();
- *     te_checksum_add(&sum, text, bytes);              // as often as there are parts; how they are cut makes no
- * difference
+ *     te_checksum_add(&sum, text, bytes);              // for each part; where the parts are cut makes no difference
  *     uint64_t result = te_checksum_end(&sum);
  *
- * Four lanes take eight bytes each in turn, x = rotate((x ^ word) * odd). Each step has an inverse, and so has what
- * folds the lanes at the end: two texts of one length that differ within one word (one bit, say) always have different
- * sums. Any others have the same by chance, 1 in 2^64. It is no defence against somebody who wants two files of one
- * sum.
+ * Four lanes take words of eight bytes in turn, x = rotate((x ^ word) * odd). Each such step is invertible, and so is
+ * the fold of the lanes at the end. So two texts of the same length that differ within one word, by one bit for
+ * instance, always have different sums; any other two have the same sum with a probability of 2^-64. It does not
+ * protect against somebody who constructs two files with the same sum.
  */
 #ifndef TE_CHECKSUM_H
 #define TE_CHECKSUM_H
@@ -20,10 +19,10 @@ enum { TE_CHECKSUM_PART = 32 }; /* bytes that the lanes take at once */
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* bytes % 32 of them wait for more */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last bytes % 32 bytes, until a part of 32 is complete */
 } te_checksum;
 
-/* The odd factors are of xxHash64 (Collet): no bit pattern that repeats. */
+/* The odd factors are those of xxHash64 (Collet), which have no repeating bit pattern. */
 TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
     x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
     return x << 31 | x >> 33;

@@ -13,68 +13,189 @@
  *     TE_TRY(te_safetensors_open(&file, "fp8.safetensors", &ctx));
  *     te_status status = te_fp8_weights_load(&weights, memory, bytes, models, 1, &file, &ctx);
  *
- * A file has of a product's weight
+ * For the weight of a product the file has
  *     h0.fc1.weight            F8_E4M3 [out, in]
- *     h0.fc1.weight_scale_inv  F32, what its numbers are to be multiplied by: [1] (fp8_delayed, fp8_current), [out, 1]
- *                              (fp8_row), or [out / 128, in / 128], up (fp8_block: as in DeepSeek-V3's files)
- *     h0.fc1.input_scale       F32 [1], fp8_delayed behind its first step: what the input is multiplied by before it
- *                              is rounded; without it the input's own magnitude decides, as under fp8_current
- * and all other parameters as a checkpoint has them. A weight in F32, BF16 or F16 is cast: any checkpoint will do.
+ *     h0.fc1.weight_scale_inv  F32, the factor of its numbers: [1] (fp8_delayed, fp8_current), [out, 1] (fp8_row), or
+ *                              [out / 128, in / 128] rounded up (fp8_block: as in DeepSeek-V3's files)
+ *     h0.fc1.input_scale       F32 [1], fp8_delayed after its first step: the factor of the input before it is rounded;
+ *                              without it the input's own amax decides, as under fp8_current
+ * and all other parameters as in a checkpoint. Weights in F32, BF16 or F16 are cast, so any checkpoint can be loaded.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
 
-#include "fp8_weights_list.h"  /* te__fp8_walk, te__fp8_tensors */
-#include "safetensors_write.h" /* te__safetensors_write */
+#include "../optim/recipes.h"       /* te__fp8_weight_bytes_of, te__weight_cast_one */
+#include "impl/safetensors_write.h" /* te__safetensors_write */
+#include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* Must stay where it is: the models point to it. */
+/* Must not be moved: the models point to it. */
 typedef struct te_fp8_weights {
     te_scales scales; /* [2 products]: of the weights, of the inputs */
 } te_fp8_weights;
 
+/* ---- iterating over parameters ----------------------------------------------------------------------------------- */
+
+/* Visits the parameters of several models that are not tied. */
+typedef struct te__fp8_param_iter {
+    const te_named_model *models;
+    int count, model, op, in_op, next; /* in_op: parameters of the op so far; next: the model's next parameter */
+    te_param *param;
+    te_recipe recipe; /* none: it is no weight of a product under a recipe */
+    int products;     /* weights of products under a recipe before this one */
+} te__fp8_param_iter;
+
+TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
+    te__fp8_param_iter it;
+    memset(&it, 0, sizeof it);
+    it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
+    return it;
+}
+/* Go to the next parameter; 0 if there is none. */
+TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
+    it->products += it->recipe != TE_RECIPE_none;
+    it->recipe = TE_RECIPE_none;
+    for (; it->model < it->count; it->model++, it->op = it->in_op = it->next = 0) {
+        const te_model *m = it->models[it->model].model;
+        for (; m && m->plan && it->op < m->plan->op_count; it->op++, it->in_op = 0)
+            while (it->in_op < m->plan->op[it->op].params) {
+                it->param = &m->param[it->next++], it->in_op++;
+                if (it->param->tied) continue;
+                it->recipe = m->plan->op[it->op].recipe;
+                return 1;
+            }
+    }
+    return 0;
+}
+/* Bytes of the parameter in memory: in FP8 with its scales, if it is a weight under a recipe. */
+TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
+    const te_param *p = it->param;
+    const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
+    if (it->recipe != TE_RECIPE_none) return size.data + size.scales;
+    return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
+}
+/* The shape of a weight's scales in a file. */
+typedef struct te__fp8_scale_shape { int rank; int64_t size[2], count; } te__fp8_scale_shape;
+TE_API te__fp8_scale_shape te__fp8_scale_shape_of(const te_param *p, te_recipe recipe) {
+    te__fp8_scale_shape s;
+    s.rank = TE_IS_TENSORWISE(recipe) ? 1 : 2, s.size[0] = s.size[1] = 1;
+    if (TE_IS_ROWWISE(recipe)) s.size[0] = p->rows;
+    if (TE_IS_BLOCKWISE(recipe)) s.size[0] = te_fp8_blocks(p->rows), s.size[1] = te_fp8_blocks(p->cols);
+    s.count = s.size[0] * s.size[1];
+    return s;
+}
+TE_API te_status te__fp8_check_models(const te_named_model *models, int count, const char *who, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the models are null", who);
+    TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
+    for (int i = 0; i < count; i++) {
+        const te_model *m = models[i].model;
+        TE_REQUIRE(models[i].name && m && m->plan, ctx, TE_ERROR_NULL, "%s: model %d has no name or is not bound", who,
+                   i);
+        TE_TRY(te__check_bound(m->plan, m, ctx));
+    }
+    TE_REQUIRE(te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
+               "%s: the ranks of the tensor group have parts of weights", who);
+    return TE_OK;
+}
+
+/* ---- the tensors of a file --------------------------------------------------------------------------------------- */
+
+/* A parameter has up to three of them: itself, its scales, the scale of the product's input. */
+enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
+
+typedef struct te__fp8_tensors {
+    te_safetensor *tensor;
+    char (*name)[TE_WEIGHTS_MAX_NAME];
+    int count;
+    float *numbers; /* scales, in host memory */
+    int64_t used;   /* how many there are so far */
+} te__fp8_tensors;
+
+TE_API void te__fp8_tensors_free(te__fp8_tensors *l) { free(l->tensor), free(l->name), free(l->numbers); }
+/* Allocate for all tensors of these models. After an error there is nothing to free. */
+TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_model *models, int count,
+                                          te_context *ctx) {
+    size_t tensors = 1, numbers = 1;
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    memset(l, 0, sizeof *l);
+    while (te__fp8_next_param(&it)) {
+        tensors += TE__FP8_TENSORS;
+        if (it.recipe != TE_RECIPE_none) numbers += (size_t)te__fp8_scale_shape_of(it.param, it.recipe).count + 1;
+    }
+    l->tensor = (te_safetensor *)calloc(tensors, sizeof *l->tensor);
+    l->name = (char (*)[TE_WEIGHTS_MAX_NAME])calloc(tensors, sizeof *l->name);
+    l->numbers = (float *)calloc(numbers, sizeof *l->numbers);
+    if (l->tensor && l->name && l->numbers) return TE_OK;
+    te__fp8_tensors_free(l);
+    return te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate for %zu tensors", tensors);
+}
+/* The name of the next tensor, which is the current parameter's: "h0.fc1.weight" and a suffix. */
+TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, const char *suffix,
+                              te_context *ctx) {
+    const char *model = it->models[it->model].name;
+    *name = l->name[l->count];
+    const int n = snprintf(*name, TE_WEIGHTS_MAX_NAME, "%s%s%s.%s%s", model, *model ? "." : "", it->param->op,
+                           it->param->field, suffix);
+    TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
+    return TE_OK;
+}
+/* The name of the next tensor if it is the scale of the product's input: "h0.fc1.input_scale". */
+TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
+    const char *model = it->models[it->model].name;
+    *name = l->name[l->count];
+    const int n = snprintf(*name, TE_WEIGHTS_MAX_NAME, "%s%s%s.input_scale", model, *model ? "." : "", it->param->op);
+    TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
+    return TE_OK;
+}
+/* Add a tensor whose `count` numbers lie in l->numbers. */
+TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, const int64_t *size, int64_t count) {
+    l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, rank, size, l->numbers + l->used);
+    l->used += count;
+}
+
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Scales of blocks have rows of another length in memory (fp8_scaling.h) than in a file. */
+/* Copy blockwise scales between a file's array, [blocks of rows, blocks of columns], and memory, where rows have
+ * another pitch (te_blockwise_2d_scale_pitch). */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
-    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols), pitch = te_block_scales(p->cols);
+    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols), pitch = te_blockwise_2d_scale_pitch(p->cols);
     for (int64_t r = 0; r < rows; r++)
         TE_TRY(te_copy(ctx, loads ? memory + r * pitch : file + r * cols, loads ? file + r * cols : memory + r * pitch,
                        (size_t)cols * sizeof(float)));
     return TE_OK;
 }
-TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_walk *w, te_context *ctx) {
-    const te_param *p = w->param;
+TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
+    const te_param *p = it->param;
     const te_fp8_product *f = &p->fp8;
-    const te__fp8_shape shape = te__fp8_shape_of(p, w->recipe);
+    const te__fp8_scale_shape shape = te__fp8_scale_shape_of(p, it->recipe);
     char *name;
-    TE_TRY(te__fp8_name(&name, l, w, "", ctx));
-    const int in_fp8 = w->recipe != TE_RECIPE_none;
+    TE_TRY(te__fp8_name(&name, l, it, "", ctx));
+    const int in_fp8 = it->recipe != TE_RECIPE_none;
     TE_REQUIRE(in_fp8 ? f->data : p->data, ctx, TE_ERROR_STATE, "te_fp8_weights_save: %.60s %s", name,
                in_fp8 ? "is not in FP8; te_recipes_init casts it" : "has no memory");
     l->tensor[l->count++] = te_safetensor_matrix(name, in_fp8 ? TE_e4m3 : p->dtype, p->rows, p->cols,
                                                  in_fp8 ? f->data : p->data);
     if (!in_fp8) return TE_OK;
     float *numbers = l->numbers + l->used;
-    TE_TRY(te__fp8_name(&name, l, w, "_scale_inv", ctx));
-    l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, shape.rank, shape.size, numbers);
-    l->used += shape.count;
-    if (TE_IS_BLOCKWISE(w->recipe)) TE_TRY(te__fp8_blocks_copy(numbers, f->inverse, p, 0, ctx));
+    TE_TRY(te__fp8_name(&name, l, it, "_scale_inv", ctx));
+    te__fp8_add_numbers(l, name, shape.rank, shape.size, shape.count);
+    if (TE_IS_BLOCKWISE(it->recipe)) TE_TRY(te__fp8_blocks_copy(numbers, f->inverse, p, 0, ctx));
     else
         TE_TRY(te_copy(ctx, numbers,
-                       TE_IS_ROWWISE(w->recipe) ? f->inverse : te_scales_inverse(f->scales, f->weight),
+                       TE_IS_ROWWISE(it->recipe) ? f->inverse : te_scales_inverse(f->scales, f->weight),
                        (size_t)shape.count * sizeof(float)));
-    if (w->recipe != TE_RECIPE_fp8_delayed || f->current) return TE_OK;
+    if (it->recipe != TE_RECIPE_fp8_delayed || f->current) return TE_OK;
     const int64_t one = 1;
-    TE_TRY(te__fp8_input_name(&name, l, w, ctx));
+    TE_TRY(te__fp8_input_name(&name, l, it, ctx));
     TE_TRY(te_copy(ctx, l->numbers + l->used, f->scales->scale + f->x, sizeof(float)));
-    l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, 1, &one, l->numbers + l->used++);
+    te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* The lists of the models, as a checkpoint has them. pair null: only the size of the text. */
-TE_API void te__fp8_lists(te_safetensors_pair *pair, te__text *t, const te_named_model *models, int count) {
+/* The models' lists as text, as in a checkpoint. If `pair` is null only the size of the text is measured. */
+TE_API void te__fp8_metadata(te_safetensors_pair *pair, te__text *t, const te_named_model *models, int count) {
     for (int i = 0; i < count; i++) {
         if (pair) pair[i].key = t->p + t->n;
-        te__list_key(t, &models[i]);
+        te__plan_key(t, &models[i]);
         if (pair) pair[i].value = t->p + t->n;
         te__plan_text(t, models[i].model->plan, 1), te__text_char(t, 0);
     }
@@ -82,198 +203,187 @@ TE_API void te__fp8_lists(te_safetensors_pair *pair, te__text *t, const te_named
 TE_API te_status te__fp8_write(const char *path, const te__fp8_tensors *l, const te_named_model *models, int count,
                                te_context *ctx) {
     te__text t = {0, 0};
-    te__fp8_lists(0, &t, models, count);
+    te__fp8_metadata(0, &t, models, count);
     te_safetensors_pair *pair = (te_safetensors_pair *)calloc((size_t)count + 1, sizeof *pair);
     char *text = (char *)malloc(t.n + 1);
     t.p = text, t.n = 0;
     te_status status = pair && text ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate");
     if (status == TE_OK) {
-        te__fp8_lists(pair, &t, models, count);
+        te__fp8_metadata(pair, &t, models, count);
         status = te__safetensors_write(path, l->tensor, l->count, pair, count, te__safetensors_extra_of(1, 0), ctx);
     }
     free(pair), free(text);
     return status;
 }
-/* Write the models' weights, those of products under a recipe in FP8, with their scales, and a checksum. The models are
- * under te_recipes, or loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight that is not in FP8; a
- * tensor group of several ranks; those of te_safetensors_write. */
+/* Write the models' parameters, the weights of products under a recipe in FP8 with their scales, and a checksum. The
+ * models must be under te_recipes, or loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight that is not
+ * in FP8; a tensor group of several ranks; those of te_safetensors_write. */
 TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *models, int count, te_context *ctx) {
     te__fp8_tensors l;
-    TE_TRY(te__fp8_models(models, count, "te_fp8_weights_save", ctx));
-    TE_TRY(te__fp8_tensors_for(&l, models, count, ctx));
-    te__fp8_walk w = te__fp8_params_of(models, count);
+    TE_TRY(te__fp8_check_models(models, count, "te_fp8_weights_save", ctx));
+    TE_TRY(te__fp8_tensors_allocate(&l, models, count, ctx));
+    te__fp8_param_iter it = te__fp8_params(models, count);
     te_status status = TE_OK;
-    while (status == TE_OK && te__fp8_next(&w)) status = te__fp8_save_param(&l, &w, ctx);
+    while (status == TE_OK && te__fp8_next_param(&it)) status = te__fp8_save_param(&l, &it, ctx);
     if (status == TE_OK) status = te_synchronize(ctx);
     if (status == TE_OK) status = te__fp8_write(path, &l, models, count, ctx);
     te__fp8_tensors_free(&l);
     return status;
 }
 
-/* ---- loading ----------------------------------------------------------------------------------------------------- */
+/* ---- loading: what the file should have -------------------------------------------------------------------------- */
 
+/* Bytes of the scales, [2 products], and the number of products. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
-    te__fp8_walk w = te__fp8_params_of(models, count);
-    while (te__fp8_next(&w)) {}
-    *products = w.products;
-    return (size_t)te_round_up((int64_t)te_scales_bytes(2 * w.products, 1), TE_ALIGN);
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    while (te__fp8_next_param(&it)) {}
+    *products = it.products;
+    return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* Bytes of target memory that te_fp8_weights_load wants: one for each element of a product's weight under a recipe, all
+/* Bytes of target memory that te_fp8_weights_load needs: one for each element of a product's weight under a recipe, all
  * scales, and the other parameters in their lists' dtypes. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
     size_t bytes = te__fp8_scales_bytes(models, count, &products);
-    te__fp8_walk w = te__fp8_params_of(models, count);
-    while (te__fp8_next(&w)) bytes += te__fp8_param_bytes(&w);
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    while (te__fp8_next_param(&it)) bytes += te__fp8_param_bytes(&it);
     return bytes;
 }
 
-/* What a product's weight becomes, `at` in the memory. */
-TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_walk *w, char *at) {
-    te_fp8_product f;
-    memset(&f, 0, sizeof f);
-    f.on = 1, f.current = 1, f.scales = &s->scales, f.weight = w->products, f.x = s->scales.count / 2 + w->products;
-    f.data = at, f.own = te_scale_rule_current();
-    if (!TE_IS_TENSORWISE(w->recipe))
-        f.inverse = (float *)(void *)(at + te__recipe_weight_of(w->param, w->recipe).data);
-    return f;
-}
-/* The file has it in 16 or 32 bits. */
+/* Whether the file has the tensor in 16 or 32 bits, so that it must be cast. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* What the file should have of a parameter. A weight to be cast goes to `staging`, by itself. */
-TE_API te_status te__fp8_want_param(te__fp8_tensors *l, const te__fp8_walk *w, const te_safetensors *f, char *at,
-                                    te_context *ctx) {
-    const te_param *p = w->param;
-    const te__fp8_shape shape = te__fp8_shape_of(p, w->recipe);
+/* Add the tensors that the file should have of a parameter, which will lie at `at`. */
+TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
+                                      char *at, te_context *ctx) {
+    const te_param *p = it->param;
+    const te__fp8_scale_shape shape = te__fp8_scale_shape_of(p, it->recipe);
     const int64_t one = 1;
     char *name;
-    TE_TRY(te__fp8_name(&name, l, w, "", ctx));
+    TE_TRY(te__fp8_name(&name, l, it, "", ctx));
     TE_REQUIRE(!p->data && !p->fp8.data, ctx, TE_ERROR_STATE,
                "te_fp8_weights_load: %.60s has memory already; bind its model to none", name);
-    if (w->recipe == TE_RECIPE_none || te__fp8_is_cast(f, name)) {
+    if (it->recipe == TE_RECIPE_none || te__fp8_is_cast(f, name)) {
         l->tensor[l->count++] = te_safetensor_matrix(name, p->dtype, p->rows, p->cols, at);
         return TE_OK;
     }
     l->tensor[l->count++] = te_safetensor_matrix(name, TE_e4m3, p->rows, p->cols, at);
-    TE_TRY(te__fp8_name(&name, l, w, "_scale_inv", ctx));
-    l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, shape.rank, shape.size, l->numbers + l->used);
-    l->used += shape.count;
-    TE_TRY(te__fp8_input_name(&name, l, w, ctx));
-    if (w->recipe != TE_RECIPE_fp8_delayed || !te_safetensors_find(f, name)) return TE_OK;
-    l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, 1, &one, l->numbers + l->used++);
+    TE_TRY(te__fp8_name(&name, l, it, "_scale_inv", ctx));
+    te__fp8_add_numbers(l, name, shape.rank, shape.size, shape.count);
+    TE_TRY(te__fp8_input_name(&name, l, it, ctx));
+    if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* A weight that the file has in other formats: read into `staging`, [rows, cols] of the list's dtype, and cast. */
-TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_walk *w, const te_fp8_product *to,
-                                              const te_safetensor *want, void *staging, const te_safetensors *f,
-                                              te_context *ctx) {
-    const te_model *m = w->models[w->model].model;
+/* Whether the parameter, whose tensors in the list begin at `first`, is a weight that must be cast. */
+TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
+    return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
+}
+/* How many tensors of the list, from `first` on, are the parameter's. */
+TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
+    static const char suffix[] = ".input_scale";
+    if (it->recipe == TE_RECIPE_none || te__fp8_must_cast(l, first, it)) return 1;
+    const int next = first + TE__FP8_INPUT_SCALE;
+    const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
+    return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
+}
+/* List all that is expected of the file, and check it before any of it is read. *staging: bytes of the largest weight
+ * that must be cast. */
+TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
+                                 int count, const te_safetensors *f, te_context *ctx) {
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    for (*staging = 0; te__fp8_next_param(&it); memory += te__fp8_param_bytes(&it)) {
+        const int first = l->count;
+        TE_TRY(te__fp8_expect_param(l, &it, f, memory, ctx));
+        if (te__fp8_must_cast(l, first, &it)) *staging = te_max(*staging, (size_t)l->tensor[first].bytes);
+    }
+    for (int i = 0; i < count; i++) {
+        const te_model *m = models[i].model;
+        TE_REQUIRE(!m->plan->training, ctx, TE_ERROR_STATE,
+                   "te_fp8_weights_load: %s trains; weights in FP8 alone are for TE_INFERENCE", m->plan->name);
+        TE_TRY(te__weights_check_plan(f, &models[i], ctx));
+    }
+    return te_safetensors_check(f, l->tensor, l->count, 0, ctx);
+}
+
+/* ---- loading: reading -------------------------------------------------------------------------------------------- */
+
+/* The parameter's te_fp8_product, with its weight in FP8 at `at`. */
+TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_param_iter *it, char *at) {
+    te_fp8_product f;
+    memset(&f, 0, sizeof f);
+    f.on = 1, f.current = 1, f.scales = &s->scales, f.weight = it->products, f.x = s->scales.count / 2 + it->products;
+    f.data = at, f.own = te_scale_rule_current();
+    if (!TE_IS_TENSORWISE(it->recipe))
+        f.inverse = (float *)(void *)(at + te__fp8_weight_bytes_of(it->param, it->recipe).data);
+    return f;
+}
+/* Read a weight that the file has in 16 or 32 bits into `staging`, [rows, cols] of the list's dtype, and cast it. */
+TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_param_iter *it,
+                                              const te_fp8_product *to, const te_safetensor *want, void *staging,
+                                              const te_safetensors *f, te_context *ctx) {
+    const te_model *m = it->models[it->model].model;
     te_safetensor read = *want;
-    te_param p = *w->param;
+    te_param p = *it->param;
     read.data = p.data = staging, p.fp8 = *to;
     TE_TRY(te_safetensors_load(f, &read, 1, 0, ctx));
-    if (!TE_IS_TENSORWISE(w->recipe)) return te__weight_cast_fine(m->plan->fp8, &p, w->recipe, ctx);
-    te_quantize q = te_quantize_of(p.rows, p.cols);
+    if (!TE_IS_TENSORWISE(it->recipe)) return te__weight_cast_one(m->plan->fp8, &p, it->recipe, ctx);
+    te_quantize q = te__quantize_of(p.rows, p.cols);
     q.x = staging, q.amax = s->scales.amax + to->weight;
     TE_TRY(m->plan->fp8->quantize(&q, ctx));
     TE_TRY(te_scales_update(&s->scales, to->weight, 1, &to->own, ctx));
     q.amax = 0, q.scale = s->scales.scale + to->weight, q.y = to->data;
     return m->plan->fp8->quantize(&q, ctx);
 }
-/* How many tensors of the list, from `first` on, are the parameter's: itself, its scales, the input's. */
-TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_walk *w) {
-    if (w->recipe == TE_RECIPE_none || l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3) return 1;
-    const int next = first + 2;
-    const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(".input_scale");
-    return n > end && !strcmp(l->tensor[next].name + n - end, ".input_scale") ? 3 : 2;
-}
-/* Scales that were read go to their places. */
+/* Copy scales that were read, t[TE__FP8_SCALES] and maybe t[TE__FP8_INPUT_SCALE], to target memory. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
-                                    const te__fp8_walk *w, te_context *ctx) {
-    float *const inverse = TE_IS_ROWWISE(w->recipe) ? to->inverse
-                                                   : (float *)(uintptr_t)te_scales_inverse(to->scales, to->weight);
-    float *const of_input = (float *)(uintptr_t)te_scales_inverse(to->scales, to->x);
-    if (TE_IS_BLOCKWISE(w->recipe)) return te__fp8_blocks_copy((float *)t[1].data, to->inverse, w->param, 1, ctx);
-    TE_TRY(te_copy(ctx, inverse, t[1].data, (size_t)t[1].bytes));
-    if (tensors < 3) return TE_OK;
-    const float scale = *(const float *)t[2].data, one_over = 1.0f / scale;
-    TE_REQUIRE(scale >= TE__SCALE_SMALL && scale <= TE__SCALE_LARGE, ctx, TE_ERROR_VALUE,
-               "te_fp8_weights_load: %.60s is %g", t[2].name, (double)scale);
+                                    const te__fp8_param_iter *it, te_context *ctx) {
+    const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];
+    float *const inverse = TE_IS_ROWWISE(it->recipe) ? to->inverse
+                                                    : (float *)(uintptr_t)te_scales_inverse(to->scales, to->weight);
+    float *const input_inverse = (float *)(uintptr_t)te_scales_inverse(to->scales, to->x);
+    if (TE_IS_BLOCKWISE(it->recipe)) return te__fp8_blocks_copy((float *)scales->data, to->inverse, it->param, 1, ctx);
+    TE_TRY(te_copy(ctx, inverse, scales->data, (size_t)scales->bytes));
+    if (tensors <= TE__FP8_INPUT_SCALE) return TE_OK;
+    const float scale = *(const float *)input->data, one_over = 1.0f / scale;
+    TE_REQUIRE(scale >= TE__SCALE_MIN && scale <= TE__SCALE_MAX, ctx, TE_ERROR_VALUE,
+               "te_fp8_weights_load: %.60s is %g", input->name, (double)scale);
     TE_TRY(te_copy(ctx, to->scales->scale + to->x, &scale, sizeof scale));
-    TE_TRY(te_copy(ctx, of_input, &one_over, sizeof one_over));
+    TE_TRY(te_copy(ctx, input_inverse, &one_over, sizeof one_over));
     return te_synchronize(ctx);
 }
+/* Read all that was prepared. */
 TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                                          const te__fp8_tensors *l, void *staging, const te_safetensors *f,
                                          te_context *ctx) {
-    te__fp8_walk w = te__fp8_params_of(models, count);
-    for (int i = 0; te__fp8_next(&w); i += te__fp8_tensors_of(l, i, &w), memory += te__fp8_param_bytes(&w)) {
-        const te_fp8_product to = te__fp8_product_at(s, &w, memory);
-        const int tensors = te__fp8_tensors_of(l, i, &w);
-        if (w.recipe != TE_RECIPE_none && tensors == 1)
-            TE_TRY(te__fp8_read_cast(s, &w, &to, &l->tensor[i], staging, f, ctx));
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    for (int i = 0; te__fp8_next_param(&it); i += te__fp8_tensors_of(l, i, &it), memory += te__fp8_param_bytes(&it)) {
+        const te_fp8_product to = te__fp8_product_at(s, &it, memory);
+        const int tensors = te__fp8_tensors_of(l, i, &it);
+        if (te__fp8_must_cast(l, i, &it))
+            TE_TRY(te__fp8_read_cast(s, &it, &to, &l->tensor[i], staging, f, ctx));
         else TE_TRY(te_safetensors_load(f, &l->tensor[i], tensors, 0, ctx));
-        if (tensors > 1) TE_TRY(te__fp8_put_scales(&to, &l->tensor[i], tensors, &w, ctx));
+        if (tensors > 1) TE_TRY(te__fp8_put_scales(&to, &l->tensor[i], tensors, &it, ctx));
     }
     return te_synchronize(ctx);
 }
-/* The models have what was read. */
+/* Point the models' parameters to what was read. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
-    te__fp8_walk w = te__fp8_params_of(models, count);
-    for (int i = 0; te__fp8_next(&w); i += te__fp8_tensors_of(l, i, &w), memory += te__fp8_param_bytes(&w)) {
-        if (w.recipe == TE_RECIPE_none) {
-            w.param->data = memory;
+    te__fp8_param_iter it = te__fp8_params(models, count);
+    for (int i = 0; te__fp8_next_param(&it); i += te__fp8_tensors_of(l, i, &it), memory += te__fp8_param_bytes(&it)) {
+        if (it.recipe == TE_RECIPE_none) {
+            it.param->data = memory;
             continue;
         }
-        w.param->fp8 = te__fp8_product_at(s, &w, memory);
-        w.param->fp8.current = te__fp8_tensors_of(l, i, &w) < 3;
+        it.param->fp8 = te__fp8_product_at(s, &it, memory);
+        it.param->fp8.current = te__fp8_tensors_of(l, i, &it) <= TE__FP8_INPUT_SCALE;
     }
 }
-/* All that is wanted of the file, which is checked before any of it is read. staging: bytes of the largest weight that
- * is to be cast. */
-TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
-                                 int count, const te_safetensors *f, te_context *ctx) {
-    te__fp8_walk w = te__fp8_params_of(models, count);
-    for (*staging = 0; te__fp8_next(&w); memory += te__fp8_param_bytes(&w)) {
-        const int first = l->count;
-        TE_TRY(te__fp8_want_param(l, &w, f, memory, ctx));
-        if (w.recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3)
-            *staging = te_max(*staging, (size_t)l->tensor[first].bytes);
-    }
-    for (int i = 0; i < count; i++) {
-        const te_model *m = models[i].model;
-        TE_REQUIRE(!m->plan->training, ctx, TE_ERROR_STATE,
-                   "te_fp8_weights_load: %s trains; weights in FP8 alone are for TE_INFERENCE", m->plan->name);
-        TE_TRY(te__weights_list(f, &models[i], ctx));
-    }
-    return te_safetensors_check(f, l->tensor, l->count, 0, ctx);
-}
-/* Read the weights of lists for inference (TE_INFERENCE), bound to no memory, into `memory` (target memory,
- * te_fp8_weights_bytes, aligned to TE_ALIGN), those of products under a recipe in FP8 alone, and switch the recipes on;
- * te_tie comes behind it. Waits for the stream. Errors: null pointers, a list that trains, a product under a recipe
- * that is tied (its owner is not in FP8), memory too small or misaligned, another list than the file's, a tensor that
- * is missing, of another shape or dtype, or has a scale that is none; then the models are as they were. */
-TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
-                                                const te_named_model *models, int count, const te_safetensors *f,
-                                                te_context *ctx) {
-    te__fp8_tensors l;
-    int products;
-    size_t room = 0;
-    void *staging = 0;
-    TE_TRY(te__fp8_models(models, count, "te_fp8_weights_load", ctx));
-    TE_REQUIRE(s && memory && f && f->path, ctx, TE_ERROR_NULL,
-               "te_fp8_weights_load: the struct or the memory is null, or the file is not open");
-    const size_t of_scales = te__fp8_scales_bytes(models, count, &products);
-    const size_t needed = te_fp8_weights_bytes(models, count);
-    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
-               "te_fp8_weights_load: memory must be aligned to %d bytes", (int)TE_ALIGN);
-    TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "te_fp8_weights_load: memory has %zu bytes, %zu are needed",
-               bytes, needed);
+/* No product under a recipe is tied: its owner would not be in FP8. */
+TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_context *ctx) {
     for (int i = 0; i < count; i++)
         for (int k = 0, next = 0; k < models[i].model->plan->op_count; next += models[i].model->plan->op[k++].params) {
             const te_op *op = &models[i].model->plan->op[k];
@@ -281,14 +391,38 @@ TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory,
                        "te_fp8_weights_load: %s: (%s, %s) is tied to a parameter that is not in FP8; give it "
                        "(recipe, none)", models[i].model->plan->name, op->kind, op->name);
         }
-    TE_TRY(te__fp8_tensors_for(&l, models, count, ctx));
+    return TE_OK;
+}
+/* Read the weights of lists for inference (TE_INFERENCE), bound to no memory, into `memory` (target memory,
+ * te_fp8_weights_bytes, aligned to TE_ALIGN): those of products under a recipe in FP8 alone. Switches the recipes on;
+ * call te_tie afterwards. Waits for the stream. Errors: null pointers, a list that trains, a tied product under a
+ * recipe, memory too small or misaligned, a list that differs from the file's, a tensor that is missing or has another
+ * shape or dtype, a scale that is not valid. After an error the models are as they were. */
+TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
+                                                const te_named_model *models, int count, const te_safetensors *f,
+                                                te_context *ctx) {
+    te__fp8_tensors l;
+    int products;
+    size_t staging_bytes = 0;
+    void *staging = 0;
+    TE_TRY(te__fp8_check_models(models, count, "te_fp8_weights_load", ctx));
+    TE_REQUIRE(s && memory && f && f->path, ctx, TE_ERROR_NULL,
+               "te_fp8_weights_load: the struct or the memory is null, or the file is not open");
+    const size_t scales_bytes = te__fp8_scales_bytes(models, count, &products);
+    const size_t needed = te_fp8_weights_bytes(models, count);
+    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "te_fp8_weights_load: memory must be aligned to %d bytes", (int)TE_ALIGN);
+    TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "te_fp8_weights_load: memory has %zu bytes, %zu are needed",
+               bytes, needed);
+    TE_TRY(te__fp8_check_ties(models, count, ctx));
+    TE_TRY(te__fp8_tensors_allocate(&l, models, count, ctx));
     te_dtype *formats = (te_dtype *)calloc((size_t)products * 2 + 1, sizeof *formats);
     te_status status = formats ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_fp8_weights_load: cannot allocate");
     for (int i = 0; formats && i < 2 * products; i++) formats[i] = TE_e4m3;
-    char *at = (char *)memory + of_scales;
-    if (status == TE_OK) status = te__fp8_prepare(&l, &room, at, models, count, f, ctx);
-    if (status == TE_OK) status = te_scales_init(&s->scales, memory, of_scales, formats, 2 * products, 1, ctx);
-    if (status == TE_OK && room) status = te_allocate(ctx, &staging, room);
+    char *at = (char *)memory + scales_bytes;
+    if (status == TE_OK) status = te__fp8_prepare(&l, &staging_bytes, at, models, count, f, ctx);
+    if (status == TE_OK) status = te_scales_init(&s->scales, memory, scales_bytes, formats, 2 * products, 1, ctx);
+    if (status == TE_OK && staging_bytes) status = te_allocate(ctx, &staging, staging_bytes);
     if (status == TE_OK) status = te__fp8_read(s, at, models, count, &l, staging, f, ctx);
     if (status == TE_OK) te__fp8_bind(s, at, models, count, &l);
     if (staging) te_release(ctx, staging);

@@ -1,9 +1,31 @@
-/* json.h -- the part of JSON that a safetensors header is made of: objects, arrays, strings, whole numbers >= 0.
- * RFC 8259. json_table.h reads all of JSON with it.
- * The reader works in place: a decoded string lies in the text itself, which it never outgrows. It never
- * recurses, allocates nothing and reads no byte behind the text's closing NUL, whatever the text.
+/* json.h -- JSON (RFC 8259): reading a file into a flat table (config.json, or the index of a model in several files),
+ * and the parser and writer below it, which the headers of safetensors files use, too.
  *
  * Do this:
+ *     te_json config;
+ *     TE_TRY(te_json_open(&config, "config.json", &ctx));                        // checks all of it
+ *     const te_json_value *base = te_json_find(&config, "rope_parameters.rope_theta");   // null: there is none
+ *     if (base && base->kind == TE_JSON_number) use(0, (int)base->number);
+ *     te_json_close(&config);
+ *
+ * The name of a value consists of the keys and indices of the objects and arrays around it, with dots between them:
+ * "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays themselves are not in
+ * the table. A file may come from anybody: text that is not JSON, a key that occurs twice and nesting beyond
+ * TE_JSON_MAX_DEPTH are TE_ERROR_FORMAT, and nothing recurses.
+ */
+#ifndef TE_JSON_H
+#define TE_JSON_H
+
+#include <stdlib.h> /* realloc, qsort */
+
+#include "../core/context.h" /* te_fail */
+#include "../core/impl/file.h"    /* te__file_open, te__file_read */
+
+/* ---- the parser -------------------------------------------------------------------------------------------------- */
+
+/* It works in place: a decoded string is never longer than its source, so it is written over it. It never recurses,
+ * allocates nothing, and reads no byte behind the text's closing NUL, whatever the text is. To parse an object:
+ *
  *     te__json j = {text, n, 0, path, ctx};           // text[n] is 0; text is overwritten
  *     TE_TRY(te__json_expect(&j, '{'));
  *     for (int more = 0; ;) {
@@ -12,15 +34,10 @@
  *         TE_TRY(te__json_string(&key, &j)); ...
  *     }
  */
-#ifndef TE_JSON_H
-#define TE_JSON_H
-
-#include "../core/context.h" /* te_fail */
-
 typedef struct te__json {
     char *text;
-    size_t n, at;
-    const char *path; /* for the messages */
+    size_t n, at;     /* bytes of the text; the next one to be read */
+    const char *path; /* for error texts */
     te_context *ctx;
 } te__json;
 
@@ -38,8 +55,8 @@ TE_API te_status te__json_expect(te__json *j, char c) {
     j->at++;
     return TE_OK;
 }
-/* Go to the next element of an object or array that `close` ends. *more: 0 before the first; whether there is one,
- * after. */
+/* Go to the next element of an object or array that ends with `close`. *more must be 0 before the first element; it
+ * becomes whether there is another. */
 TE_API te_status te__json_next(int *more, te__json *j, char close) {
     if (te__json_peek(j) == close) {
         j->at++, *more = 0;
@@ -65,8 +82,8 @@ TE_API te_status te__json_number(int64_t *out, te__json *j) {
     return TE_OK;
 }
 
-/* Bytes of the UTF-8 character at s, which ends in NUL; 0 if it is none (cut short, overlong, a surrogate, too
- * large). */
+/* Bytes of the UTF-8 character at s, a string that ends with NUL; 0 if it is not valid (cut short, overlong, a
+ * surrogate, or too large). */
 TE_API int te__utf8_length(const char *s) {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
@@ -96,8 +113,8 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
     *out = 0;
     for (int i = 0; i < 4; i++, j->at++) {
         const char c = j->text[j->at];
-        const char small = (char)(c | 0x20); /* of a letter */
-        const int v = c >= '0' && c <= '9' ? c - '0' : small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
+        const char lower = (char)(c | 0x20); /* if c is a letter */
+        const int v = c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
         if (v < 0) return te__json_fail(j, "\\u needs four hex digits");
         *out = *out << 4 | (uint32_t)v;
     }
@@ -105,7 +122,7 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* at worst the closing NUL */
+    const char c = j->text[j->at + 1]; /* may be the closing NUL, but is never behind it */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -127,7 +144,7 @@ TE_API te_status te__json_escape(char **to, te__json *j) {
     *to += te__utf8_put(*to, code);
     return TE_OK;
 }
-/* A string: decoded, ended by NUL, in the text. */
+/* Parse a string. *out: decoded in place, and ended by NUL. */
 TE_API te_status te__json_string(const char **out, te__json *j) {
     TE_TRY(te__json_expect(j, '"'));
     char *to = j->text + j->at;
@@ -147,8 +164,17 @@ TE_API te_status te__json_string(const char **out, te__json *j) {
     return TE_OK;
 }
 
-/* ---- writing: once with p null to measure, once more to write ------------------------------------------------- */
+/* Make an array of `count` elements large enough for one more. Its capacity is 8 elements, and doubles whenever it is
+ * full. Returns the array; null, with p unchanged, if there is no memory. */
+TE_API void *te__grow(void *p, int count, size_t size) {
+    if (count && (count < 8 || (count & (count - 1)))) return p;
+    return realloc(p, (count ? 2 * (size_t)count : 8) * size);
+}
 
+/* ---- the writer -------------------------------------------------------------------------------------------------- */
+
+/* Write everything twice: first with p null, which only counts the bytes in n; then with n 0 again and memory for
+ * them. */
 typedef struct te__text { char *p; size_t n; } te__text;
 
 TE_API void te__text_char(te__text *t, char c) {
@@ -176,6 +202,179 @@ TE_API void te__text_string(te__text *t, const char *s) {
         te__text_char(t, *s);
     }
     te__text_char(t, '"');
+}
+
+/* ---- a file as a table ------------------------------------------------------------------------------------------ */
+
+enum {
+    TE_JSON_MAX_DEPTH = 16,
+    TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, the closing NUL included */
+    TE_JSON_MAX_BYTES = 64 << 20 /* of a file */
+};
+
+typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
+typedef struct te_json_value {
+    const char *name; /* the keys and indices that lead to it, with dots between them */
+    te_json_kind kind;
+    double number;    /* of a number; of a bool 0 or 1 */
+    const char *text; /* of a string; else null */
+} te_json_value;
+typedef struct te_json {
+    te_json_value *value; /* [count], sorted by name */
+    int count;
+    char *text;           /* memory of the strings */
+} te_json;
+
+TE_API void te_json_close(te_json *t) {
+    if (!t) return;
+    for (int i = 0; i < t->count; i++) free((void *)(uintptr_t)t->value[i].name);
+    free(t->value), free(t->text);
+    memset(t, 0, sizeof *t);
+}
+/* A number such as -12, 0.5 or 1e-05. */
+TE_API te_status te__json_real(double *out, te__json *j) {
+    char digits[64];
+    (void)te__json_peek(j);
+    const char *from = j->text + j->at, *p = from + (*from == '-');
+    const char *integer = p;
+    while (*p >= '0' && *p <= '9') p++;
+    if (p == integer || (*integer == '0' && p > integer + 1)) return te__json_fail(j, "a value should stand here");
+    if (*p == '.') {
+        const char *fraction = ++p;
+        while (*p >= '0' && *p <= '9') p++;
+        if (p == fraction) return te__json_fail(j, "digits should follow the point of a number");
+    }
+    if (*p == 'e' || *p == 'E') {
+        p += p[1] == '+' || p[1] == '-' ? 2 : 1;
+        const char *power = p;
+        while (*p >= '0' && *p <= '9') p++;
+        if (p == power) return te__json_fail(j, "digits should follow the e of a number");
+    }
+    if (p - from >= (int)sizeof digits) return te__json_fail(j, "a number of more than 63 characters");
+    memcpy(digits, from, (size_t)(p - from)), digits[p - from] = 0;
+    *out = strtod(digits, 0), j->at += (size_t)(p - from);
+    return TE_OK;
+}
+TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
+    static const char *const literals[] = {"null", "false", "true"};
+    const char c = te__json_peek(j);
+    if (c == '"') {
+        v->kind = TE_JSON_string;
+        return te__json_string(&v->text, j);
+    }
+    for (int i = 0; i < 3; i++)
+        if (!strncmp(j->text + j->at, literals[i], strlen(literals[i]))) {
+            v->kind = i ? TE_JSON_bool : TE_JSON_null, v->number = i == 2, j->at += strlen(literals[i]);
+            return TE_OK;
+        }
+    v->kind = TE_JSON_number;
+    return te__json_real(&v->number, j);
+}
+
+/* A stack of the objects and arrays around the current value, and the value's name. */
+typedef struct te__json_position {
+    int depth;
+    char close[TE_JSON_MAX_DEPTH]; /* of each container: '}' or ']' */
+    int length[TE_JSON_MAX_DEPTH]; /* bytes of its name */
+    int index[TE_JSON_MAX_DEPTH];  /* of an array: the next element */
+    int more[TE_JSON_MAX_DEPTH];   /* of te__json_next */
+    char name[TE_JSON_MAX_NAME];
+} te__json_position;
+
+/* at->name becomes the name of the next value of the innermost container. */
+TE_API te_status te__json_next_name(te__json_position *at, te__json *j) {
+    const int d = at->depth - 1;
+    const char *key = 0;
+    char number[16];
+    if (at->close[d] == '}') {
+        TE_TRY(te__json_string(&key, j));
+        TE_TRY(te__json_expect(j, ':'));
+    } else {
+        snprintf(number, sizeof number, "%d", at->index[d]++);
+        key = number;
+    }
+    const int n = snprintf(at->name + at->length[d], sizeof at->name - (size_t)at->length[d], "%s%s",
+                           at->length[d] ? "." : "", key);
+    if (n >= (int)sizeof at->name - at->length[d]) return te__json_fail(j, "a name that is too long");
+    return TE_OK;
+}
+TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json *j) {
+    void *grown = te__grow(t->value, t->count, sizeof *t->value);
+    const size_t n = strlen(at->name) + 1;
+    TE_REQUIRE(grown, j->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", j->path);
+    t->value = (te_json_value *)grown;
+    te_json_value *v = &t->value[t->count];
+    memset(v, 0, sizeof *v);
+    TE_TRY(te__json_scalar(v, j));
+    char *name = (char *)malloc(n);
+    TE_REQUIRE(name, j->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", j->path);
+    memcpy(name, at->name, n), v->name = name, t->count++;
+    return TE_OK;
+}
+TE_API int te__by_value_name(const void *a, const void *b) {
+    return strcmp(((const te_json_value *)a)->name, ((const te_json_value *)b)->name);
+}
+/* Parse t->text, n bytes and a NUL, into the table. */
+TE_API te_status te__json_table(te_json *t, size_t n, const char *path, te_context *ctx) {
+    te__json json = {t->text, n, 0, path, ctx}, *j = &json;
+    te__json_position at;
+    memset(&at, 0, sizeof at);
+    do {
+        if (at.depth) {
+            const int d = at.depth - 1;
+            TE_TRY(te__json_next(&at.more[d], j, at.close[d]));
+            if (!at.more[d]) {
+                at.depth--;
+                continue;
+            }
+            TE_TRY(te__json_next_name(&at, j));
+        }
+        const char c = te__json_peek(j);
+        if (c == '{' || c == '[') {
+            if (at.depth == TE_JSON_MAX_DEPTH) return te__json_fail(j, "objects and arrays are nested too deep");
+            at.close[at.depth] = c == '{' ? '}' : ']', at.length[at.depth] = (int)strlen(at.name);
+            at.index[at.depth] = at.more[at.depth] = 0, at.depth++, j->at++;
+        } else TE_TRY(te__json_add(t, &at, j));
+    } while (at.depth);
+    (void)te__json_peek(j);
+    if (j->at != n) return te__json_fail(j, "something follows the last value");
+    if (t->count) qsort(t->value, (size_t)t->count, sizeof *t->value, te__by_value_name);
+    for (int i = 1; i < t->count; i++)
+        TE_REQUIRE(strcmp(t->value[i - 1].name, t->value[i].name), ctx, TE_ERROR_FORMAT,
+                   "%.120s: \"%.60s\" stands there twice", path, t->value[i].name);
+    return TE_OK;
+}
+TE_API te_status te__json_read(te_json *t, const char *path, te_context *ctx) {
+    int fd = 0;
+    uint64_t bytes = 0;
+    TE_TRY(te__file_open(&fd, &bytes, path, ctx));
+    te_status status = TE_OK;
+    if (bytes > TE_JSON_MAX_BYTES)
+        status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: has %llu bytes, %d at most are read", path,
+                         (unsigned long long)bytes, (int)TE_JSON_MAX_BYTES);
+    else if (!(t->text = (char *)malloc((size_t)bytes + 1)))
+        status = te_fail(ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", path);
+    else status = te__file_read(fd, t->text, (size_t)bytes, 0, path, ctx);
+    (void)close(fd);
+    if (status != TE_OK) return status;
+    t->text[bytes] = 0;
+    return te__json_table(t, (size_t)bytes, path, ctx);
+}
+/* Read a file and check all of it. After an error there is nothing to close. Errors: TE_ERROR_IO, TE_ERROR_FORMAT,
+ * TE_ERROR_MEMORY. */
+TE_API te_status te_json_open(te_json *t, const char *path, te_context *ctx) {
+    TE_REQUIRE(t && path, ctx, TE_ERROR_NULL, "JSON: the table or the path is null");
+    memset(t, 0, sizeof *t);
+    const te_status status = te__json_read(t, path, ctx);
+    if (status != TE_OK) te_json_close(t);
+    return status;
+}
+/* The value with this name; null if there is none. */
+TE_API const te_json_value *te_json_find(const te_json *t, const char *name) {
+    te_json_value key;
+    key.name = name;
+    return t && name && t->count ? (const te_json_value *)bsearch(&key, t->value, (size_t)t->count, sizeof key,
+                                                                  te__by_value_name) : 0;
 }
 
 #endif

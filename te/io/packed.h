@@ -1,5 +1,6 @@
-/* packed.h -- tensors of a file that are parts of one parameter: q, k and v, or gate and up, which others keep apart
- * and a list has as one weight. They are views of it, so they load into their places, and are saved from them.
+/* packed.h -- several tensors of a file that are parts of one parameter: q, k and v, or gate and up, which other
+ * programs store apart and a list has as one weight. Each becomes a view of the parameter, to load from a file and to
+ * save.
  *
  * Do this:
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -13,10 +14,10 @@
  *     if (status == TE_OK) status = te_safetensors_write("again.safetensors", list.tensor, list.count, 0, 0, &ctx);
  *     te_packed_free(&list);
  *
- * Names and shapes are checked by te_safetensors_load, which converts F32, BF16 and F16.
+ * te_safetensors_load checks names and shapes, and converts F32, BF16 and F16.
  *
- * Where the ranks of the tensor group have parts of a parameter the list is that of one rank: `rows` are those of the
- * whole parameter, and each rank loads its slices of the same file. Such a list is not for writing.
+ * With tensor parallelism the rows in `parts` are those of the whole parameter, but the list has the views of this
+ * rank: each rank loads its part of the same file. Such a list cannot be written to a file.
  */
 #ifndef TE_PACKED_H
 #define TE_PACKED_H
@@ -26,14 +27,14 @@
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {
-    const char *name;       /* of the tensor in the file, behind the prefix */
+    const char *name;       /* of the tensor in the file, without the prefix */
     const char *op, *field; /* of the parameter that it is a part of */
-    int64_t rows;           /* its next rows; of a parameter of one row (a bias) its next columns; 0: all the rest;
-                               of all ranks */
-    int transposed;         /* the file has this part as [in, out] */
+    int64_t rows;           /* the next so many rows of the parameter, or columns if it has one row (a bias), counted
+                             * over all ranks; 0: all that remain */
+    int transposed;         /* 1: the file has this part as [in, out] */
 } te_packed;
 
-/* Views with names of their own, for te_safetensors_load and _write. */
+/* Views and their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
     int count;
@@ -44,14 +45,19 @@ TE_API te_packed_list te_packed_none(void) {
     l.tensor = 0, l.count = 0;
     return l;
 }
-TE_API void te__packed_cut(te_packed_list *l, int count) {
+/* Remove all views but the first `count`. */
+TE_API void te__packed_truncate(te_packed_list *l, int count) {
     while (l->count > count) free((void *)(uintptr_t)l->tensor[--l->count].name);
 }
 TE_API void te_packed_free(te_packed_list *l) {
     if (!l) return;
-    te__packed_cut(l, 0);
+    te__packed_truncate(l, 0);
     free(l->tensor), l->tensor = 0;
 }
+
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
+/* Below, a parameter's "units" are what te_packed.rows counts: its rows or, if it has one row, its columns. */
 
 /* The parameter that `part` names; null: there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
@@ -59,20 +65,21 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Rows of the whole parameter or, if it has one, columns. */
-TE_API int64_t te__packed_all(const te_param *p, te_context *ctx) {
+/* Units of the parameter over all ranks. */
+TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* What parts[0, n) have taken of the parameter of parts[n]: rows or, if it has one, columns; all: the whole of it. */
-TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t all) {
+/* Units that parts[0, n) have taken of the parameter of parts[n], out of `extent`. */
+TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
         if (!strcmp(parts[i].op, parts[n].op) && !strcmp(parts[i].field, parts[n].field))
-            taken = parts[i].rows ? taken + te_min(parts[i].rows, all - taken) : all;
+            taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
+/* parts[n] names a parameter, of which enough units remain. */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
     const te_packed *part = &parts[n];
     const char *list = m->plan->name;
@@ -83,73 +90,88 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                part->op, part->field);
     TE_REQUIRE(!p->tied && p->data, ctx, TE_ERROR_VALUE, "te_packed_add: %.60s: %s.%s is tied; its owner is loaded",
                part->name, p->op, p->field);
-    const int64_t all = te__packed_all(p, ctx), left = all - te__packed_taken(parts, n, all);
+    const int64_t extent = te__packed_extent(p, ctx), left = extent - te__packed_taken(parts, n, extent);
     TE_REQUIRE(left > 0 && part->rows >= 0 && part->rows <= left, ctx, TE_ERROR_SHAPE,
                "te_packed_add: %.60s: %lld %s of %s.%s, of which %lld are left", part->name, (long long)part->rows,
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* All of a parameter has been taken by the parts. */
-TE_API te_status te__packed_filled(const te_model *m, const te_packed *parts, int count, int n, te_context *ctx) {
+/* The parts take all units of the parameter of parts[n]. */
+TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
+                                           te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
-    const int64_t all = te__packed_all(p, ctx);
-    int64_t taken = te__packed_taken(parts, n, all);
+    const int64_t extent = te__packed_extent(p, ctx);
+    int64_t taken = te__packed_taken(parts, n, extent);
     for (int i = n; i < count; i++)
-        if (te__packed_param(m, &parts[i]) == p) taken = parts[i].rows ? taken + parts[i].rows : all;
-    TE_REQUIRE(taken == all, ctx, TE_ERROR_SHAPE, "te_packed_add: the parts of %s.%s have %lld of its %lld %s", p->op,
-               p->field, (long long)taken, (long long)all, p->rows > 1 ? "rows" : "columns");
+        if (te__packed_param(m, &parts[i]) == p) taken = parts[i].rows ? taken + parts[i].rows : extent;
+    TE_REQUIRE(taken == extent, ctx, TE_ERROR_SHAPE, "te_packed_add: the parts of %s.%s have %lld of its %lld %s",
+               p->op, p->field, (long long)taken, (long long)extent, p->rows > 1 ? "rows" : "columns");
     return TE_OK;
 }
-/* A view of the parameter p, called prefix and name: of `rows` x `cols` from element `at` on, for the part that the
- * file has as a tensor of whole[0] x whole[1], or as its transpose. In that they begin at first[0], first[1]. */
-typedef struct te__packed_place { int64_t at, rows, cols, whole[2], first[2]; } te__packed_place;
-TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_place v,
+
+/* ---- views ------------------------------------------------------------------------------------------------------- */
+
+/* A region of a parameter: `rows` x `cols` from this rank's element `at` on. It is the part of a tensor of the file,
+ * shape[0] x shape[1] before a transposition, that begins at row first[0] and column first[1]. */
+typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
+
+/* Add a view of this region, with the name `prefix` and the part's name. */
+TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
-    const size_t room = strlen(prefix) + strlen(part->name) + 1;
-    const int turned = part->transposed;
+    const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;
+    const int transposed = part->transposed;
     te_safetensor *tensor = (te_safetensor *)realloc((void *)l->tensor, (size_t)(l->count + 1) * sizeof *tensor);
     TE_REQUIRE(tensor, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %d views", l->count + 1);
     l->tensor = tensor;
-    char *name = (char *)malloc(room);
-    TE_REQUIRE(name, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %zu bytes", room);
-    snprintf(name, room, "%s%s", prefix, part->name);
+    char *name = (char *)malloc(name_bytes);
+    TE_REQUIRE(name, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %zu bytes", name_bytes);
+    snprintf(name, name_bytes, "%s%s", prefix, part->name);
     void *data = (char *)p->data + (size_t)v.at * te_dtype_bytes(p->dtype);
-    te_safetensor t = turned ? te_safetensor_transposed(name, p->dtype, v.whole[0], v.whole[1], data)
-                             : te_safetensor_matrix(name, p->dtype, v.whole[0], v.whole[1], data);
-    if (v.rows != v.whole[0] || v.cols != v.whole[1])
-        t = te_safetensor_slice(t, v.first[turned], turned ? v.cols : v.rows, v.first[!turned],
-                                turned ? v.rows : v.cols);
+    te_safetensor t = transposed ? te_safetensor_transposed(name, p->dtype, v.shape[0], v.shape[1], data)
+                                 : te_safetensor_matrix(name, p->dtype, v.shape[0], v.shape[1], data);
+    if (v.rows != v.shape[0] || v.cols != v.shape[1])
+        t = te_safetensor_slice(t, v.first[transposed], transposed ? v.cols : v.rows, v.first[!transposed],
+                                transposed ? v.rows : v.cols);
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Those of parts[n]: of a rank's own columns one, else one of each run that the part has some of. */
+/* Add the views of parts[n]. Where this rank has some columns of every row (TE_SHARD_rows) that is one view, else one
+ * for each run of the parameter (te_shard_layout_of) that the part intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                   const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
     const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
-    const int64_t all = te__packed_all(p, ctx), first = te__packed_taken(parts, n, all);
-    const int64_t here = parts[n].rows ? parts[n].rows : all - first;
-    te__packed_place v;
+    const int64_t extent = te__packed_extent(p, ctx), first = te__packed_taken(parts, n, extent);
+    const int64_t units = parts[n].rows ? parts[n].rows : extent - first;
+    te__packed_region v;
     memset(&v, 0, sizeof v);
     if (p->rows > 1 && p->shard == TE_SHARD_rows && runs.ranks > 1) {
-        v.at = first * p->cols, v.rows = v.whole[0] = here, v.cols = p->cols, v.whole[1] = p->cols * runs.ranks;
+        v.at = first * p->cols, v.rows = v.shape[0] = units, v.cols = p->cols, v.shape[1] = p->cols * runs.ranks;
         v.first[1] = runs.rank * p->cols;
         return te__packed_view(l, p, &parts[n], v, prefix, ctx);
     }
-    const int64_t each = p->rows > 1 ? p->cols : 1; /* elements of what is counted: a row, or a column */
+    const int64_t unit = p->rows > 1 ? p->cols : 1; /* elements of a unit */
     for (int64_t i = 0; i < runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&runs, i);
-        const int64_t from = te_max(first, r.whole / each), to = te_min(first + here, (r.whole + r.elements) / each);
+        const int64_t from = te_max(first, r.whole / unit), to = te_min(first + units, (r.whole + r.elements) / unit);
         if (from >= to) continue;
-        v.at = r.at + from * each - r.whole;
-        v.rows = p->rows > 1 ? to - from : 1, v.cols = p->rows > 1 ? p->cols : to - from;
-        v.whole[0] = p->rows > 1 ? here : 1, v.whole[1] = p->rows > 1 ? p->cols : here;
-        v.first[0] = p->rows > 1 ? from - first : 0, v.first[1] = p->rows > 1 ? 0 : from - first;
+        v.at = r.at + from * unit - r.whole;
+        if (p->rows > 1) {
+            v.rows = to - from, v.cols = p->cols, v.shape[0] = units, v.shape[1] = p->cols;
+            v.first[0] = from - first, v.first[1] = 0;
+        } else {
+            v.rows = 1, v.cols = to - from, v.shape[0] = 1, v.shape[1] = units;
+            v.first[0] = 0, v.first[1] = from - first;
+        }
         TE_TRY(te__packed_view(l, p, &parts[n], v, prefix, ctx));
     }
     return TE_OK;
 }
-/* Add views of the parameters of m that the parts name, each of them wholly. After an error the list is as it was. */
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/* Add views of the parameters of m that the parts name; the parts must cover each such parameter completely. After an
+ * error the list is as it was. */
 TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_packed *parts, int count,
                                const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add"));
@@ -159,25 +181,25 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     TE_REQUIRE(count >= 0 && count <= 1 << 20 && l->count <= 1 << 20, ctx, TE_ERROR_SHAPE, "te_packed_add: %d parts",
                count);
     for (int i = 0; i < count; i++) TE_TRY(te__packed_check(m, parts, i, ctx));
-    for (int i = 0; i < count; i++) TE_TRY(te__packed_filled(m, parts, count, i, ctx));
+    for (int i = 0; i < count; i++) TE_TRY(te__packed_check_complete(m, parts, count, i, ctx));
     const int before = l->count;
     for (int i = 0; i < count; i++) {
         const te_status status = te__packed_views(l, m, parts, i, prefix, ctx);
-        if (status != TE_OK) return te__packed_cut(l, before), status;
+        if (status != TE_OK) return te__packed_truncate(l, before), status;
     }
     return TE_OK;
 }
-/* Every parameter of m that has memory of its own is in the list, all of it. */
+/* Check that the list covers every parameter of m that has memory of its own, completely. */
 TE_API te_status te_packed_covers(const te_packed_list *l, const te_model *m, te_context *ctx) {
     TE_REQUIRE(l && m && m->plan, ctx, TE_ERROR_NULL, "te_packed_covers: the list or the instance is null");
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
         const uint64_t bytes = (uint64_t)(p->rows * p->cols) * te_dtype_bytes(p->dtype);
-        uint64_t has = 0;
+        uint64_t covered = 0;
         for (int k = 0; k < l->count; k++)
             if ((uintptr_t)l->tensor[k].data - (uintptr_t)p->data < bytes)
-                has += te__safetensor_data_bytes(&l->tensor[k]);
-        TE_REQUIRE(p->tied || has == bytes, ctx, TE_ERROR_SHAPE, "%s: no tensor of the file is %s.%s, %lld x %lld",
+                covered += te__safetensor_data_bytes(&l->tensor[k]);
+        TE_REQUIRE(p->tied || covered == bytes, ctx, TE_ERROR_SHAPE, "%s: no tensor of the file is %s.%s, %lld x %lld",
                    m->plan->name, p->op, p->field, (long long)p->rows, (long long)p->cols);
     }
     return TE_OK;

@@ -9,21 +9,334 @@
  *
  *     te_safetensors file;
  *     TE_TRY(te_safetensors_open(&file, "model.safetensors", &ctx));             // checks all of the header
- *     te_status status = te_safetensors_load(&file, t, 2, 1, &ctx);              // checks all, then reads
+ *     te_status status = te_safetensors_verify(&file, &ctx);                     // the checksum, if it has one
+ *     if (status == TE_OK) status = te_safetensors_load(&file, t, 2, 1, &ctx);   // checks names and shapes, then reads
  *     te_safetensors_close(&file);
  *
- * A load takes weights in the format of somebody else: F32, BF16 and F16 become the dtype that is asked for, rounded to
- * nearest even, and [1, n] and [n] are the same. It is refused where a number would become infinite; integers and FP8
- * are never converted.
+ * Loading converts: F32, BF16 and F16 become the dtype that is wanted, rounded to nearest even, and the shapes [1, n]
+ * and [n] are the same. A number that would become infinite is refused. Integers and FP8 are never converted.
  *
- * A file may come from anybody: what is wrong with it is TE_ERROR_FORMAT with a text that names the tensor; nothing is
- * read out of bounds, and no size is believed before it was checked against the file's own.
+ * A file may come from anybody: an error in it is TE_ERROR_FORMAT with a text that names the tensor, nothing is read
+ * out of bounds, and no size in it is used before it was checked against the size of the file.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
 
-#include "safetensor.h"        /* te_safetensor, te_safetensor_of, te_safetensor_matrix */
-#include "safetensors_read.h"  /* te_safetensors_open, _open_memory, _map, _load, _close */
-#include "safetensors_write.h" /* te_safetensors_write, te_safetensors_write_sealed */
+#include <sys/mman.h> /* mmap */
+
+#include "checksum.h"               /* te_checksum */
+#include "impl/safetensors_parse.h" /* te__safetensors_open */
+#include "impl/safetensors_write.h" /* te__safetensors_write */
+#include "safetensors_types.h"      /* te_safetensor, te_safetensor_of, te_safetensor_matrix */
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+TE_API void te_safetensors_close(te_safetensors *f) {
+    if (!f) return;
+    if (f->open) (void)close(f->fd);
+    if (f->mapped) (void)munmap((void *)(uintptr_t)f->memory, f->mapped);
+    free(f->tensor), free(f->metadata), free(f->header), free(f->path);
+    memset(f, 0, sizeof *f);
+}
+/* Open a file and check all of its header. After an error there is nothing to close. Errors: TE_ERROR_IO,
+ * TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
+TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_context *ctx) {
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f);
+    TE_REQUIRE(path, ctx, TE_ERROR_NULL, "safetensors: the path is null");
+    const te_status status = te__safetensors_open(f, path, 0, 0, ctx);
+    if (status != TE_OK) te_safetensors_close(f);
+    return status;
+}
+/* The same for a file in host memory, which must stay there until the file is closed. */
+TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f);
+    TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "safetensors: the memory is null");
+    const te_status status = te__safetensors_open(f, "memory", memory, bytes, ctx);
+    if (status != TE_OK) te_safetensors_close(f);
+    return status;
+}
+
+/* The same for a file that is mapped into memory. No other process may truncate it until it is closed. */
+TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
+    te_safetensors file;
+    uint64_t bytes = 0;
+    int fd = -1;
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f), memset(&file, 0, sizeof file);
+    TE_REQUIRE(path, ctx, TE_ERROR_NULL, "safetensors: the path is null");
+    TE_TRY(te__file_open(&fd, &bytes, path, ctx));
+    void *at = bytes && bytes <= SIZE_MAX ? mmap(0, (size_t)bytes, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    (void)close(fd);
+    TE_REQUIRE(at != MAP_FAILED, ctx, bytes ? TE_ERROR_MEMORY : TE_ERROR_FORMAT, "%.120s: cannot map its %llu bytes",
+               path, (unsigned long long)bytes);
+    file.mapped = (size_t)bytes, file.memory = (const char *)at;
+    const te_status status = te__safetensors_open(&file, path, at, (size_t)bytes, ctx);
+    if (status == TE_OK) *f = file;
+    else te_safetensors_close(&file);
+    return status;
+}
+
+/* The tensor with this name; null if there is none. */
+TE_API const te_safetensor *te_safetensors_find(const te_safetensors *f, const char *name) {
+    te_safetensor key;
+    key.name = name;
+    return f && name && f->count ? (const te_safetensor *)bsearch(&key, f->tensor, (size_t)f->count, sizeof key,
+                                                                  te__by_name) : 0;
+}
+/* The metadata string with this key; null if there is none. */
+TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key) {
+    te_safetensors_pair pair, *found = 0;
+    pair.key = key, pair.value = 0;
+    if (f && key && f->metadata_count)
+        found = (te_safetensors_pair *)bsearch(&pair, f->metadata, (size_t)f->metadata_count, sizeof pair, te__by_key);
+    return found ? found->value : 0;
+}
+
+/* ---- the checksum ------------------------------------------------------------------------------------------------ */
+
+/* The checksum of the file's bytes, with '0' for each digit of the checksum that is stored in it. */
+TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uint64_t digits_at, te_context *ctx) {
+    uint64_t total = f->data_at;
+    for (int i = 0; i < f->count; i++) total += f->tensor[i].bytes;
+    const size_t capacity = total < TE_SAFETENSORS_STAGING ? (size_t)total : (size_t)TE_SAFETENSORS_STAGING;
+    char *staging = (char *)malloc(capacity);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate %zu bytes", f->path, capacity);
+    te_checksum s = te_checksum_begin();
+    te_status status = TE_OK;
+    for (uint64_t at = 0; at < total && status == TE_OK; at += capacity) {
+        const size_t part = total - at < capacity ? (size_t)(total - at) : capacity;
+        status = te__safetensors_get(f, staging, part, at, ctx);
+        for (uint64_t d = digits_at; status == TE_OK && d < digits_at + TE_SAFETENSORS_DIGITS; d++)
+            if (d >= at && d < at + part) staging[d - at] = '0';
+        if (status == TE_OK) te_checksum_add(&s, staging, part);
+    }
+    free(staging);
+    *sum = te_checksum_end(&s);
+    return status;
+}
+/* Compare the whole file with the checksum that te_safetensors_write_sealed put into it. TE_ERROR_FORMAT if a bit of it
+ * has changed. A file without a checksum, such as one that another program wrote, passes, and f->verified stays 0.
+ * Reads all of the file. */
+TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
+    TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
+    const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
+    for (int i = 0; !was && i < f->metadata_count; i++) /* a sealed file whose checksum's key was damaged */
+        TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
+                   "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
+                   f->metadata[i].key);
+    if (!was) return TE_OK;
+    uint64_t sum = 0;
+    char is[TE_SAFETENSORS_DIGITS + 1];
+    TE_TRY(te__safetensors_sum(&sum, f, 8 + (uint64_t)(was - f->header), ctx));
+    snprintf(is, sizeof is, "%016llx", (unsigned long long)sum);
+    TE_REQUIRE(!strcmp(is, was), ctx, TE_ERROR_FORMAT,
+               "%.120s: the checksum is %.20s, that of its bytes %s: it was changed after it was saved", f->path, was,
+               is);
+    f->verified = 1;
+    return TE_OK;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* Read a tensor that te_safetensors_find returned into host or target memory of t->bytes. Waits for the stream. */
+TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetensor *t, void *dst, te_context *ctx) {
+    TE_REQUIRE(f && t && ctx && (dst || !t->bytes), ctx, TE_ERROR_NULL,
+               "safetensors: the file, the tensor or its destination is null");
+    const te_safetensor *found = te_safetensors_find(f, t->name);
+    TE_REQUIRE(found && found->offset == t->offset && found->bytes == t->bytes, ctx, TE_ERROR_VALUE,
+               "safetensors: the tensor is not one of this file's; te_safetensors_find returns those");
+    if (!t->bytes) return TE_OK;
+    const size_t capacity = t->bytes < TE_SAFETENSORS_STAGING ? (size_t)t->bytes : (size_t)TE_SAFETENSORS_STAGING;
+    char *staging = (char *)malloc(capacity);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %zu bytes", t->name, capacity);
+    te_status status = TE_OK;
+    for (uint64_t at = 0; at < t->bytes && status == TE_OK; at += capacity) {
+        const size_t part = t->bytes - at < capacity ? (size_t)(t->bytes - at) : capacity;
+        status = te__safetensors_get(f, staging, part, f->data_at + t->offset + at, ctx);
+        if (status == TE_OK) status = te_copy(ctx, (char *)dst + at, staging, part);
+        if (status == TE_OK) status = te_synchronize(ctx);
+    }
+    free(staging);
+    return status;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* Whether numbers of this dtype can be converted (F32, BF16 and F16, to each other), and the library's dtype of it. */
+TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
+    for (int t = TE_f32; t <= TE_f16; t++)
+        if (te_safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
+    return 0;
+}
+TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *want) {
+    te_dtype dtype;
+    return t->dtype == want->dtype ||
+           (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
+}
+/* One row is a vector: [1, n] and [n] are the same. */
+TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
+    const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
+    const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
+    return a->rank - skip_a == b->rank - skip_b &&
+           !memcmp(a->shape + skip_a, b->shape + skip_b, (size_t)(a->rank - skip_a) * sizeof a->shape[0]);
+}
+/* Convert n numbers, rounded to nearest even. If `to` is null, only check them: returns the index of the first finite
+ * number that would become infinite; -1: none. */
+TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, te_dtype is, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float v = te_load(from, i, is);
+        if (to) te_store(to, i, v, as);
+        else if (fabsf(v) <= 3.402823466e38f && !(fabsf(te_round_to(v, as)) <= 3.402823466e38f)) return i;
+    }
+    return -1;
+}
+/* Read numbers [at, at + n) of the slice that `want` takes of tensor t, or of all of t, in the file's dtype. */
+TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
+                                          char *to, int64_t at, int64_t n, te_context *ctx) {
+    const size_t size = te_safetensors_dtype_bytes(t->dtype);
+    const uint64_t begin = f->data_at + t->offset;
+    const int64_t cols = te__safetensor_cols(t), width = want->count[1];
+    if (!want->sliced || width == cols) {
+        const int64_t first = want->sliced ? want->first[0] * cols : 0;
+        return te__safetensors_get(f, to, (size_t)n * size, begin + (uint64_t)(first + at) * size, ctx);
+    }
+    for (int64_t k = at; k < at + n;) { /* one row of the slice, or a part of it, at a time */
+        const int64_t in_row = te_min(width - k % width, at + n - k);
+        const int64_t first = (want->first[0] + k / width) * cols + want->first[1] + k % width;
+        TE_TRY(te__safetensors_get(f, to, (size_t)in_row * size, begin + (uint64_t)first * size, ctx));
+        to += (size_t)in_row * size, k += in_row;
+    }
+    return TE_OK;
+}
+/* Read tensor t, or a slice of it, into want->data, converted to its dtype. If check_only, write nothing, but check
+ * that no finite number becomes infinite. */
+TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
+                                         int check_only, te_context *ctx) {
+    te_dtype is = TE_f32, as = TE_f32;
+    const int same = t->dtype == want->dtype;
+    if (same && check_only) return TE_OK;
+    if (same && !want->sliced) return te_safetensors_read(f, t, want->data, ctx);
+    if (!same) (void)te__safetensors_converts(&is, t->dtype), (void)te__safetensors_converts(&as, want->dtype);
+    const int64_t count = te__safetensor_count(want), part = TE_SAFETENSORS_STAGING / 8;
+    const size_t size = te_safetensors_dtype_bytes(want->dtype);
+    if (check_only && as == TE_f32) return TE_OK;
+    /* 8 bytes a number: as read or, if it is converted, at most 4 as read and 4 as converted. */
+    char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %lld bytes", t->name, (long long)part * 8);
+    char *converted = same ? staging : staging + te_min(count, part) * 4;
+    te_status status = TE_OK;
+    for (int64_t at = 0; at < count && status == TE_OK; at += part) {
+        const int64_t n = te_min(part, count - at);
+        status = te__safetensors_get_part(f, t, want, staging, at, n, ctx);
+        if (status != TE_OK) break;
+        const int64_t bad = same ? -1 : te__safetensors_convert(check_only ? 0 : converted, as, staging, is, n);
+        if (bad >= 0)
+            status = te_fail(ctx, TE_ERROR_VALUE, "%.120s: element %lld of %.60s, %g, does not fit %s", f->path,
+                             (long long)(at + bad), t->name, (double)te_load(staging, bad, is), te_dtype_name(as));
+        if (check_only || status != TE_OK) continue;
+        status = te_copy(ctx, (char *)want->data + (size_t)at * size, converted, (size_t)n * size);
+        if (status == TE_OK) status = te_synchronize(ctx);
+    }
+    free(staging);
+    return status;
+}
+
+/* The same for data that is the transpose of the tensor. Takes host memory of twice its bytes. */
+TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
+                                                 const te_safetensor *want, te_context *ctx) {
+    te_safetensor host = *want;
+    const size_t bytes = (size_t)te__safetensor_data_bytes(want);
+    char *staging = (char *)malloc(2 * bytes + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %zu bytes", t->name, 2 * bytes);
+    char *transposed = staging + bytes;
+    host.data = staging, host.transposed = 0;
+    te_status status = te__safetensors_read_as(f, t, &host, 0, ctx);
+    if (status == TE_OK) {
+        te__safetensor_transpose(transposed, staging, want->sliced ? want->count[0] : want->shape[0],
+                                 want->sliced ? want->count[1] : want->shape[1],
+                                 te_safetensors_dtype_bytes(want->dtype));
+        status = te_copy(ctx, want->data, transposed, bytes);
+        const te_status done = te_synchronize(ctx);
+        if (status == TE_OK) status = done;
+    }
+    free(staging);
+    return status;
+}
+/* Whether an entry of a list is complete, with shape, bytes and data that agree, and its slice lies in the tensor. */
+TE_API int te__safetensors_is_valid(const te_safetensor *w) {
+    uint64_t bytes;
+    if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
+    if (!w->data && bytes) return 0;
+    return (!w->transposed || w->rank == 2) && te__safetensor_has_slice(w);
+}
+/* Check that the file has these tensors and, if `exact`, no others: with these shapes, where [1, n] and [n] are the
+ * same, and these dtypes, where F32, BF16 and F16 count as the same because te_safetensors_load converts them. The list
+ * has each tensor once, or several slices of it. */
+TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
+                                      te_context *ctx) {
+    TE_REQUIRE(f && f->path && (want || n <= 0), ctx, TE_ERROR_NULL,
+               "safetensors: the file is not open, or the list is null");
+    TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
+    enum { UNUSED, WHOLE, SLICES };
+    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count] */
+    TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
+    te_status status = TE_OK;
+    for (int i = 0; i < n && status == TE_OK; i++) {
+        const te_safetensor *w = &want[i], *t = te_safetensors_find(f, w->name);
+        if (!te__safetensors_is_valid(w))
+            status = te_fail(ctx, TE_ERROR_VALUE,
+                             "safetensors: entry %d (%.60s) of the list has no name, shape or data, or no such slice",
+                             i, w->name ? w->name : "?");
+        else if (!t)
+            status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.60s, which should be %s", f->path, w->name,
+                             te__shape_text_of(w).text);
+        else if (used[t - f->tensor] == WHOLE || (used[t - f->tensor] == SLICES && !w->sliced))
+            status = te_fail(ctx, TE_ERROR_VALUE, "safetensors: the list has %.60s twice", w->name);
+        else if (!te__safetensors_fits(t, w) || !te__safetensors_same_shape(t, w))
+            status = te_fail(ctx, te__safetensors_fits(t, w) ? TE_ERROR_SHAPE : TE_ERROR_DTYPE,
+                             "%.120s: tensor %.60s is %s, it should be %s", f->path, w->name,
+                             te__shape_text_of(t).text, te__shape_text_of(w).text);
+        else used[t - f->tensor] = w->sliced ? SLICES : WHOLE;
+    }
+    for (int i = 0; exact && i < f->count && status == TE_OK; i++)
+        if (used[i] == UNUSED)
+            status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: has a tensor %.60s, %s, that nothing here is called",
+                             f->path, f->tensor[i].name, te__shape_text_of(&f->tensor[i]).text);
+    free(used);
+    return status;
+}
+/* Check as te_safetensors_check does, and only then read all tensors into their `data`. F32, BF16 and F16 are converted
+ * to the dtype that is wanted, rounded to nearest even; a finite number that would become infinite is TE_ERROR_VALUE.
+ * Integers and FP8 are never converted. If a check fails nothing has been written; TE_ERROR_IO, from a disk that fails
+ * during the load, may leave a part of the tensors written. Waits for the stream. */
+TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
+                                     te_context *ctx) {
+    TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
+    for (int i = 0; i < 2 * n; i++) { /* all are checked before the first one is read */
+        const te_safetensor *w = &want[i % n], *t = te_safetensors_find(f, w->name);
+        TE_TRY(i >= n && w->transposed ? te__safetensors_read_transposed(f, t, w, ctx)
+                                       : te__safetensors_read_as(f, t, w, i < n, ctx));
+    }
+    return TE_OK;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+/* Write tensors (host or target memory, in stream order) and metadata to a file. An old file stays as it is until the
+ * new one is complete on the disk (te/core/impl/file.h). Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE,
+ * TE_ERROR_SHAPE and others for an entry that is not valid; the text says which. */
+TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
+                                      const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
+    TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
+    return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
+}
+/* The same with a checksum of the whole file in its metadata, under "te.checksum", for te_safetensors_verify. */
+TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
+                                             const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
+    TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
+    return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(1, 0), ctx);
+}
 
 #endif

@@ -10,36 +10,105 @@
  *     status = te_weights_load(weights, 2, &file, &ctx);                // reads, and converts
  *     te_safetensors_close(&file);
  *
- * Tensors are called as in a checkpoint (checkpoint.h), which is such a file; what else is in it is left alone. Where
- * the file has the lists of its models, they are compared without dropout, last_token and cross_entropy, which compute
- * nothing that a weight was trained for: a model that was trained serves one for inference. Heads, an eps or an
- * activation that differ are errors; names and shapes alone would not show them. The checksum is
- * te_safetensors_verify's.
+ * Tensors have the names of a checkpoint (checkpoint.h), which is such a file; other tensors in it are ignored. If the
+ * file has the lists of ops of its models as text, they must agree with the models here, but for dropout, last_token
+ * and cross_entropy, which weights do not depend on: so a model that was trained can be used for inference. A different
+ * number of heads, eps or activation is an error, although names and shapes would agree. The checksum is not verified
+ * here; te_safetensors_verify does that.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H
 
-#include "../core/group.h"    /* te_tensor_group */
-#include "../plan/bind.h"     /* te__check_writable */
-#include "plan_text.h"        /* te__plan_text, te__plan_difference */
-#include "safetensors_read.h" /* te_safetensors_load */
+#include "../core/rank_group.h" /* te_tensor_group */
+#include "../plan/bind.h"  /* te__check_writable */
+#include "../plan/model.h" /* te_plan, te_op */
+#include "json.h"          /* te__text */
+#include "safetensors.h"   /* te_safetensors_load */
 
 typedef struct te_named_model {
     const char *name; /* "h0"; "" for no prefix */
     te_model *model;
 } te_named_model;
 
-enum { TE_WEIGHTS_NAME = 200 }; /* bytes of a tensor's name at most, the closing NUL among them */
+enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, the closing NUL included */
 
-/* ---- lists ------------------------------------------------------------------------------------------------------- */
+/* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
+/* A file's metadata say what its numbers mean: the list of ops of each model, as a text. It shows what shapes do not:
+ * heads, an eps, a probability, a causal mask.
+ *
+ *     te__text t = {buffer, 0};                // {0, 0} measures
+ *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
+ *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
+ *
+ * An op is its kind, its name, the fork that it reads if that has another name, its widths, and its options as 32-bit
+ * words in hexadecimal as they lie in memory (all machines are little-endian). A list for `ranks` ranks of a tensor
+ * group has the text of the same list for one rank: all columns and all heads. Collectives say where values are and not
+ * what they mean, so texts that differ in collectives alone count as the same. */
+TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
+    char text[48];
+    const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
+    const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
+    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* its first ones count heads */
+    const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
+    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind; /* a frozen_linear's numbers mean the same */
+    te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);
+    if (reads_fork && strcmp(op->name, plan->op[op->edge].name))
+        te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
+    snprintf(text, sizeof text, " %lld>%lld", (long long)op->in * in_ranks, (long long)op->out * out_ranks);
+    te__text_put(t, text);
+    for (int at = 0; at + 4 <= op->options_bytes; at += 4) {
+        uint32_t word;
+        memcpy(&word, (const char *)op->options + at, 4);
+        if (at / 4 < head_options) word *= (uint32_t)ranks;
+        snprintf(text, sizeof text, " %08x", (unsigned)word), te__text_put(t, text);
+    }
+}
+TE_API void te__plan_text(te__text *t, const te_plan *plan, int ranks) {
+    te__text_put(t, te_dtype_name(plan->dtype));
+    if (plan->fp8 && plan->fp8->weights != plan->dtype)
+        te__text_put(t, ", weights "), te__text_put(t, te_dtype_name(plan->fp8->weights));
+    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i], ranks);
+}
 /* The metadata key of a model's list: "te.list.h0", or "te.list" for the model without a name. */
-TE_API void te__list_key(te__text *t, const te_named_model *m) {
+TE_API void te__plan_key(te__text *t, const te_named_model *m) {
     te__text_put(t, "te.list"), te__text_put(t, *m->name ? "." : ""), te__text_put(t, m->name);
     te__text_char(t, 0);
 }
-/* The text of a list without its dtype and the ops that weights do not depend on, in the place of the whole. */
-TE_API void te__list_of_weights(char *text) {
+
+/* The first op that differs, in each of two texts; "" where a text has ended. */
+typedef struct te__plan_mismatch { char was[80], is[80]; } te__plan_mismatch;
+
+TE_API size_t te__plan_op_length(const char *s) {
+    const char *end = strchr(s, ';');
+    return end ? (size_t)(end - s) : strlen(s);
+}
+/* The text from its next op on that is no collective. */
+TE_API const char *te__plan_op_next(const char *s) {
+    static const char *const kinds[] = {" all_gather ", " reduce_scatter ", " all_reduce ", " copy_to_group "};
+    for (int i = 0; i < 4; i++) {
+        if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
+        s += te__plan_op_length(s), s += *s ? 1 : 0;
+        i = -1; /* another may follow */
+    }
+    return s;
+}
+/* Whether two texts differ in more than collectives, and where. */
+TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char *is) {
+    size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
+    while (a == b && !memcmp(was, is, a)) {
+        if (!was[a] && !is[b]) return 0;
+        was = te__plan_op_next(was + a + (was[a] ? 1 : 0)), is = te__plan_op_next(is + b + (is[b] ? 1 : 0));
+        a = te__plan_op_length(was), b = te__plan_op_length(is);
+    }
+    while (a && *was == ' ') was++, a--;
+    while (b && *is == ' ') is++, b--;
+    snprintf(d->was, sizeof d->was, "%.*s", (int)te_min((int64_t)a, 79), was);
+    snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
+    return 1;
+}
+/* Remove the dtype, and the ops that weights do not depend on, from a text, in place. */
+TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy "};
     char *to = text;
     const char *from = strchr(text, ';');
@@ -53,23 +122,23 @@ TE_API void te__list_of_weights(char *text) {
     }
     *to = 0;
 }
-/* Compare the list in the file, if it has one, with the model's. */
-TE_API te_status te__weights_list(const te_safetensors *f, const te_named_model *m, te_context *ctx) {
+/* Compare the list of the model in the file, if it has one, with the model's own. */
+TE_API te_status te__weights_check_plan(const te_safetensors *f, const te_named_model *m, te_context *ctx) {
     te__text key = {0, 0}, is = {0, 0};
-    te__plan_pair d;
+    te__plan_mismatch d;
     const int ranks = te_tensor_group(ctx)->size;
-    te__list_key(&key, m), te__plan_text(&is, m->model->plan, ranks);
+    te__plan_key(&key, m), te__plan_text(&is, m->model->plan, ranks);
     char *memory = (char *)malloc(key.n + is.n + 1), *was = 0;
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "weights: cannot allocate %zu bytes", key.n + is.n + 1);
     key.p = memory, is.p = memory + key.n, key.n = is.n = 0;
-    te__list_key(&key, m), te__plan_text(&is, m->model->plan, ranks), te__text_char(&is, 0);
+    te__plan_key(&key, m), te__plan_text(&is, m->model->plan, ranks), te__text_char(&is, 0);
     const char *text = te_safetensors_metadata(f, key.p);
     te_status status = TE_OK;
     if (text && !(was = (char *)malloc(strlen(text) + 1)))
         status = te_fail(ctx, TE_ERROR_MEMORY, "weights: cannot allocate %zu bytes", strlen(text) + 1);
     if (was) {
         memcpy(was, text, strlen(text) + 1);
-        te__list_of_weights(was), te__list_of_weights(is.p);
+        te__plan_text_strip(was), te__plan_text_strip(is.p);
         if (te__plan_difference(&d, was, is.p))
             status = te_fail(ctx, TE_ERROR_VALUE, "%.100s: of model \"%.40s\" it has (%s), where this one has (%s)",
                              f->path, m->name, d.was, d.is);
@@ -78,41 +147,40 @@ TE_API te_status te__weights_list(const te_safetensors *f, const te_named_model 
     return status;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- the tensors of the models ----------------------------------------------------------------------------------- */
 
 typedef struct te__weights {
-    te_safetensor *tensor;
-    te_param **param;
-    char (*name)[TE_WEIGHTS_NAME];
+    te_safetensor *tensor;             /* [count], as the file should have them */
+    te_param **param;                  /* [count] */
+    char (*name)[TE_WEIGHTS_MAX_NAME]; /* [count] */
     int count;
 } te__weights;
 
 TE_API void te__weights_free(te__weights *w) { free(w->tensor), free(w->param), free(w->name); }
-/* The tensor that a parameter is to be. */
 TE_API te_status te__weights_add(te__weights *w, const te_named_model *m, te_param *p, te_context *ctx) {
     char *name = w->name[w->count];
-    const int n = snprintf(name, TE_WEIGHTS_NAME, "%s%s%s.%s", m->name, *m->name ? "." : "", p->op, p->field);
-    TE_REQUIRE(n < TE_WEIGHTS_NAME, ctx, TE_ERROR_OVERFLOW, "weights: the name %.60s.. is too long", name);
+    const int n = snprintf(name, TE_WEIGHTS_MAX_NAME, "%s%s%s.%s", m->name, *m->name ? "." : "", p->op, p->field);
+    TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "weights: the name %.60s.. is too long", name);
     w->param[w->count] = p;
     w->tensor[w->count++] = te_safetensor_matrix(name, p->dtype, p->rows, p->cols, p->data);
     return TE_OK;
 }
-TE_API te_status te__weights_walk(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
-                                  te_context *ctx) {
+TE_API te_status te__weights_collect(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
+                                     te_context *ctx) {
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < models[i].model->param_count; k++) {
             te_param *p = &models[i].model->param[k];
             if (!p->tied) TE_TRY(te__weights_add(w, &models[i], p, ctx));
         }
-        TE_TRY(te__weights_list(f, &models[i], ctx));
+        TE_TRY(te__weights_check_plan(f, &models[i], ctx));
     }
     return TE_OK;
 }
-/* All tensors of the models, which are bound, and have the lists of the file. After an error there is nothing to
- * free. */
+/* Collect all tensors of the models, which must be bound and have the lists that the file has. After an error there is
+ * nothing to free. */
 TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
                                    te_context *ctx) {
-    size_t room = 1;
+    size_t capacity = 1;
     memset(w, 0, sizeof *w);
     TE_REQUIRE(ctx && (models || !count) && f && f->path, ctx, TE_ERROR_NULL,
                "weights: the models or the context are null, or the file is not open");
@@ -122,22 +190,23 @@ TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models,
         TE_REQUIRE(models[i].name && m && m->plan, ctx, TE_ERROR_NULL, "weights: model %d has no name or is not bound",
                    i);
         TE_TRY(te__check_bound(m->plan, m, ctx));
-        room += (size_t)m->param_count;
+        capacity += (size_t)m->param_count;
     }
-    w->tensor = (te_safetensor *)calloc(room, sizeof *w->tensor);
-    w->param = (te_param **)calloc(room, sizeof *w->param);
-    w->name = (char (*)[TE_WEIGHTS_NAME])calloc(room, sizeof *w->name);
+    w->tensor = (te_safetensor *)calloc(capacity, sizeof *w->tensor);
+    w->param = (te_param **)calloc(capacity, sizeof *w->param);
+    w->name = (char (*)[TE_WEIGHTS_MAX_NAME])calloc(capacity, sizeof *w->name);
     te_status status = w->tensor && w->param && w->name
-                           ? te__weights_walk(w, models, count, f, ctx)
-                           : te_fail(ctx, TE_ERROR_MEMORY, "weights: cannot allocate for %zu tensors", room);
+                           ? te__weights_collect(w, models, count, f, ctx)
+                           : te_fail(ctx, TE_ERROR_MEMORY, "weights: cannot allocate for %zu tensors", capacity);
     if (status != TE_OK) te__weights_free(w);
     return status;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Read the models' weights, converted if need be (te_safetensors_load). Another list, a missing or mis-shaped tensor:
- * an error that says which, and nothing has changed. Waits for the stream. */
+/* Read the models' weights, converted if necessary (te_safetensors_load). Waits for the stream. Errors: a model whose
+ * list differs from the file's, a missing tensor or one of another shape: the text says which, and nothing has
+ * changed. */
 TE_API te_status te_weights_load(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     TE_TRY(te__weights_begin(&w, models, count, f, ctx));
@@ -153,7 +222,7 @@ TE_API te_status te_weights_load(const te_named_model *models, int count, const 
     return status;
 }
 
-/* Where a tensor of the file can be a parameter as it lies. */
+/* Check that a parameter can use the file's tensor as it lies. *at: where it lies. */
 TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *want, const te_param *p,
                                  const char **at, te_context *ctx) {
     const te_safetensor *t = te_safetensors_find(f, want->name);
@@ -172,15 +241,15 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
                "te_weights_use: %.60s has memory of its own; bind its model to none, or te_weights_load", want->name);
     return TE_OK;
 }
-/* Let parameters lie where the file has them, in host memory: the file is mapped or was opened in memory, and stays
- * open as long as the models are used. They are of lists for inference alone (TE_INFERENCE), bound to no memory: params
- * is null; te_tie comes behind it. Nothing writes to such parameters: what would is refused. Refused as well are
- * tensors of another dtype than their list's, or that lie at no multiple of 16 bytes (the library writes files whose
- * data begin at one), and any target but the host; te_weights_load takes those. */
+/* Let the parameters lie in the file itself, in host memory: it is mapped or was opened in memory, and must stay open
+ * as long as the models are used. The models must be of lists for inference (TE_INFERENCE) and bound to no memory
+ * (params null); call te_tie afterwards. Such parameters are read-only: calls that would write to them are refused.
+ * Errors, too: a tensor of another dtype than its list's, one whose address is no multiple of 16 bytes (in files that
+ * the library writes all are), and any target but the host. te_weights_load takes those. */
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;
-    int on_device = TE_CUDA; /* no constant: of one, nvcc warns of what lies behind */
+    int on_device = TE_CUDA; /* a variable: nvcc would warn of unreachable code behind a constant */
     TE_TRY(te_check_target(ctx, "te_weights_use"));
     TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
                "te_weights_use: the weights lie in host memory, and the target is %s; te_weights_load copies them",
@@ -189,7 +258,7 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++)
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* check all before the first one is changed */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

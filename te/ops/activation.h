@@ -1,26 +1,30 @@
-/* activation.h -- (gelu, name) and its kin: y = f(x), one list for all; and the gated ones, y = f(a) b of a row [a, b].
+/* activation.h -- activations y = f(x), [rows, width], and GLU variants y = f(a) b of a row [a, b].
  *
- *   gelu      0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   Hendrycks & Gimpel 2016, tanh form
+ *   gelu      0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   Hendrycks & Gimpel 2016, tanh approximation
  *   gelu_erf  0.5 x (1 + erf(x / sqrt 2))                       the same, exact
  *   qgelu     x sigmoid(1.702 x)
  *   relu      max(x, 0)
- *   srelu     max(x, 0)^2                                       So et al. 2021
+ *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
  *   silu      x sigmoid(x)
  *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: gelu .. silu of a, times b    Shazeer 2020
+ *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
+ *             options (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b; here each is a half
  *
- *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b within +-limit: gpt-oss (OpenAI 2025);
- *             options (limit, 7.0f), (alpha, 1.702f). Its checkpoints interleave a and b; here each is a half
+ * Do this:
+ *     (linear, fc1, H, F), (gelu, act), (linear, fc2, F, H)                // an activation has no arguments
+ *     (linear, fc1, H, 2 * F), (swiglu, act), (linear, fc2, F, H)          // a gated one halves the width
  *
- * The gated ones take a row of 2 * width and give width: a is the first half (as in TransformerEngine; the other way
- * round than torch.nn.functional.glu).
+ * Input of a gated activation: [rows, 2 * width], a the first half, as in TransformerEngine (in torch.nn.functional.glu
+ * b is the first); output: [rows, width]. Backward reads the saved input and recomputes f and its derivative.
  */
 #ifndef TE_OPS_ACTIVATION_H
 #define TE_OPS_ACTIVATION_H
 
 #include "../core/math.h" /* te_sigmoid, te_exp */
-#include "map.h"          /* te_stage, te_place */
+#include "elementwise.h"  /* te_stage, te_place */
 
-/* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
+/* X(kind); X(kind, the activation of its first half). The tests and benchmarks expand these lists, so a new entry is
+ * tested and measured. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -70,23 +74,24 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-typedef struct te_act_options { int code; } te_act_options; /* TE_ACT_gelu; of a gated op, that of its first half */
+/* code: TE_ACT_gelu, ..; of a gated activation, that of its first half. */
+typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
-/* f(x) and f'(x). `code` is meant to be a constant. */
+/* Returns f(x) and stores f'(x) in *slope. `code` must be a constant: the branches then disappear. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* 0.5 (1 + tanh u) is sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
+        /* 0.5 (1 + tanh u) = sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        const float finite = square < 1e30f ? square : 1e30f; /* for the 0 before it: y (1 - t) */
+        const float finite = square < 1e30f ? square : 1e30f; /* below, 0 times infinity would be NaN */
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
     }
     if (code == TE_ACT_gelu_erf) {
-        /* erfc(|x| / sqrt 2) / 2 to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs
-         * anyway */
+        /* tail = erfc(|x| / sqrt 2) / 2 with an error below 1.5e-7 (Abramowitz & Stegun 7.1.26). Its exponential is
+         * the one that the derivative needs anyway. */
         const float t = te_reciprocal(1.0f + 0.23164189f * fabsf(x)), e = te_exp2(-0.7213475204f * x * x);
         const float tail =
             e * t *
@@ -95,7 +100,7 @@ TE_FN float te_act(float *slope, float x, int code) {
         return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }
     if (code == TE_ACT_relu) {
-        *slope = x <= 0 ? 0.0f : 1.0f; /* so that NaN goes through */
+        *slope = x <= 0 ? 0.0f : 1.0f; /* written so that NaN propagates */
         return x <= 0 ? 0.0f : x;
     }
     if (code == TE_ACT_srelu) {
@@ -124,7 +129,7 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
-/* y = f(min(a, limit)) (1 + clamp(b)), f(x) = x sigmoid(alpha x), and its slopes in a and b; NaN goes through. */
+/* Returns y = f(min(a, limit)) (1 + clamp(b)), f(x) = x sigmoid(alpha x), and its derivatives; NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
     const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
@@ -141,14 +146,14 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* In: v = dy. Out: v = da, g = db. */
+/* v: dy in, da out. g: db out. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
     te_read8(a, s->saved, at.format.in, s, at);
     te_read8(b, s->saved, at.format.in, s, te_second_half(at));
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        float f; /* the slope of y = f(a) b in b */
+        float f; /* dy/db of y = f(a) b; `slope` is dy/da */
         if (code == TE_GATE_clamped_swiglu) (void)te_clamped_swiglu(&slope, &f, a[i], b[i], options);
         else f = te_act(&slope, a[i], code), slope *= b[i];
         g[i] = v[i] * f;

@@ -3,72 +3,79 @@
  * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
  * (max_logit, 0)
  *
- * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
- * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
- * heads. Sequences are te_batch's batch and seq. Online softmax (Milakov & Gimelshein 2018; Dao 2023): memory grows
- * with the rows, the score matrix never exists.
+ * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: input width
+ * (heads + 2 kv_heads) head_dim, output width heads head_dim. Grouped-query attention where kv_heads < heads; kv_heads
+ * must divide heads. Sequences are te_batch's batch and seq. Softmax is online (Milakov & Gimelshein 2018; Dao 2023):
+ * memory grows with the rows, the matrix of scores is never stored. It saves its input, its output and the log-sum-exp
+ * of each row and head for backward.
  *
- * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side, and
- * causal is a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
- * (window_left, W - 1). Tiles of keys that no query of a tile sees are left out, forward and backward: time falls with
- * the window.
- *
- * softcap: a score s, which is scale q k^T, becomes softcap tanh(s / softcap), in front of the mask (Gemma 2, Gemma
- * Team 2024); 0: none. It costs two more of the instructions that exponentials are made of for each score.
- *
- * dropout: each probability is 0 with this probability, else divided by what is left of 1, behind the softmax
- * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
- * sequence, head, query, key), made again in backward, and that of one rank on several: heads with their own columns of
- * q count among those of all ranks, sequences among those of all replicas. Where these differ in length a replica draws
- * by itself. Inference drops nothing.
- *
- * alibi: 1: slope |i - j| is taken off the score of query i and key j, behind softcap; each head has a slope of its own
- * that is not learnt (Press, Smith & Lewis 2022; te/attention/attention_alibi.h). It costs two instructions a score.
- *
- * sinks: 1: a parameter `sinks`, a learnt logit for each head that joins the sum under the softmax and brings no value
- * (gpt-oss, OpenAI 2025; te/attention/attention_sinks.h). te_model_randomize gives zeros.
- *
- * value_dim: the size of a head of v, where it is not that of a head of q and k: 1 to 256, on CUDA in bf16 and f16 a
- * multiple of 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed
- * rows then are (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output is heads value_dim wide. rope has
- * the option, too; head_norm takes packed rows whose heads all have one size, and a rank of a tensor group with some of
- * the heads is refused: the parts of its product would have different sizes.
- *
- * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
- * kernels that know their sequences to be equal are smaller and a little faster.
- *
- * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities, too
- * (te/attention/attention_fp8.h); backward reads the q, k and v that were there before, in the list's own format, bf16
- * or f16. head_dim is 64, 128 or 256, a call has up to 1024 sequences, and of the options there are causal, scale and
- * the window. On CUDA it runs on compute capability 9.0 (sm_90a) alone, and elsewhere a call is refused. With the
- * passes that round it takes longer than bf16 at most sizes (attention_hopper_fp8.h).
+ * Do this:
+ *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
+ *     (attention, attn, 32, 8, 128, (window_left, 4095), (softcap, 50.0f))
+ * The options are described below. The kernels: te/attention/attention_kernels.h.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
-#include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
+#include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
-#include "attention_gives.h"                /* TE__ATTENTION_GIVES_FORWARD, te__attention_amax */
-#include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
-#include "attention_memory.h"               /* te__attention_kv, te__attention_dkv */
-#include "score_bias.h"                     /* te_attention_options, te_score_bias */
+#include "../plan/impl/storage.h"                    /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/executor_state.h"              /* te_scratch */
+#include "residual.h"                           /* te__load_add */
+#include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
+
+/* ---- options -----------------------------------------------------------------------------------------------------
+ * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side; causal
+ * is a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
+ * (window_left, W - 1). Tiles of keys that no query of a tile sees are skipped, forward and backward: time falls with
+ * the window.
+ *
+ * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
+ * off. It costs two more special-function instructions a score, of which exponentials are made.
+ *
+ * dropout: each probability is dropped with this probability, else divided by 1 - dropout, after the softmax
+ * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is Philox of (seed, draw, op;
+ * sequence, head, query, key). Backward recomputes it, and several ranks draw the mask that one rank would: heads of a
+ * tensor group count among all heads, sequences among those of all replicas. With sequences of different lengths each
+ * replica draws its own. Inference drops nothing.
+ *
+ * alibi: 1: slope |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
+ * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). It costs two instructions a score.
+ *
+ * sinks: 1: a parameter `sinks`, a learnt logit for each head that joins the sum under the softmax and contributes no
+ * value (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets zeros.
+ *
+ * value_dim: the head size of v where it differs from that of q and k: 1 to 256, on CUDA in bf16 and f16 a multiple of
+ * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows then are
+ * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output heads value_dim. rope has the option, too;
+ * head_norm requires packed rows whose heads all have one size. A rank of a tensor group that has some of the heads is
+ * refused: the parts of the product before it would have different sizes.
+ *
+ * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. It is a constant of the list,
+ * because kernels for sequences of equal length are smaller and a little faster.
+ *
+ * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities as well
+ * (te/attention/impl/attention_fp8.h); backward uses the unrounded q, k and v in the list's own format, bf16 or f16.
+ * head_dim is 64, 128 or 256, a call has up to 1024 sequences, and the only other options are causal, scale and the
+ * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the passes that
+ * round, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
-#define TE_IN_attention(op) \
+#define TE_IN_attention(op)                                                    \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
         (int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) | \
+    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                                      \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
-/* A rank that has some of the heads does not know which they are, and slopes and biases are of all. With value_dim the
- * parts of the product in front of it (te/ops/linear.h) would have different sizes. */
-#define TE_LAYOUT_FITS_attention(op, in) \
-    ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) && \
-                                              TE__IF_SCORE_BIAS(op, 0, 1) \
-                                        : (int)(in) == (int)TE_LAYOUT_replicated || \
+/* A rank that has some of the heads does not know which ones, but slopes and biases depend on the head. With value_dim
+ * the parts of the product before the attention (te/ops/linear.h) would have different sizes. */
+#define TE_LAYOUT_FITS_attention(op, in)                                                             \
+    ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
+                                              TE__IF_SCORE_BIAS(op, 0, 1)                           \
+                                        : (int)(in) == (int)TE_LAYOUT_replicated ||                        \
                                               ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
@@ -94,9 +101,9 @@
 #define TE__CAUSAL_OF_attention 1
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
-/* `yes` if the op says (sinks, 1): the preprocessor has to know it, for they are a parameter. */
-#define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__SINKS_, TE_OPTION(op, sinks, 0)), yes, no)
-#define TE__SINKS_1 ,
+/* `yes` if the op has (sinks, 1): the preprocessor has to know, because sinks are a parameter. */
+#define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
+#define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
@@ -105,21 +112,21 @@
 #define TE__ATTENTION_DROPOUT(op) ((float)(TE_OPTION(op, dropout, 0)))
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0))
-#define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                                    \
-    (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)),         \
-        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op), TE__BIAS_FORM(op), \
-        TE__VALUE_DIM(op, head_dim))
+#define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                            \
+    (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)), \
+        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op),       \
+        TE__BIAS_VARIANT(op), TE__VALUE_DIM(op, head_dim))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
-/* What it has in common with cross_attention. */
+/* The checks shared with cross_attention. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
-     static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,               \
+     static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,              \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
      static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 16) % 16 == 0,                 \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
@@ -145,36 +152,146 @@
 
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_GIVES_##direction(model)))
-/* As attention_form.h has it. */
-#define TE__ATTENTION_FORM_OF(op, varlen, cross, gives)                                                    \
-    (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen,        \
-        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op), TE_OPTION(op, value_dim, 0), gives)
-/* Of a backward: the kernels for the gradients of sinks and of a bias. */
-#define TE__ATTENTION_LEARNT(name, dtype, op)                                                              \
-    TE__ATTENTION_SINKS(name, dtype, op)                                                                   \
+        TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_FP8_OUTPUT_##direction(model)))
+/* The options of the kernels, in the order of attention_options.h. */
+#define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
+    (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
+        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output)
+/* The kernels for the gradients of the parameters, sinks and a bias. */
+#define TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                                \
+    TE__ATTENTION_SINKS(name, dtype, op)                                                                          \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0, 0))
+        TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
-    TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
-#define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                           \
-    TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                              \
-    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0),            \
-                                     TE__ATTENTION_GIVES_FORWARD(model));                                          \
+    TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
+#define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                \
+    TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \
+    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                      \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                          \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0), \
+                                     TE__ATTENTION_FP8_OUTPUT_FORWARD(model));                          \
     }
-#define TE_CUSTOM_attention_backward(name, model, dtype, op)                                                          \
-    TE__ATTENTION(BACKWARD, name, model, dtype, op)                                                                \
-    TE__ATTENTION_LEARNT(name, dtype, op)                                                                          \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0,                   \
-                                      TE__ATTENTION_GIVES_BACKWARD(model));                                        \
+#define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
+    TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
+    TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                   \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                   \
+        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,              \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0, \
+                                      TE__ATTENTION_FP8_OUTPUT_BACKWARD(model));                 \
     }
 
-/* What dropout draws by (attention_drop.h). */
-TE_API void te__attention_draws(te_attention_args *a, const te_run *r, const te_op *op) {
+/* ---- the option fp8 ---------------------------------------------------------------------------------------------- */
+
+/* `yes` if the op has (fp8, 1): the preprocessor has to know, because it selects other kernels. */
+#define TE__IF_FP8(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, fp8, 0)), yes, no)
+#define TE__FP8(op) TE__IF_FP8(op, 1, 0)
+#define TE__CHECK_FP8(model, op, head_dim)                                                                           \
+     static_assert((TE_OPTION(op, fp8, 0)) == TE__FP8(op),                                                           \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": fp8 must be 0 or 1");                               \
+     static_assert(!TE__FP8(op) || (head_dim) == 64 || (head_dim) == 128 || (head_dim) == 256,                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": with fp8 head_dim must be 64, 128 or 256");         \
+     TE__FP8_WITHOUT(model, op, softcap) TE__FP8_WITHOUT(model, op, dropout) TE__FP8_WITHOUT(model, op, varlen)      \
+     TE__FP8_WITHOUT(model, op, alibi) TE__FP8_WITHOUT(model, op, sinks) TE__FP8_WITHOUT(model, op, bias)            \
+     TE__FP8_WITHOUT(model, op, relative_bias) TE__FP8_WITHOUT(model, op, max_logit)                                 \
+     TE__FP8_WITHOUT(model, op, value_dim)
+#define TE__FP8_WITHOUT(model, op, option)                                                                           \
+     static_assert(!TE__FP8(op) || !TE_HAS_OPTION(op, option),                                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": fp8 does not go with " #option);
+#define TE__ATTENTION_FP8(direction, name, model, dtype, op)                                  \
+    TE_ATTENTION_##direction##_FP8(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), \
+                                   (int)(TE_ARG3(op, 0)), TE__ATTENTION_VARIANT_OF(op, 0, 0,  \
+                                       TE__ATTENTION_FP8_OUTPUT_##direction(model)))          \
+    static const te_attention_fp8_kernels name##_fp8 = {name##_ready, name##_scratch_bytes};
+
+typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
+
+/* ready: whether the context's device can run the kernel; scratch_bytes: of rows of the call. */
+typedef struct te_attention_fp8_kernels {
+    te_status (*ready)(te_context *ctx);
+    te_attention_scratch_fn scratch_bytes;
+} te_attention_fp8_kernels;
+TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const te_attention_fp8_kernels *fp8,
+                                         int heads) {
+    TE_TRY(te_scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te_capacity_rows(r))));
+    if (!r->dry || !r->batch) return TE_OK;
+    TE_TRY(fp8->ready(r->ctx));
+    return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
+}
+
+/* ---- FP8 recipes -------------------------------------------------------------------------------------------------
+ * In a list with a recipe the kernels save a pass over the tensor each: in inference they store the output in e4m3, as
+ * the operand of the next product; and they find the amax of the output, or of its gradient, where a cast needs it. */
+
+/* The kernels' option fp8_output. In backward it costs 2 to 4% at some head sizes, so it is on only where the recipe
+ * needs the amax of every tensor. */
+#define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
+#define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
+
+/* Whether the kernel stores its output in FP8: in inference, where the next product is its only use. */
+TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
+    return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
+           te__policy(r, s->op[0] + 1)->stored_by_producer;
+}
+TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    const te_fp8_product *f = &r->param[i + 1]->fp8;
+    TE_TRY(te_acquire(r, y, op->out_rows, op->out, TE_e4m3));
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
+    return TE_OK;
+}
+/* Where the kernel puts the amax of its output y, the operand of product i, if the cast of y needs it; else null. */
+TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
+    if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
+    if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
+    const te_fp8_product *f = &r->param[i]->fp8;
+    return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
+}
+
+/* ---- keys and values of cross_attention, which a fork or an input holds ------------------------------------------ */
+
+/* Sets a->kv and a->kv_seq, if the op is a cross_attention. */
+TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *op) {
+    const te_attention_options *o = (const te_attention_options *)op->options;
+    te_value kv;
+    if (op->edge < 0) return TE_OK;
+    TE_TRY(te__fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
+    TE_TRY(te_convert_value(&kv, r, r->plan->dtype));
+    a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
+    return TE_OK;
+}
+/* Their gradient: `computed` by the kernels in the list's own format, and stored to `target`, the caller's tensor or
+ * the gradient of the fork, plus `previous`, the sum of the gradients from later uses of the same fork. */
+typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
+TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
+    const te_attention_options *o = (const te_attention_options *)op->options;
+    g->target = g->computed = g->previous = te_no_value();
+    if (op->edge < 0) return TE_OK;
+    const te_op *fork = &r->plan->op[op->edge];
+    const int first = te_is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
+    const te_value like = te__fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
+    if (is_input) TE_TRY(te_edge_tensor(&g->target, r, fork, like, 1));
+    else TE_TRY(te_acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
+    if (!g->target.data) return TE_OK; /* not wanted */
+    if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
+    if (first) return te_begin_converted(&g->computed, &g->target, r, r->plan->dtype);
+    g->computed = te_value_of(0, r->plan->dtype, like.rows, like.cols);
+    return te_scratch(r, &g->computed.data, (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
+}
+TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
+    if (!g->target.data) return TE_OK;
+    if (!g->previous.data) TE_TRY(te_end_converted(&g->target, &g->computed, r));
+    else {
+        TE_TRY(te_convert_value(&g->computed, r, g->target.dtype));
+        TE_TRY(te__load_add(r, g->target, g->previous.data, g->computed, add));
+    }
+    if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te__set_edge(r, op->edge, g->target);
+    return TE_OK;
+}
+
+/* ---- forward and backward ---------------------------------------------------------------------------------------- */
+
+/* The random state, and which heads of all ranks these are (te_attention_shard). */
+TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
     a->rng = r->rng, a->id = (uint32_t)(op - r->plan->op) + (varies ? (uint32_t)replica * TE_MAX_OPS : 0);
@@ -188,25 +305,25 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
     if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
-    if (op->flags & TE_DRAWS) te__attention_draws(&a, r, op);
+    if (op->flags & TE_DRAWS) te__attention_set_dropout(&a, r, op);
     if (r->batch) {
         const te_sequences s = te_sequences_of(r);
-        a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.longest, a.rows = s.rows;
+        a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.max_seqlen, a.rows = s.rows;
     }
     return a;
 }
-/* The kernels read and write the model's own format, but for that. gives: whether they have that option. */
+/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                       const te_score_bias *bias, const te_attention_in_fp8 *fp8,
-                                       int gives) {
+                                       const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
+                                       int fp8_output) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->current, out;
-    float *top;
+    float *max_logit;
     TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
-    if (te__attention_gives_fp8(r, s, gives)) {
-        TE_TRY(te__attention_out_in_fp8(&y, &a, r, i));
+    if (te__attention_stores_fp8(r, s, fp8_output)) {
+        TE_TRY(te__attention_fp8_output(&y, &a, r, i));
         out = y;
     } else {
         TE_TRY(te_output(&y, r, s, i));
@@ -220,23 +337,25 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
-    a.amax = te__attention_amax(r, s, i + 1, y, gives);
-    TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
-    TE_TRY(te__max_logit_begin(&a, &top, r, op));
+    a.amax = te__attention_amax(r, s, i + 1, y, fp8_output);
+    TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
+    TE_TRY(te__max_logit_begin(&a, &max_logit, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
-    if (!r->dry && top) TE_TRY(te__attention_top(r->ctx, bias->top, &a, top, op->stats, (op->flags & TE_VARLEN) != 0));
+    if (!r->dry && max_logit)
+        TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
+                                       (op->flags & TE_VARLEN) != 0));
     TE_TRY(te_end_converted(&y, &out, r));
     te_set_current(r, y);
     r->current.amax = a.amax;
     if (op->edge >= 0) te_release_fork(r, i);
     return TE_OK;
 }
-/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of
- * a cross_attention, the kernel that adds two gradients of its keys and values. gives: as above. */
+/* sum: te_attention_args.sum. sinks: the kernel of their gradient, or null. bias: the kernels of a score bias. add: of
+ * a cross_attention, the kernel that adds two gradients of its keys and values. fp8_output: the kernels' option. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                                    te_attention_scratch_fn scratch_bytes, float *sum,
-                                                   te_attention_sinks_fn sinks, const te_score_bias *bias,
-                                                   te__load_launch_fn add, int gives) {
+                                                   te_sinks_grad_fn sinks, const te_score_bias_kernels *bias,
+                                                   te__load_launch_fn add, int fp8_output) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_capacity_rows(r)) : 0;
@@ -245,8 +364,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te_gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* from delta, and lse */
-    if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the bias behind it wants it, too */
+    const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
+    if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the gradient of the bias before it needs it, too */
         te_value own;
         TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;
@@ -262,16 +381,16 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.made.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, gives);
-        TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
+        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, fp8_output);
+        TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
-        TE_TRY(te__score_bias_end(&a, r, op, bias));
+        TE_TRY(te__score_bias_backward(&a, r, op, bias));
         if (sinks) {
             float *parts = 0;
-            TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),
-                                te__attention_sinks_blocks(te_capacity_rows(r))));
+            TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_grad_blocks(r->tokens),
+                                te__attention_sinks_grad_blocks(te_capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
-                TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
+                TE_TRY(te__attention_sinks_grad(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
         }
         TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
         TE_TRY(te_end_converted(&y, &dqkv, r));

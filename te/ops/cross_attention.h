@@ -4,25 +4,23 @@
  * (max_logit, 0)
  *
  * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
- * what the fork or input `kv` keeps: rows [k of all kv_heads, v of all kv_heads], often of other number: those of an
- * encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Out width heads * head_dim; with value_dim, the size
- * of a head of v, keys and values are kv_heads (head_dim + value_dim) wide and the output heads value_dim.
+ * the fork or input `kv`: rows [k of all kv_heads, v of all kv_heads], often a different number of them, such as those
+ * of an encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Output width heads head_dim; with value_dim,
+ * the head size of v, keys and values are kv_heads (head_dim + value_dim) wide and the output heads value_dim.
  *
- * Do this: declare the encoder's output, go on with its rows to make keys and values, and come back:
+ * Do this: declare the encoder's output, make keys and values from its rows, and return to the queries:
  *     (input, enc, 512, (rows, memory)), ...
  *     (linear, q, 512, 512), (fork, queries),
  *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),
  *     (cross_attention, cross, keys, 8, 8, 64), ...
- * Each of the batch's sequences sees te_batch.memory_seq rows of its own memory. Backward leaves the memory's gradient
- * in te_edge.grad. Keys and values that were made before come by (input, keys, 2 * 512, (rows, memory)) alone.
+ * Each sequence of the batch attends to te_batch.memory_seq rows of its own memory. Backward stores the memory's
+ * gradient in te_edge.grad. Keys and values that were computed before come from (input, keys, 2 * 512, (rows, memory))
+ * alone.
  *
- * The last query stands beside the last key: where there are q queries and k keys, causal and windows see query i at
- * place i + k - q among the keys, and ALiBi counts distances from there. A query that sees no key, of those that are
- * before the first one, gives 0 and has no gradient. The other options are those of attention.h.
- *
- * On Hopper the forward runs on wgmma, unless it is causal or has a window and there are more queries than keys. At
- * batch 2, 4096 queries and keys, 32 heads of 128, causal, it takes 392 us, 801 on mma.sync (H200, one run). The
- * backward runs on mma.sync, as both do elsewhere.
+ * The last query is at the position of the last key: with q queries and k keys, causal and windows see query i at
+ * position i + k - q among the keys, and ALiBi counts distances from there. A query before the first key sees none: it
+ * outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
+ * te/attention/impl/attention_cuda.h.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H
 #define TE_OPS_CROSS_ATTENTION_H
@@ -33,7 +31,7 @@
 #define TE_SHAPES_cross_attention(op) (4)
 #define TE_IN_cross_attention(op) ((int)(TE_ARG2(op, 0)) * (int)(TE_ARG4(op, 0)))
 #define TE_OUT_cross_attention(op, in) ((int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG4(op, 0)))
-#define TE_FLAGS_cross_attention(op) \
+#define TE_FLAGS_cross_attention(op)                                                                \
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0))
 #define TE_LAYOUT_FITS_cross_attention(op, in) TE_LAYOUT_FITS_attention(op, in)
@@ -58,11 +56,11 @@
 #define TE__CAUSAL_OF_cross_attention 0
 #define TE_OPTIONS_cross_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG2(op, 0), TE_ARG3(op, 0), TE_ARG4(op, 0))
 #define TE_EDGE_cross_attention(model, op) \
-    (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
-#define TE__KEPT_ROWS_ARE(model, op, rows) ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
+    (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
+#define TE__KEPT_ROWS_ARE(model, op, rows) ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
 #define TE_CHECK_cross_attention(model, op)                                                                          \
-    (typedef int TE_KEPT_READ(model, TE_FORK_OF(op));                                                                \
-     static_assert((int)TE_KEPT_WIDTH(model, TE_FORK_OF(op)) ==                                                      \
+    (typedef int TE_FORK_USED(model, TE_FORK_OF(op));                                                                \
+     static_assert((int)TE_FORK_WIDTH(model, TE_FORK_OF(op)) ==                                                      \
                        (int)(TE_ARG3(op, 0)) * ((int)(TE_ARG4(op, 0)) + (int)TE__VALUE_DIM(op, TE_ARG4(op, 0))),     \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        " reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim");              \
@@ -76,24 +74,24 @@
                        " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");                   \
      TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
 
-#define TE__CROSS_ATTENTION(direction, name, dtype, op, gives)                                                      \
+#define TE__CROSS_ATTENTION(direction, name, dtype, op, fp8_output)                                                 \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, 0, 1, gives))
-#define TE_CUSTOM_cross_attention_forward(name, model, dtype, op)                                                     \
-    TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_GIVES_FORWARD(model))                              \
-    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_GIVES_FORWARD(model));    \
+        TE__ATTENTION_VARIANT_OF(op, 0, 1, fp8_output))
+#define TE_CUSTOM_cross_attention_forward(name, model, dtype, op)                                                       \
+    TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_FP8_OUTPUT_FORWARD(model))                           \
+    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                   \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model)); \
     }
-#define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                 \
-    TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                           \
-    TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
-    TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, 0, 1, 0))                                                                     \
-    TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                        \
-              te_load_sum(te_args, te_at, (te_dtype)TE_KEPT_DTYPE(model, TE_FORK_OF(op))))                      \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                  \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                             \
+#define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                      \
+    TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                                \
+    TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
+    TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)),    \
+        TE__ATTENTION_VARIANT_OF(op, 0, 1, 0))                                                                       \
+    TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                             \
+              te_load_sum(te_args, te_at, (te_dtype)TE_FORK_DTYPE(model, TE_FORK_OF(op))))                           \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                  \
                                       TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, name##_add_launch, 0); \
     }
 

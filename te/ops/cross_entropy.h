@@ -1,27 +1,35 @@
-/* cross_entropy.h -- (cross_entropy, name, vocabulary): loss[row] = log(sum exp(x[row])) - x[row, label], in f32; ends
- * a list. Options, both 0 if not given:
+/* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x [rows,
+ * vocabulary] logits, loss [rows] in f32. Ends a list; te_batch passes labels [rows] and ignore_index.
  *
- *   (label_smoothing, e)   the label has the share 1 - e, and each one e / vocabulary on top, the label too: loss =
- *                          log sum exp - (1 - e) x[label] - e mean(x). Szegedy et al. 2016, as in PyTorch
+ *   (cross_entropy, name, vocabulary)
+ * Options, both 0 if not given, and
+ *   (label_smoothing, e)   the target is 1 - e for the label plus e / vocabulary for each class: loss = log sum exp -
+ *                          (1 - e) x[label] - e mean(x). Szegedy et al. 2016; as in PyTorch
  *   (z_loss, z)            loss + z (log sum exp)^2. Chowdhery et al. 2022 (PaLM), with z = 1e-4
+ *   (ranks, N)             vocabulary-parallel: each rank of a tensor group of N has vocabulary / N of the columns
  *
- * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
- * and writes (softmax - onehot) * dloss, with options (softmax (1 + 2 z log sum exp) - shares) * dloss. te_batch brings
- * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). With
- * te_batch.loss_count gradients are those of the mean over the other rows (loss_mean.h). A label
- * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Behind a linear the two are a
- * row, which never has all logits in memory: te/linear/impl/linear_cross_entropy.h.
+ * Do this:
+ *     (rmsnorm, norm, H), (linear, head, H, V), (cross_entropy, loss, V)
+ *     (rmsnorm, norm, H), (copy_to_group, c), (linear, head, H, V / N, (shard, columns)), (cross_entropy, loss, V,
+ *      (ranks, N))
  *
- *   (ranks, N)             each rank of a tensor group of N has vocabulary / N columns of the logits, those of a linear
- *                          (shard, columns), and all have the losses: cross_entropy_ranks.h
+ * Forward reads the logits once (online softmax: a vocabulary of any size) and saves them, the largest logit and the
+ * log of the sum, 8 bytes a row. Backward reads the logits once and writes (softmax - target) * dloss, with z_loss
+ * (softmax (1 + 2 z log sum exp) - target) * dloss. dloss is dy[row], te_batch.loss_scale, or loss_scale / loss_count
+ * for the mean over the rows that count (loss_mean.h). A row with the label ignore_index (0 stands for -100) has loss 0
+ * and gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Fused
+ * with the linear in front, so that all logits are never in memory: te/linear/impl/linear_cross_entropy.h.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
 
-#include "../core/math.h" /* te_exp, te_exp2 */
-#include "../plan/dims.h" /* TE_WIDTH_AT */
-#include "../plan/impl/storage.h"  /* te_output, te_gradient */
-#include "loss_mean.h"    /* te_loss_each, te_ignored_label */
+#include "../core/rank_group.h" /* te_group_all_gather */
+#include "../core/math.h"  /* te_exp, te_exp2 */
+#include "../plan/dims.h"  /* TE_WIDTH_AT */
+#include "../plan/impl/storage.h"   /* te_output, te_gradient */
+#include "loss_mean.h"     /* te_fill_loss_grad, te_ignored_label */
+
+/* ---- the op ------------------------------------------------------------------------------------------------------ */
 
 #define TE_OP_cross_entropy (cross_entropy, custom)
 #define TE_SHAPES_cross_entropy(op) (1)
@@ -34,7 +42,7 @@
 #define TE_TAKES_cross_entropy_ranks TE_INTEGER
 #define TE_RANKS_cross_entropy(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
-#define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
+#define TE_STATS_cross_entropy(op) (2) /* max = the largest logit; log2 of the sum of exp(x - max) */
 #define TE_TAKES_DIMS_cross_entropy ,
 #define TE_TAKES_cross_entropy_label_smoothing TE_NUMBER
 #define TE_TAKES_cross_entropy_z_loss TE_NUMBER
@@ -46,7 +54,7 @@
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* They are part of the list's text in a checkpoint if the op says one of them. */
+/* The options are part of the list's text in a checkpoint only where the op names one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -61,30 +69,33 @@ TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
-    float *stats;     /* [rows, 2], null in inference */
+    float *stats;     /* [rows, 2]: max, log2 of the sum; null in inference */
     void *dx;         /* [rows, width]; it may be x */
     const void *x;    /* [rows, width] */
-    const float *dy;  /* [rows], null: dloss in every row */
-    const int32_t *labels;
+    const float *dy;  /* [rows]; null: dloss in every row */
+    const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
-    int width; /* where it is known only at run time */
-    int first, vocabulary; /* of a slice of the columns: where it begins, and how many there are in all */
+    int width;             /* columns of x; read where it is not a constant of the list */
+    int first, vocabulary; /* of a shard of the columns: its first one, and the number of all */
 } te_cross_entropy_args;
 
+/* ---- the kernels of a list --------------------------------------------------------------------------------------- */
+
+/* A block takes a row. Wide rows have 256 threads, each with several vectors of eight in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
-#define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                  \
-    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
+#define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
               body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype, \
                    te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
 #define TE_CUSTOM_cross_entropy_forward(name, model, dtype, op) \
-    TE__IF_RANKS(op, TE__LOSS_OF_RANKS_FORWARD, TE__LOSS_FORWARD)(name, model, dtype, op)
+    TE__IF_RANKS(op, TE__VOCAB_PARALLEL_FORWARD, TE__LOSS_FORWARD)(name, model, dtype, op)
 #define TE_CUSTOM_cross_entropy_backward(name, model, dtype, op) \
-    TE__IF_RANKS(op, TE__LOSS_OF_RANKS_BACKWARD, TE__LOSS_BACKWARD)(name, model, dtype, op)
+    TE__IF_RANKS(op, TE__VOCAB_PARALLEL_BACKWARD, TE__LOSS_BACKWARD)(name, model, dtype, op)
 #define TE__IF_RANKS(op, yes, no) TE_IF_HAS(op, ranks, yes, no)
-#define TE__LOSS_FORWARD(name, model, dtype, op)                                                                      \
+#define TE__LOSS_FORWARD(name, model, dtype, op)                                                                       \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
-    TE_API te_status name##_run(te_run *r, const te_step *s)                                                          \
+    TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
         { return te__cross_entropy_forward(r, s, name##_launch); }
 #define TE__LOSS_BACKWARD(name, model, dtype, op)                                     \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), \
@@ -92,8 +103,10 @@ typedef struct te_cross_entropy_args {
     TE_API te_status name##_run(te_run *r, const te_step *s)                          \
         { return te__cross_entropy_backward(r, s, name##_launch); }
 
-/* Eight columns of a row, from `c` on, that can be loaded at once: where the width is no multiple of eight a row begins
- * anywhere, so the vectors begin before it (c < 0), and the first and the last are cut off. */
+/* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
+
+/* Vectors of eight columns. Where the width is no multiple of eight, rows begin at any alignment. Aligned vectors then
+ * begin up to seven elements in front of the row (c < 0), and the first and the last vector of a row are cut off. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
@@ -102,109 +115,126 @@ TE_FN te_columns te_columns_at(int c, int width) {
 }
 TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 ? -(int)(row % 8) : 0; }
 
-/* The largest logit of a row, and the sum of exp(x - that). */
-typedef struct te_logit_sums { float top, sum; } te_logit_sums;
-/* The sums of the columns that there are, and of x - from if that is wanted, in all lanes. */
-TE_FN te_logit_sums te__logit_sums_of(float *above, const te_cross_entropy_args *a, int64_t row, te_lanes *g, int width,
-                                      te_dtype dtype, int smooth, float from) {
-    float top = -INFINITY, sum = 0;
-    *above = 0;
+/* The largest logit of a row, and the sum of exp(x - max). */
+typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
+/* Statistics of the `width` logits from element `row` of x on, in all lanes. With label smoothing also *deviation, the
+ * sum of x - origin. */
+TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
+                                            int width, te_dtype dtype, int smooth, float origin) {
+    float max = -INFINITY, sum = 0;
+    *deviation = 0;
     TE_UNROLL_4 for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
         const te_columns at = te_columns_at(c, width);
-        float v[8], most = top, s = 0;
+        float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        if (at.n < 8) /* a branch: two instructions less for each logit of all other vectors */
+        if (at.n < 8) /* a branch: it saves two instructions for each logit of all other vectors */
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
-        TE_UNROLL for (int i = 0; i < 8; i++) most = v[i] > most ? v[i] : most;
-        const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
+        TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
+        const float base = new_max > -INFINITY ? new_max : 0.0f; /* all logits so far may be -infinity */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
-        sum = sum * te_exp(top - base) + s, top = most;
-        TE_UNROLL for (int i = 0; smooth && i < 8; i++) *above += i < at.n ? v[i] - from : 0.0f;
+        sum = sum * te_exp(max - base) + s, max = new_max;
+        TE_UNROLL for (int i = 0; smooth && i < 8; i++) *deviation += i < at.n ? v[i] - origin : 0.0f;
     }
-    te_logit_sums all = {top, 0};
-    te_lanes_max(&all.top, g);
-    all.sum = top > -INFINITY ? sum * te_exp(top - all.top) : sum;
+    te_softmax_stats all = {max, 0};
+    te_lanes_max(&all.max, g);
+    all.sum = max > -INFINITY ? sum * te_exp(max - all.max) : sum;
     te_lanes_sum(&all.sum, 1, g);
-    if (smooth) te_lanes_sum(above, 1, g);
+    if (smooth) te_lanes_sum(deviation, 1, g);
     return all;
 }
-/* The loss of a row, and what the gradient needs, in all lanes. The largest logit is subtracted before anything is
- * rounded, so the loss does not depend on what all logits have in common. in_place: a gradient takes the place of the
- * label's logit as soon as this is done, so it is loaded first; else last: to wait for it takes a tenth of the time. */
-TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
-                                          te_dtype dtype, const te_loss_options o, int in_place) {
+
+/* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
+
+/* Stores the loss of a row; the statistics, which the gradient needs, are returned in all lanes. The largest logit is
+ * subtracted before anything is rounded, so adding a number to all logits does not change the loss. The label's logit
+ * is loaded last, because waiting for it at the beginning takes a tenth of the kernel's time; but first if label
+ * smoothing needs it as its origin, or if the gradient overwrites it as soon as this returns (in_place). */
+TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
+                                             te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
     const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
     const int first = smooth || in_place;
-    float of_label = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
-    float above; /* sum of x - x[label] */
-    const te_logit_sums all = te__logit_sums_of(&above, a, row, g, width, dtype, smooth, of_label);
+    float label_logit = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
+    float deviation; /* sum of x - x[label] */
+    const te_softmax_stats all = te__softmax_stats_of(&deviation, a, row, g, width, dtype, smooth, label_logit);
     if (g->id) return all;
-    if (!first && known) of_label = te_load(a->x, row + label, dtype);
-    float loss = known ? logf(all.sum) + (all.top - of_label) : NAN;
-    if (smooth) loss -= o.label_smoothing / (float)width * above;
-    if (o.z_loss != 0) loss += o.z_loss * (logf(all.sum) + all.top) * (logf(all.sum) + all.top);
+    if (!first && known) label_logit = te_load(a->x, row + label, dtype);
+    float loss = known ? logf(all.sum) + (all.max - label_logit) : NAN;
+    if (smooth) loss -= o.label_smoothing / (float)width * deviation;
+    if (o.z_loss != 0) loss += o.z_loss * (logf(all.sum) + all.max) * (logf(all.sum) + all.max);
     a->loss[b.x] = label == a->ignore_index ? 0.0f : loss;
     return all;
 }
-/* The gradient of `width` logits of a row, from column `first` of the vocabulary on. log_sum: log2 of the sum. */
-TE_FN void te_cross_entropy_slope(const te_cross_entropy_args *a, te_block b, const te_lanes *g, int first, int width,
-                                  int vocabulary, te_dtype dtype, const te_loss_options o, float top, float log_sum) {
-    const int64_t row = (int64_t)b.x * width;
+
+/* Columns [first, first + width) of the vocabulary. */
+typedef struct te_vocab_shard { int first, width, vocabulary; } te_vocab_shard;
+TE_FN te_vocab_shard te_vocab_shard_of(int first, int width, int vocabulary) {
+    te_vocab_shard v;
+    v.first = first, v.width = width, v.vocabulary = vocabulary;
+    return v;
+}
+/* The gradient of a row's logits of a shard. max, log2_sum: of the whole row. */
+TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, const te_lanes *g, const te_vocab_shard k,
+                                 te_dtype dtype, const te_loss_options o, float max, float log2_sum) {
+    const int64_t row = (int64_t)b.x * k.width;
     const int32_t label = a->labels[b.x];
-    const int known = label >= 0 && label < vocabulary;
-    const float k = 1.4426950408889634f /* log2 e */;
+    const int known = label >= 0 && label < k.vocabulary;
+    const float log2_e = 1.4426950408889634f;
     const float dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
-    const float along = o.z_loss != 0 ? 1.0f + 2.0f * o.z_loss * (top + log_sum / k) : 1.0f;
-    const float share = o.label_smoothing / (float)vocabulary, of_label = 1.0f - o.label_smoothing;
-    for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
-        const te_columns at = te_columns_at(c, width);
+    const float z_factor = o.z_loss != 0 ? 1.0f + 2.0f * o.z_loss * (max + log2_sum / log2_e) : 1.0f;
+    const float each_target = o.label_smoothing / (float)k.vocabulary, label_target = 1.0f - o.label_smoothing;
+    for (int c = te_first_column(row, k.width) + g->id * 8; c < k.width; c += g->count * 8) {
+        const te_columns at = te_columns_at(c, k.width);
         float v[8];
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) {
-            const float of_one = first + at.from + i == label ? of_label : 0.0f;
-            const float slope = te_exp2((v[i] - top) * k - log_sum) * along - of_one - share;
-            v[i] = label == a->ignore_index ? 0.0f : slope * dloss;
+            const float target = k.first + at.from + i == label ? label_target : 0.0f;
+            const float grad = te_exp2((v[i] - max) * log2_e - log2_sum) * z_factor - target - each_target;
+            v[i] = label == a->ignore_index ? 0.0f : grad * dloss;
         }
         te_store8(a->dx, row + at.from, v, at.n, at.whole, dtype);
     }
 }
 
-/* Bytes: the logits once. */
+/* Forward. Bytes: the logits read. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
-    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
-    if (!g.id && a->stats) a->stats[2 * b.x] = all.top, a->stats[2 * b.x + 1] = log2f(all.sum);
+    const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
+    if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Bytes: the logits read, the gradient written. */
+/* Backward. Bytes: the logits read, the gradient written. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
-    te_cross_entropy_slope(a, b, &g, 0, width, width, dtype, o, a->stats[2 * b.x], a->stats[2 * b.x + 1]);
+    te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
+                          a->stats[2 * b.x + 1]);
 }
-/* The same of a slice of the columns, a->width of the vocabulary's from a->first on. */
-TE_FN void te_cross_entropy_slice(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
-                                  te_dtype dtype, const te_loss_options o) {
+/* Backward of a shard: a->width columns of the vocabulary from a->first on. */
+TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
+                                       te_dtype dtype, const te_loss_options o) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
-    te_cross_entropy_slope(a, b, &g, a->first, a->width, vocabulary, dtype, o, a->stats[2 * b.x],
-                           a->stats[2 * b.x + 1]);
+    te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
+                          a->stats[2 * b.x + 1]);
 }
-/* Loss and gradient. Bytes: the logits read, and once more from the caches, the gradient written. */
-TE_FN void te_cross_entropy_at_once(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
-                                    const te_loss_options o) {
+/* Loss and gradient in one kernel. Bytes: the logits read, and once more from the caches, the gradient written. */
+TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
+                                          te_dtype dtype, const te_loss_options o) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
-    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 1);
-    te_cross_entropy_slope(a, b, &g, 0, width, width, dtype, o, all.top, log2f(all.sum));
+    const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 1);
+    te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, all.max, log2f(all.sum));
 }
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
+/* Arguments but for tensors. While sizes are measured there is no batch, and nothing to check. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -214,7 +244,7 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
-    a->labels = b->labels + te_first_row(r, op->in_rows);
+    a->labels = b->labels + te__first_row(r, op->in_rows);
     a->ignore_index = te_ignored_label(b->ignore_index), a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < a->vocabulary) || a->labels[i] == a->ignore_index, r->ctx,
@@ -229,17 +259,17 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->current.rows));
     TE_TRY(te_output(&y, r, s, i));
     a.loss = (float *)y.data, a.stats = r->stats[i], a.x = r->current.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->current.rows, 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(r->current.rows, 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
-/* batch.loss_scale divided by batch.loss_count, in every row. While sizes are measured there is room for it. */
-TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
+/* dy = batch.loss_scale / batch.loss_count in every row, in scratch memory. That is counted when sizes are measured. */
+TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
     void *each = 0;
     TE_REQUIRE(!b || !dy->data, r->ctx, TE_ERROR_VALUE,
-               "%s: there is a dy, and batch.loss_count: one of them says what a loss is multiplied by", r->plan->name);
+               "%s: dy and batch.loss_count are both given, and only one of them can scale the loss", r->plan->name);
     TE_REQUIRE(!b || (uintptr_t)b->loss_count % sizeof(float) == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.loss_count lies at %p, which is no multiple of 4", r->plan->name,
                (const void *)(b ? b->loss_count : 0));
@@ -248,9 +278,10 @@ TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
     if (r->dry) return TE_OK;
     memset(&a, 0, sizeof a);
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
-    return te_loss_each_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LOSS_EACH_THREADS), 1), &a);
+    return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* What backward starts from: dy in f32, or none and batch.loss_scale in its place. The step has acquired all else. */
+/* The gradient of the losses: dy in f32; or no tensor, where batch.loss_scale serves all rows. To be called after the
+ * step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -258,7 +289,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
     TE_REQUIRE(dy->data || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
                "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
-    return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_convert_value(dy, r, TE_f32);
+    return !b || b->loss_count ? te__cross_entropy_mean_dy(dy, r) : te_convert_value(dy, r, TE_f32);
 }
 TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
@@ -268,9 +299,140 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__cross_entropy_dy(&dy, r));
     a.stats = r->stats[i], a.x = te_input_of(r, i).data, a.dx = dx.data, a.dy = (const float *)dy.data;
-    if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
+    if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(dx.rows, 1), &a));
     te_set_current(r, dx);
     return TE_OK;
 }
+
+/* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
+
+/* A rank reduces its columns of each row to five numbers, te_loss_partial. An all_gather exchanges those, 20 bytes a
+ * row and rank, and no logits. Then each rank combines them in the order of the ranks, so all have the same bits of the
+ * loss and of the statistics. The gradient of a rank's columns needs nothing of the others. */
+enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
+
+/* A rank's contribution to a row. */
+typedef struct te_loss_partial {
+    te_softmax_stats stats;  /* of this rank's columns */
+    float label_logit;       /* 0: another rank has it */
+    float deviation, origin; /* label smoothing: deviation = the sum of x - origin */
+} te_loss_partial;
+enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
+
+typedef struct te_vocab_parallel_args {
+    te_cross_entropy_args of; /* width, first: of this rank's columns */
+    te_loss_partial *part;    /* [ranks, rows] */
+    te_loss_options options;
+    int64_t rows;
+    int rank, ranks;
+} te_vocab_parallel_args;
+
+/* A row of this rank's columns. Bytes: the logits read. */
+TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_block b, int threads, int width,
+                                        te_dtype dtype, const te_loss_options o) {
+    int group;
+    te_lanes g = te_lanes_here(threads, &group);
+    const int smooth = o.label_smoothing != 0;
+    const int64_t row = (int64_t)b.x * width, label = (int64_t)a->of.labels[b.x] - a->of.first;
+    te_loss_partial p;
+    p.origin = smooth ? te_load(a->of.x, row, dtype) : 0.0f;
+    if (!(fabsf(p.origin) <= 3.402823466e38f)) p.origin = 0.0f; /* not finite */
+    p.stats = te__softmax_stats_of(&p.deviation, &a->of, row, &g, width, dtype, smooth, p.origin);
+    if (g.id) return;
+    p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
+    a->part[a->rank * a->rows + b.x] = p;
+}
+/* The losses, from the partials of all ranks. Bytes: 20 a row and rank read. */
+TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_LOSS_COMBINE_LANES + g.id;
+    if (row >= a->rows) return;
+    const te_cross_entropy_args *c = &a->of;
+    const te_loss_options o = a->options;
+    const int32_t label = c->labels[row];
+    float max = -INFINITY, sum = 0, label_logit = 0, deviation = 0;
+    for (int r = 0; r < a->ranks; r++) {
+        const te_loss_partial *p = &a->part[r * a->rows + row];
+        max = p->stats.max > max ? p->stats.max : max, label_logit += p->label_logit;
+    }
+    for (int r = 0; r < a->ranks; r++) {
+        const te_loss_partial *p = &a->part[r * a->rows + row];
+        sum += p->stats.max > -INFINITY ? p->stats.sum * te_exp(p->stats.max - max) : p->stats.sum;
+        if (o.label_smoothing != 0) deviation += p->deviation + (float)c->width * (p->origin - label_logit);
+    }
+    float loss = label >= 0 && label < c->vocabulary ? logf(sum) + (max - label_logit) : NAN;
+    if (o.label_smoothing != 0) loss -= o.label_smoothing / (float)c->vocabulary * deviation;
+    if (o.z_loss != 0) loss += o.z_loss * (logf(sum) + max) * (logf(sum) + max);
+    c->loss[row] = label == c->ignore_index ? 0.0f : loss;
+    if (c->stats) c->stats[2 * row] = max, c->stats[2 * row + 1] = log2f(sum);
+}
+
+typedef te_status (*te_vocab_parallel_launch_fn)(te_context *, te_grid, const te_vocab_parallel_args *);
+
+/* The kernels of a vocabulary-parallel loss, and its options. */
+typedef struct te_vocab_parallel {
+    te_vocab_parallel_launch_fn part; /* te_cross_entropy_partial_row */
+    te_vocab_parallel_launch_fn join; /* te_cross_entropy_combine */
+    float label_smoothing, z_loss;
+} te_vocab_parallel;
+
+/* Arguments but for the logits, and the memory of the partials. y: the losses. */
+TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
+                                          const te_vocab_parallel *l) {
+    const int i = s->op[s->count - 1];
+    const te_group *g = r->tensor;
+    void *parts = 0;
+    memset(a, 0, sizeof *a);
+    TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->current.rows));
+    TE_TRY(te_output(y, r, s, i));
+    TE_TRY(te_scratch(r, &parts, (size_t)(te_capacity_rows(r) * g->size) * sizeof(te_loss_partial)));
+    a->of.loss = (float *)y->data, a->of.stats = r->stats[i];
+    a->part = (te_loss_partial *)parts, a->rows = r->current.rows, a->rank = g->rank, a->ranks = g->size;
+    a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;
+    return TE_OK;
+}
+/* Gathers the partials of all ranks and computes the losses. */
+TE_API te_status te__vocab_parallel_combine(const te_vocab_parallel_args *a, te_run *r, const te_vocab_parallel *l) {
+    te_loss_partial *const own = a->part + a->rank * a->rows;
+    TE_TRY(te_group_all_gather(r->tensor, a->part, own, a->rows * TE_LOSS_PARTIAL_FLOATS, TE_f32, r->ctx));
+    return l->join(r->ctx, te__grid_of(te_ceil_div(a->rows, TE_LOSS_COMBINE_LANES), 1), a);
+}
+TE_API te_status te__vocab_parallel_forward(te_run *r, const te_step *s, const te_vocab_parallel *l) {
+    te_vocab_parallel_args a;
+    te_value y;
+    TE_TRY(te__vocab_parallel_begin(&a, &y, r, s, l));
+    a.of.x = r->current.data;
+    if (!r->dry) {
+        TE_TRY(l->part(r->ctx, te__grid_of(a.rows, 1), &a));
+        TE_TRY(te__vocab_parallel_combine(&a, r, l));
+    }
+    te_set_current(r, y);
+    return TE_OK;
+}
+
+#define TE__VOCAB_PARALLEL_KERNELS(name, model, op)                                                              \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_vocab_parallel_args,                    \
+              te_cross_entropy_partial_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),     \
+                  TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op),                                      \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                  \
+    TE_KERNEL(name##_join, TE_LOSS_COMBINE_LANES, te_vocab_parallel_args, te_cross_entropy_combine(te_args, te_at))
+#define TE__VOCAB_PARALLEL_GRAD(name, model, op)                                                                 \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                     \
+              te_cross_entropy_grad_shard(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),      \
+                  TE_ARG1(op, 0), (te_dtype)TE_DTYPE_IN(model, op),                                              \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
+#define TE__VOCAB_PARALLEL_LOSS(name, op) {name##_launch, name##_join_launch, TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op)}
+
+#define TE__VOCAB_PARALLEL_FORWARD(name, model, dtype, op)                                                       \
+    TE__VOCAB_PARALLEL_KERNELS(name, model, op)                                                                  \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                   \
+        const te_vocab_parallel loss = TE__VOCAB_PARALLEL_LOSS(name, op);                                        \
+        return te__vocab_parallel_forward(r, s, &loss);                                                          \
+    }
+#define TE__VOCAB_PARALLEL_BACKWARD(name, model, dtype, op)                                                      \
+    TE__VOCAB_PARALLEL_GRAD(name, model, op)                                                                     \
+    TE_API te_status name##_run(te_run *r, const te_step *s)                                                     \
+        { return te__cross_entropy_backward(r, s, name##_launch); }
 
 #endif

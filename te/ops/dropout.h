@@ -1,13 +1,20 @@
-/* dropout.h -- (dropout, name, p): each element is 0 with probability p, else x / (1 - p). Srivastava et al. 2014.
+/* dropout.h -- (dropout, name, p), x and y [rows, width]: an element is 0 with probability p (0.5 if not given),
+ * else x / (1 - p). Srivastava et al. 2014.
  *
- * The mask is Philox of (seed, draw, op, element), so backward computes it again and nothing is stored; the same bits
- * on every target, and on any number of ranks (te/comm): elements count in the tensor of all. Inference leaves the op
- * out of the plan.
+ * Do this:
+ *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
+ *
+ * Nothing is saved: the mask comes from Philox with the counter (seed, draw, op, element), so backward recomputes it.
+ * It has the same bits on every target and on any number of ranks (te/comm), because an element's index counts in the
+ * tensor of all ranks. The draw is an offset in device memory that each forward advances, so replays of a graph draw
+ * fresh masks. Inference leaves the op out of its plan.
+ *
+ * Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_DROPOUT_H
 #define TE_OPS_DROPOUT_H
 
-#include "map.h" /* te_stage, te_place */
+#include "elementwise.h" /* te_stage, te_place */
 
 #define TE_OP_dropout (dropout, map)
 #define TE_SHAPES_dropout(op) (1)
@@ -20,24 +27,27 @@
     (TE_ASSERT_NUMBER((TE_ARG1(op, 0.5f)) >= 0 && (TE_ARG1(op, 0.5f)) < 1, "te: " TE_STRING(model) ": "       \
         TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
 
-/* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
- * `limit`, 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory.
- * So p is rounded to a multiple of 1 / 65536, and the factor is that of the probability that is left (philox.h). */
+/* One Philox call makes 128 bits, which serve eight elements with 16 bits each: with a call for every four elements the
+ * arithmetic would cost more time than the memory traffic. Element e uses counter e / 8 and there half e % 2 of word
+ * e % 8 / 2. It is dropped if those 16 bits are below limit = 65536 p. So p is rounded to a multiple of 1 / 65536, and
+ * factor = 1 / (1 - p) is that of the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
+
+/* Rows wider than this read the random state by a load that is repeated for each eight elements (te_load_rng). */
+enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
+    return (e % 2 ? u : u << 16) < limit << 16; /* on top are the element's 16 bits; those below decide nothing */
 }
-/* In wide rows one load that need not wait for stores: 8192 x 16384, add_dropout_bias 141 us so, 145 with a plain load;
- * 8192 x 768, layernorm_fork_add_dropout_bias, which has no register to spare, 32.4 us so, 31.9 with a plain one.
- * volatile: made again for each eight elements; kept for all rows, state and keys would push a backward's sums out of
- * the registers. */
-TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
+/* The random state. Wide rows read it by ld.global.nc, which need not wait for the kernel's own stores. The load is
+ * volatile, so that the compiler repeats it for each eight elements: held for the whole kernel, the state and its round
+ * keys would spill backward's column sums. Narrow rows read it once, by a plain load. */
+TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;
-    if (width <= 1024) return *rng;
+    if (width <= TE_DROPOUT_KEEPS_RNG_WIDTH) return *rng;
     asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(now.seed), "=l"(now.offset) : "l"(rng));
     return now;
 #else
@@ -45,10 +55,10 @@ TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* v of elements e .. e + 7 of the tensor. */
+/* Drops or scales eight elements. In an unaligned row they may straddle two Philox counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
-    const te_rng rng = te_rng_of(s->rng, at.width);
+    const te_rng rng = te_load_rng(s->rng, at.width);
     uint32_t word[4];
     te_philox(word, rng.seed, (uint64_t)e / 8, s->id, rng.offset);
     TE_UNROLL for (int i = 0; i < 8; i++) {
@@ -62,7 +72,7 @@ TE_CALLBACK void te_dropout_forward(float v[8], const te_stage *s, te_place at, 
 }
 TE_CALLBACK void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p) */
+    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p): the same map of dy */
 }
 
 #endif

@@ -1,14 +1,19 @@
-/* dyt.h -- (dyt, name, width): y = weight tanh(alpha x) + bias, alpha one number: dynamic tanh, in the place of a norm.
- * Zhu et al. 2025 (arXiv 2503.10622).
+/* dyt.h -- (dyt, name, width): dynamic tanh, y = weight tanh(alpha x) + bias, in the place of a norm. x and y
+ * [rows, width], weight and bias [width], alpha one number. Zhu et al. 2025 (arXiv 2503.10622).
  *
- * Each element is on its own, so unlike a norm it is a map, and an epilogue of a matrix product. Backward, with
- * t = tanh(alpha x): dx = dy weight (1 - t^2) alpha; dalpha = sum of dy weight (1 - t^2) x, dweight = column sums of
- * dy t, dbias = column sums of dy. te_model_randomize gives alpha 0.5, weight 1, bias 0.
+ * Do this:
+ *     (fork, x1), (dyt, norm1, H), (linear, qkv, H, 3 * H)
+ *
+ * Unlike a norm it needs no statistics of the row, so it is elementwise and may be the epilogue of a GEMM. Backward
+ * reads the saved x; with t = tanh(alpha x):
+ *     dx = dy weight (1 - t^2) alpha,   dalpha = the sum of dy weight (1 - t^2) x over rows and columns,
+ *     dweight = column sums of dy t,    dbias = column sums of dy
+ * te_model_randomize sets alpha to 0.5, weight to 1 and bias to 0.
  */
 #ifndef TE_OPS_DYT_H
 #define TE_OPS_DYT_H
 
-#include "map.h" /* te_stage, te_place */
+#include "elementwise.h" /* te_stage, te_place */
 
 #define TE_OP_dyt (dyt, map)
 #define TE_SHAPES_dyt(op) (1)

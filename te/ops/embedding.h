@@ -1,21 +1,31 @@
-/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list that takes no x.
- * Learnt positions, which share its kernel of the forward: positions.h.
+/* embedding.h -- lookup tables: token embeddings and learnt positions.
  *
- * te_batch.tokens brings the tokens. A token outside the vocabulary is an error on the host; on CUDA, where the host
- * does not see the tokens, its row becomes NaN. The gradient is summed without atomics: rows sorted by token, each
- * token's rows added in order.
+ *   (embedding, name, vocabulary, width)   y[row] = weight[tokens[row]]; weight [vocabulary, width], y [rows, width].
+ *                                          Begins a list, which then takes no x; te_batch.tokens passes the tokens
+ *   (positions, name, length, width)       y[row] = x[row] + weight[position of the row]; weight [length, width]
  *
- * (ranks, N): each rank of a tensor group of N has vocabulary / N rows of the weight, rank r those from
- * r * vocabulary / N on (Shoeybi et al. 2019). y has a row for each token of the batch, of which all ranks but one have
- * zeros: a part of a sum, which a reduce_scatter or all_reduce adds up, and which has the bits of the whole table's.
+ * Do this:
+ *     (embedding, tokens, 50304, 768), (positions, at, 1024, 768), (fork, x1), (layernorm, ln1, 768), ...
+ *
+ * Nothing is saved: backward reads the tokens again. A token outside the vocabulary is an error on the host; on CUDA,
+ * where the host does not see the tokens, its row becomes NaN. At most 2^24 - 1 rows.
+ *
+ * dweight[token] = sum of dy over the rows with that token, without atomics, so the same inputs give the same bits: the
+ * rows are sorted by token, and the rows of each token are added in order. dweight[position] is the sum over sequences.
+ *
+ * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
+ * vocabulary / N rows of the weight from r * vocabulary / N on. For each token one rank has its row in y and all others
+ * zeros: a partial sum with the bits of the whole table's, which a reduce_scatter or all_reduce must follow.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
-#include "../core/fill.h"      /* te_lanes_here, TE_KERNEL */
+#include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
 #include "../plan/impl/gradients.h" /* te_accumulates */
-#include "map.h"               /* te_formats */
+#include "elementwise.h"       /* te_formats */
+
+/* ---- (embedding, name, vocabulary, width) ------------------------------------------------------------------------ */
 
 #define TE_OP_embedding (embedding, custom)
 #define TE_SHAPES_embedding(op) (2)
@@ -27,30 +37,33 @@
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
-#define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op))
-#define TE__HAS_ROWS(model, op, what)                                                                          \
+#define TE_CHECK_embedding(model, op) (TE__CHECK_TABLE_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op))
+#define TE__CHECK_TABLE_ROWS(model, op, what)                                                                          \
     static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what \
         " must be positive");
 #define TE_TAKES_DIMS_embedding ,
 
 typedef struct te_embedding_args {
-    void *y; /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
-    const void *x;   /* forward, positions: [rows, width]; backward: dy */
-    const void *w;   /* [vocabulary or length, width] */
-    const int32_t *tokens;
-    int32_t *order;  /* [rows]: rows sorted by token */
-    float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
+    void *y;         /* [rows, width] of the model's dtype; backward: dweight, [size, width] of f32 */
+    const void *x;   /* forward of positions: [rows, width]; backward: dy, [rows, width] */
+    const void *w;   /* [size, width] */
+    const int32_t *tokens; /* [rows] */
+    int32_t *order;  /* [rows]: the rows sorted by token */
+    float *partials; /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
     te_sequences of;
-    int size, position, accumulate, width; /* width: where it is known only at run time */
-    int64_t first; /* this rank has the batch's rows from here on */
-    int from, vocabulary; /* (ranks, N): this rank has `size` rows of the vocabulary's from here on */
+    int size;        /* rows of this rank's table: of the vocabulary, or the length */
+    int position;    /* of the first row of each sequence */
+    int accumulate;  /* add to dweight */
+    int width;       /* read where it is not a constant of the list */
+    int64_t first;   /* (rows, shard): this rank has the batch's rows from here on */
+    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at this row of so many */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
-    TE_EMBEDDING_SEGMENT = 32,
-    TE_EMBEDDING_UNROLL = 8
+    TE_EMBEDDING_SEGMENT = 32, /* sorted rows that a group sums in backward */
+    TE_EMBEDDING_UNROLL = 8    /* of which it loads so many at once */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -73,23 +86,24 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table that a token is, and nothing from 0 to a->size if it has none. `shares`: 1 with
- * (ranks, N). */
-TE_FN int32_t te__own_token(const te_embedding_args *a, int32_t token, int shares) {
-    return !shares ? token : token < a->from ? -1 : token - a->from;
+/* The row of this rank's table for a token; outside of 0 to a->size - 1 where another rank, or none, has it. `sharded`,
+ * a constant: with (ranks, N). */
+TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
+    return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
-/* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
+/* Forward of both ops: y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. Bytes: the rows of w
+ * (and of x) read, y written. */
 TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format,
-                             int shares) {
+                             int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
-    const int at = (int)(a->first + row); /* in the batch */
+    const int at = (int)(a->first + row); /* the row's index in the whole batch */
     const int64_t index = positions ? a->position + te_sequence_position(&a->of, at)
-                                    : te__own_token(a, a->tokens[row], shares);
+                                    : te__local_token(a, a->tokens[row], sharded);
     const int known = index >= 0 && index < a->size;
-    const int is_others = shares && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
+    const int is_others = sharded && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
     TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], x[8];
@@ -103,7 +117,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     }
 }
 
-/* order: the place of each row among all rows sorted by (token, row). rows^2 compares: 67 million at 8192 rows. */
+/* order[place] = row, the place of a row among all rows sorted by (token, row): the number of rows that precede it. A
+ * group counts them for one row, rows^2 comparisons in all: 67 million at 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -122,39 +137,45 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
 TE_KERNEL_IF_USED(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, 1, te_embedding_args,
                   te_sort_body(te_args, te_at))
 
-/* The token at place p of the sorted rows; -1 outside. */
-TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p, int shares) {
-    return p < 0 || p >= a->rows ? -1 : te__own_token(a, a->tokens[a->order[p]], shares);
+/* The local token at place p of the sorted rows; -1 outside of them. */
+TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded) {
+    return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* dweight[token] += dy[row], 8 columns a lane.
+/* Backward on the host, for the eight columns from c on: dweight[token] += dy[row], row by row. */
+TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
+                                       int sharded) {
+    float *grad = (float *)a->y, v[8];
+    for (int64_t row = 0; row < a->rows; row++) {
+        const int32_t token = te__local_token(a, a->tokens[row], sharded);
+        const int64_t at = (int64_t)token * width + c;
+        if (sharded && (token < 0 || token >= a->size)) continue;
+        te_load8(v, a->x, row * width + c, n, width % 8 == 0, dtype);
+        for (int i = 0; i < n; i++) grad[at + i] += v[i];
+    }
+}
+/* Backward: dweight[token] += dy[row], eight columns a lane.
  *
- * On CUDA a group takes a segment of the sorted rows, whatever the tokens are, so that a frequent token is no longer
- * than a rare one. A token whose rows all lie in the segment goes straight to its gradient. A piece of a longer run is
- * left in `pieces`: slot 0 if the run began in an earlier segment, else slot 1; te_embedding_merge adds those up in
- * order. On the host a block takes columns and goes through all rows.
- * Bytes: dy once, the gradients of the tokens that occur read and written. */
-TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int shares) {
+ * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced however often a
+ * token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The part of a
+ * run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment, else in
+ * slot 1. te_embedding_merge then adds the parts in order.
+ * Bytes: dy once; the gradients of the tokens that occur, read and written. */
+TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     float *grad = (float *)a->y, v[TE_EMBEDDING_UNROLL][8], sum[8];
     if (c >= width) return;
     if (!TE_CUDA) {
-        for (int64_t row = 0; row < a->rows; row++) {
-            const int32_t own = te__own_token(a, a->tokens[row], shares);
-            const int64_t at = (int64_t)own * width + c;
-            if (shares && (own < 0 || own >= a->size)) continue;
-            te_load8(v[0], a->x, row * width + c, n, aligned, dtype);
-            for (int i = 0; i < n; i++) grad[at + i] += v[0][i];
-        }
+        te__embedding_gradient_host(a, c, n, width, dtype, sharded);
         return;
     }
     const int64_t segment = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = segment * TE_EMBEDDING_SEGMENT;
     const int64_t to = te_min(a->rows, from + TE_EMBEDDING_SEGMENT);
     if (from >= a->rows) return;
-    const int32_t before = te_token_at(a, from - 1, shares), after = te_token_at(a, to, shares);
-    int32_t token = te_token_at(a, from, shares);
+    const int32_t before = te_sorted_token(a, from - 1, sharded), after = te_sorted_token(a, to, sharded);
+    int32_t token = te_sorted_token(a, from, sharded);
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
     for (int64_t p = from; p < to; p += TE_EMBEDDING_UNROLL) {
         int32_t next[TE_EMBEDDING_UNROLL];
@@ -162,16 +183,17 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
             const int64_t q = te_min(p + u, to - 1);
             const int32_t row = a->order[q];
             te_load8(v[u], a->x, (int64_t)row * width + c, n, aligned, dtype);
-            next[u] = p + u + 1 < to ? te_token_at(a, p + u + 1, shares) : -1;
+            next[u] = p + u + 1 < to ? te_sorted_token(a, p + u + 1, sharded) : -1;
         }
         TE_UNROLL for (int u = 0; u < TE_EMBEDDING_UNROLL; u++) {
             if (p + u >= to) continue;
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[u][i];
             const int last = p + u + 1 == to;
             if (!last && next[u] == token) continue;
-            const int begun = token == before, goes_on = last && token == after;
+            const int began_before = token == before, goes_on = last && token == after;
             float *out = grad + (int64_t)token * width + c, old[8];
-            if (begun || goes_on) te_store8(a->pieces + (segment * 2 + !begun) * width + c, 0, sum, n, aligned, TE_f32);
+            if (began_before || goes_on)
+                te_store8(a->partials + (segment * 2 + !began_before) * width + c, 0, sum, n, aligned, TE_f32);
             else if (token >= 0 && token < a->size) {
                 te_load8(old, out, 0, n, aligned, TE_f32);
                 TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += old[i];
@@ -182,48 +204,50 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* The runs that cross segments: the segment where a run begins adds its pieces up, in order. */
-TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int shares) {
+/* Runs that cross segments: the group of the segment in which a run begins adds its parts to the gradient, in order. */
+TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = first * TE_EMBEDDING_SEGMENT,
                   to = from + TE_EMBEDDING_SEGMENT;
     if (c >= width || to >= a->rows) return;
-    const int32_t token = te_token_at(a, to - 1, shares);
-    const int begins = te_token_at(a, from - 1, shares) != token, goes_on = te_token_at(a, to, shares) == token;
+    const int32_t token = te_sorted_token(a, to - 1, sharded);
+    const int begins = te_sorted_token(a, from - 1, sharded) != token;
+    const int goes_on = te_sorted_token(a, to, sharded) == token;
     if (!goes_on || !begins || token < 0 || token >= a->size) return;
     float *out = (float *)a->y + (int64_t)token * width + c, sum[8], v[8];
     te_load8(sum, out, 0, n, aligned, TE_f32);
     int64_t segment = first;
     for (int64_t end = to;; end += TE_EMBEDDING_SEGMENT) {
-        te_load8(v, a->pieces + (segment * 2 + (segment == first)) * width + c, 0, n, aligned, TE_f32);
+        te_load8(v, a->partials + (segment * 2 + (segment == first)) * width + c, 0, n, aligned, TE_f32);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         segment++;
-        if (te_token_at(a, end, shares) != token) break;
+        if (te_sorted_token(a, end, sharded) != token) break;
     }
     te_store8(out, 0, sum, n, aligned, TE_f32);
 }
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
+/* Arguments of op i; y, and in backward what only that needs, is left to the caller. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
     a.x = r->current.data, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
-    a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
+    a.of = te_sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
-    a.from = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
+    a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
     if (!r->dry || !r->batch) return TE_OK;
-    TE_REQUIRE(!positions || a->of.longest <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(!positions || a->of.max_seqlen <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
-               (long long)a->position + a->of.longest);
+               (long long)a->position + a->of.max_seqlen);
     TE_REQUIRE(!positions || !r->batch->positions, r->ctx, TE_ERROR_VALUE, "%s: batch.positions is for rope", name);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
@@ -242,7 +266,7 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
     TE_TRY(te_output(&y, r, s, i));
     a.y = y.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
@@ -252,22 +276,76 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
     const int64_t padded = te_capacity_rows(r);
-    const size_t pieces = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
+    const size_t partials_bytes = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.pieces, pieces));
+    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.partials, partials_bytes));
     a.y = p->grad;
     if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
-        const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
+        const te_grid grid = te__grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
         if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
         if (TE_CUDA)
-            TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+            TE_TRY(te_sort_by_token_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
     te_set_current(r, te_no_value());
+    return TE_OK;
+}
+
+/* ---- (positions, name, length, width) ---------------------------------------------------------------------------- */
+
+#define TE_OP_positions (positions, custom)
+#define TE_SHAPES_positions(op) (2)
+#define TE_IN_positions(op) (TE_ARG2(op, 0))
+#define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
+#define TE_CHECK_positions(model, op)                                                         \
+    (TE__CHECK_TABLE_ROWS(model, op, "length")                                                        \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens ||                      \
+                       (int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_shard,                     \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+#define TE_TAKES_DIMS_positions ,
+
+#define TE_CUSTOM_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
+#define TE_CUSTOM_positions_backward(name, model, dtype, op)                             \
+    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), \
+        (te_dtype)TE_DTYPE_OUT(model, op))                                            \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
+
+/* dweight[position] (+)= sum of dy over the sequences. A group takes a position. Bytes: dy read, dweight written. */
+TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int64_t t = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
+    const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+    if (t >= a->size || c >= width) return;
+    const int64_t row = t - a->position;
+    float v[8], sum[8] = {0};
+    if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
+    for (int s = 0; row >= 0 && s < a->of.count; s++) {
+        const te_sequence sequence = te_sequence_rows(&a->of, s);
+        const int64_t at = sequence.first + row - a->first;
+        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* too short, or another rank's */
+        te_load8(v, a->x, at * width + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
+    te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
+}
+
+TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+    const int i = s->op[0];
+    te_param *p = r->param[i];
+    te_embedding_args a = te__embedding_args(r, i);
+    const te_grid grid =
+        te__grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
+    te_value dx = r->current;
+    TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
+    a.y = p->grad, a.accumulate = te_accumulates(r, p);
+    if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
+    TE_TRY(te_convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
+    te_set_current(r, dx);
     return TE_OK;
 }
 

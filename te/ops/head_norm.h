@@ -1,20 +1,31 @@
-/* head_norm.h -- (head_norm, name, heads, kv_heads, head_dim) and, with weights that are stored less 1,
- * (head_norm1p, name, heads, kv_heads, head_dim); option (eps, 1e-5f)
+/* head_norm.h -- RMSNorm of each head of q and of k, on packed rows [q of all heads, k of all kv_heads, v of all
+ * kv_heads]; v passes through. x and y [rows, (heads + 2 kv_heads) head_dim], head_dim at most 480. Dehghani et al.
+ * 2023 (QK norm); Qwen3, Gemma 3.
  *
- * RMSNorm of each head of q and of k by itself, on packed rows [q of all heads, k of all kv_heads, v of all kv_heads];
- * v passes through. One weight [head_dim] for all heads of q and one for those of k (Dehghani et al. 2023; Qwen3,
- * Gemma 3, where it is stored less 1). Of a head x, w its weight, D = head_dim:
+ *   (head_norm, name, heads, kv_heads, head_dim)     option (eps, 1e-5f)
+ *   (head_norm1p, ..)                                the same with 1 + weight (zero-centred, Gemma 3)
+ *
+ * Do this:
+ *     (linear, qkv, H, 6144), (head_norm, qk, 32, 8, 128), (rope, rot, 32, 8, 128), (attention, attn, 32, 8, 128)
+ *
+ * q_weight[head_dim] serves all heads of q, k_weight[head_dim] those of k. Of a head x, w its weight, D = head_dim:
  *     forward     y = x rstd w, rstd = (sum(x^2) / D + eps)^-1/2
- *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = the sum over rows and heads of dy x rstd
- * With a rope behind it one kernel turns the heads, too: head_norm_rope, in backward rope_head_norm.
- * A rank of a tensor group that has some of the heads has both weights, and a part of the sum that is dw.
- * Bytes: x and y of a row, in backward x, dy and dx; rstd is computed again.
+ *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
+ * Saves x; backward recomputes rstd. Bytes of a row: x and y; in backward x, dy and dx. With a rope behind it it is one
+ * kernel: head_norm_rope, in backward rope_head_norm. A rank of a tensor group has some of the heads, both weights, and
+ * a partial sum of dw.
+ *
+ * A head is dealt out to lanes in chunks of two times eight columns: columns that rope rotates together are in one
+ * lane. On CUDA a lane takes one chunk, so a group of 1 to 32 lanes takes a head, and the groups of a block take the
+ * heads of some rows one after the other, with the loads of the next heads in flight.
  */
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
 
-#include "../plan/impl/gradients.h"  /* te_defer_column_sum */
-#include "head_norm_kernels.h" /* te_head_rows, te_head_gradient */
+#include "../plan/impl/gradients.h" /* te_defer_column_sum */
+#include "rope.h"              /* te_rope_cos_sin, te_rotate8 */
+
+/* ---- the op ------------------------------------------------------------------------------------------------------ */
 
 #define TE_OP_head_norm (head_norm, custom)
 #define TE_OP_head_norm1p (head_norm, custom)
@@ -25,93 +36,349 @@
 #define TE_PARAMS_head_norm(op, in, out) TE_JOIN1(TE__PARAMS_OF_, TE_KIND(op))(TE_ARG3(op, 0))
 #define TE__PARAMS_OF_head_norm(dim) ((q_weight, 1, dim, one), (k_weight, 1, dim, one))
 #define TE__PARAMS_OF_head_norm1p(dim) ((q_weight, 1, dim, zero), (k_weight, 1, dim, zero))
+#define TE__IS_1P(op) TE_IF_MARKED(TE_JOIN1(TE__1P_, TE_KIND(op)), 1, 0)
+#define TE__1P_head_norm1p ,
 #define TE_TAKES_head_norm_eps TE_NUMBER
 #define TE__HEAD_EPS(op) (float)(TE_OPTION(op, eps, 1e-5f))
 #define TE_OPTIONS_head_norm(op) (te_head_norm_options, TE__HEAD_EPS(op))
 #define TE_CHECK_head_norm(model, op)                                                                             \
     (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                          \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": heads, kv_heads and head_dim must be positive"); \
-     static_assert((TE_ARG3(op, 0)) <= (int)TE_HEAD_NORM_MOST,                                                    \
+     static_assert((TE_ARG3(op, 0)) <= (int)TE_HEAD_NORM_MAX_DIM,                                                 \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": head_dim is 480 at most");                       \
      TE_ASSERT_NUMBER(TE__HEAD_EPS(op) >= 0 && TE__HEAD_EPS(op) < 3e38f,                                          \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": eps must be a finite number of at least 0");)
 
 typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 
+/* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
+
+enum {
+    TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: a warp takes all of the largest head */
+    TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
+    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows of a block */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* rows that a block takes at a time, at most */
+    TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* heads of which a lane has loads in flight */
+    TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1,
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* chunks that a lane takes */
+};
+
+/* Constants of a kernel. */
+typedef struct te_head_shape {
+    int heads, kv_heads, dim;
+    int pairs;                       /* of columns that lie apart and that one lane has to take together */
+    int rotary, interleaved, scaled; /* of the rope in the same kernel; rotary 0: there is none */
+    int zero_centred;                /* weights are stored less 1 */
+    float eps;
+    te_dtype x, y, w, saved; /* formats: of the input and the output of this pass, the weights, forward's x */
+} te_head_shape;
+
+typedef struct te_head_args {
+    te_rope_args at;   /* its x and y, in backward dy and dx: [rows, (heads + 2 kv_heads) dim] */
+    const void *w[2];  /* of q, of k: [dim] */
+    const void *saved; /* backward: forward's x */
+    float *sum[2];     /* backward: partial sums of dw, [blocks, dim] of each weight */
+} te_head_args;
+
+/* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
+
+/* A chunk: n[0] columns from a[0] on and n[1] from a[1] on, eight each where they exist. The first te_head_pair_chunks
+ * hold columns and their rotation partners, `pairs` columns further on; the others hold 16 of the remaining columns. */
+typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
+
+TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
+TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
+/* Lanes of a group: the chunks of a head, up to a power of two. */
+TE_FN int te_head_lanes(te_head_shape k) {
+    const int chunks = te_head_chunks(k);
+    return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
+}
+/* Whether all eights are whole and lie at multiples of 16 bytes. */
+TE_FN int te_head_aligned(te_head_shape k) {
+    return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
+}
+TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
+    const int paired = te_head_pair_chunks(k), rest = 2 * k.pairs + 16 * (i - paired);
+    te_head_chunk p;
+    p.a[0] = i < paired ? 8 * i : rest, p.a[1] = i < paired ? k.pairs + 8 * i : rest + 8;
+    TE_UNROLL for (int j = 0; j < 2; j++)
+        p.n[j] = te_head_aligned(k) ? 8 : (int)te_max(0, te_min(8, i < paired ? k.pairs - 8 * i : k.dim - p.a[j]));
+    return p;
+}
+
+/* The chunks of a head that a lane holds: as they lie in memory, and as floats. */
+typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
+typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
+
+/* For each chunk i of a head that lane g takes, its c-th. */
+#define TE__HEAD_EACH(k, g, c, i) \
+    TE_UNROLL for (int c = 0, i = (g).id; c < TE_HEAD_LANE_CHUNKS && i < te_head_chunks(k); c++, i += (g).count)
+
+TE_FN void te_head_load(te_head_vecs *x, const void *p, int64_t at, te_lanes g, te_head_shape k, te_dtype t) {
+    TE__HEAD_EACH(k, g, c, i) {
+        const te_head_chunk l = te_head_chunk_at(k, i);
+        TE_UNROLL for (int j = 0; j < 2; j++)
+            te_vec8_load(&x->v[c][j], p, at + l.a[j], l.n[j], te_head_aligned(k), t);
+    }
+}
+TE_FN void te_head_unpack(te_head_floats *x, const te_head_vecs *from, te_lanes g, te_head_shape k, te_dtype t) {
+    TE__HEAD_EACH(k, g, c, i) TE_UNROLL for (int j = 0; j < 2; j++) te_vec8_floats(x->v[c][j], &from->v[c][j], t);
+}
+TE_FN void te_head_store(void *p, int64_t at, const te_head_floats *x, te_lanes g, te_head_shape k, te_dtype t) {
+    TE__HEAD_EACH(k, g, c, i) {
+        const te_head_chunk l = te_head_chunk_at(k, i);
+        TE_UNROLL for (int j = 0; j < 2; j++)
+            te_store8(p, at + l.a[j], x->v[c][j], l.n[j], te_head_aligned(k), t);
+    }
+}
+/* The weight of the lane's columns. */
+TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_shape k) {
+    TE__HEAD_EACH(k, g, c, i) {
+        const te_head_chunk l = te_head_chunk_at(k, i);
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            te_load8(w->v[c][j], p, l.a[j], l.n[j], te_head_aligned(k), k.w);
+            if (k.zero_centred) TE_UNROLL for (int e = 0; e < 8; e++) w->v[c][j][e] += 1.0f;
+        }
+    }
+}
+
+/* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
+
+/* Pairs of a row's table of cosines and sines: up to a multiple of eight, so that te_rotate8 stays inside. */
+TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
+#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* of a row; 1 more: no array of length 0 */
+
+/* cos_sin: the table of this row. */
+TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, te_head_shape k) {
+    const int pairs = te_head_table_pairs(k);
+    TE__HEAD_EACH(k, g, c, i) {
+        const te_head_chunk l = te_head_chunk_at(k, i);
+        if (!k.interleaved && i < te_head_pair_chunks(k))
+            te_rotate8(x->v[c][0], x->v[c][1], cos_sin + l.a[0], cos_sin + pairs + l.a[0]);
+        TE_UNROLL for (int j = 0; k.interleaved && j < 2; j++) TE_UNROLL for (int e = 0; e < 8; e += 2) {
+            const int p = (l.a[j] + e) / 2;
+            const float even = x->v[c][j][e], odd = x->v[c][j][e + 1];
+            if (2 * p >= k.rotary) continue;
+            x->v[c][j][e] = even * cos_sin[p] - odd * cos_sin[pairs + p];
+            x->v[c][j][e + 1] = odd * cos_sin[p] + even * cos_sin[pairs + p];
+        }
+    }
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+/* Unit u of a block's work is one head of one of its rows; `at` is the index of its first element. */
+typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
+TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
+    const int all = k.heads + 2 * k.kv_heads;
+    te_head_unit h;
+    h.row = u / all, h.head = u % all, h.at = ((first + h.row) * all + h.head) * k.dim;
+    return h;
+}
+TE_FN int te_head_units(int rows, te_head_shape k) { return rows * (k.heads + 2 * k.kv_heads); }
+
+/* Forward of TE_HEAD_ROWS rows. cos_sin: shared memory, [TE_HEAD_ROWS, TE__COS_SIN_FLOATS]. */
+TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
+    int group, thread;
+    te_lanes g = te_lanes_here(te_head_lanes(k), &group);
+    const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
+    const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
+    const int64_t first = (int64_t)b.x * TE_HEAD_ROWS;
+    const int rows = (int)te_min(TE_HEAD_ROWS, a->at.rows - first), units = te_head_units(rows, k);
+    const int rounds = (int)te_ceil_div(te_head_units(TE_HEAD_ROWS, k), groups);
+    const int depth = rounds < TE_HEAD_PREFETCH ? rounds : TE_HEAD_PREFETCH;
+    te_head_vecs next[TE_HEAD_PREFETCH];
+    for (int from = 0; from < units; from += groups * depth) {
+        TE_UNROLL for (int j = 0; j < depth; j++) {
+            const int u = from + j * groups + group;
+            if (u < units) te_head_load(&next[j], a->at.x, te_head_unit_at(u, first, k).at, g, k, k.x);
+            else memset(&next[j], 0, sizeof next[j]);
+        }
+        if (k.rotary && from == 0) { /* while the first loads are in flight */
+            te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, 1));
+            te_block_sync();
+        }
+        TE_UNROLL for (int j = 0; j < depth; j++) {
+            if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+            const int u = from + j * groups + group;
+            const te_head_unit h = te_head_unit_at(u, first, k);
+            te_head_floats x, w;
+            float squares = 0;
+            te_head_unpack(&x, &next[j], g, k, k.x);
+            TE__HEAD_EACH(k, g, c, i) TE_UNROLL for (int e = 0; e < 16; e++)
+                squares += x.v[c][e / 8][e % 8] * x.v[c][e / 8][e % 8];
+            te_lanes_sum(&squares, 1, &g);
+            if (u >= units) continue;
+            if (h.head < k.heads + k.kv_heads) { /* a head of q or k */
+                const float rstd = 1.0f / sqrtf(squares / (float)k.dim + k.eps);
+                te_head_weight(&w, a->w[h.head >= k.heads], g, k);
+                TE__HEAD_EACH(k, g, c, i) TE_UNROLL for (int e = 0; e < 16; e++)
+                    x.v[c][e / 8][e % 8] *= rstd * w.v[c][e / 8][e % 8];
+                if (k.rotary) te_head_rotate(&x, cos_sin + 2 * h.row * pairs, g, k);
+            }
+            te_head_store(a->at.y, h.at, &x, g, k, k.y);
+        }
+    }
+}
+
+/* Backward of one head: d is dy on entry and dx on return; dw is what the head adds to its weight's gradient. */
+TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
+                            te_lanes *g, te_head_shape k) {
+    float s[2] = {0, 0}; /* sums of x^2 and of w dy x */
+    TE__HEAD_EACH(k, *g, c, i) TE_UNROLL for (int e = 0; e < 16; e++) {
+        const float v = x->v[c][e / 8][e % 8];
+        s[0] += v * v, s[1] += w->v[c][e / 8][e % 8] * d->v[c][e / 8][e % 8] * v;
+    }
+    te_lanes_sum(s, 2, g);
+    const float rstd = 1.0f / sqrtf(s[0] / (float)k.dim + k.eps), along = s[1] * rstd * rstd / (float)k.dim;
+    TE__HEAD_EACH(k, *g, c, i) TE_UNROLL for (int e = 0; e < 16; e++) {
+        const float v = x->v[c][e / 8][e % 8], dy = d->v[c][e / 8][e % 8];
+        dw->v[c][e / 8][e % 8] = dy * v * rstd;                                /* y = x rstd w */
+        d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
+    }
+}
+/* Stores a block's partial sum of one weight's gradient: the sum over its groups, in a fixed order. */
+TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
+    int group;
+    (void)te_lanes_here(g.count, &group);
+    TE_UNROLL for (int c = 0; c < TE_HEAD_LANE_CHUNKS; c++)
+        te_groups_sum(sum->v[c][0], 16, g, TE_HEAD_THREADS / g.count);
+    TE__HEAD_EACH(k, g, c, i) {
+        const te_head_chunk l = te_head_chunk_at(k, i);
+        TE_UNROLL for (int e = 0; e < 16; e++)
+            if (group == 0 && e % 8 < l.n[e / 8]) to[l.a[e / 8] + e % 8] = sum->v[c][e / 8][e % 8];
+    }
+}
+
+/* Backward. A block takes rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums dw over all of them. */
+TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
+    int group, thread;
+    te_lanes g = te_lanes_here(te_head_lanes(k), &group);
+    const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
+    const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* twice the registers */
+    const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
+    const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
+    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows of a block in a round */
+    te_head_floats sum[2];
+    memset(sum, 0, sizeof sum);
+    for (int64_t first = (int64_t)b.x * each; first < a->at.rows; first += (int64_t)b.nx * each) {
+        const int rows = (int)te_min(each, a->at.rows - first), units = te_head_units(rows, k);
+        te_head_vecs dy[TE_HEAD_PREFETCH_BACKWARD], saved[TE_HEAD_PREFETCH_BACKWARD];
+        for (int from = 0; from < units; from += groups * depth) {
+            TE_UNROLL for (int j = 0; j < depth; j++) {
+                const int u = from + j * groups + group;
+                const te_head_unit h = te_head_unit_at(u, first, k);
+                const int is_v = h.head >= k.heads + k.kv_heads; /* passes through: no x needed */
+                memset(&dy[j], 0, sizeof dy[j]), memset(&saved[j], 0, sizeof saved[j]);
+                if (u < units) te_head_load(&dy[j], a->at.x, h.at, g, k, k.x);
+                if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
+            }
+            if (k.rotary && from == 0) {
+                te_block_sync(); /* the table of the previous rows is no longer read */
+                te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
+                te_block_sync();
+            }
+            TE_UNROLL for (int j = 0; j < depth; j++) {
+                if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+                const int u = from + j * groups + group;
+                const te_head_unit h = te_head_unit_at(u, first, k);
+                const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;
+                te_head_floats d, x, w, dw;
+                te_head_unpack(&d, &dy[j], g, k, k.x), te_head_unpack(&x, &saved[j], g, k, k.saved);
+                if (k.rotary && u < units) te_head_rotate(&d, cos_sin + 2 * h.row * pairs, g, k);
+                te_head_weight(&w, a->w[is_k], g, k);
+                te_head_backward(&d, &dw, &x, &w, &g, k);
+                if (u >= units) continue;
+                if (is_v) te_head_unpack(&d, &dy[j], g, k, k.x);
+                if (a->at.y) te_head_store(a->at.y, h.at, &d, g, k, k.y);
+                TE__HEAD_EACH(k, g, c, i) TE_UNROLL for (int e = 0; e < 16 && !is_v; e++)
+                    TE_UNROLL for (int w2 = 0; w2 < 2; w2++)
+                        if (w2 == is_k) sum[w2].v[c][e / 8][e % 8] += dw.v[c][e / 8][e % 8];
+            }
+        }
+    }
+    TE_UNROLL for (int j = 0; j < 2; j++) te_head_weight_grad(a->sum[j] + (int64_t)b.x * k.dim, &sum[j], g, k);
+}
+
+/* ---- the kernels of a list: alone, and with a rope --------------------------------------------------------------- */
+
 #define TE_CUSTOM_head_norm_forward(name, model, dtype, op) TE__HEAD_FORWARD(name, model, dtype, op, op, 0, 0, 0)
 #define TE_CUSTOM_head_norm_backward(name, model, dtype, op) TE__HEAD_BACKWARD(name, model, dtype, op, op, 0, 0, 0)
 #define TE_PAIR_head_norm_rope ,
 #define TE_PAIR_rope_head_norm ,
-#define TE_CUSTOM_PAIR_head_norm_rope_forward(name, model, dtype, op, turn)                    \
-    TE__SAME_HEADS(name, op, turn)                                                          \
-    TE__HEAD_FORWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
-        !TE__ROPE_IS(turn, none))
-#define TE_CUSTOM_PAIR_rope_head_norm_backward(name, model, dtype, turn, op)                    \
-    TE__SAME_HEADS(name, op, turn)                                                           \
-    TE__HEAD_BACKWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
-        !TE__ROPE_IS(turn, none))
-#define TE__SAME_HEADS(name, op, turn)                                                                \
-    static_assert((TE_ARG1(op, 0)) == (TE_ARG1(turn, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(turn, 0)) && \
-                      (TE_ARG3(op, 0)) == (TE_ARG3(turn, 0)),                                         \
-                  "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(turn) " must have the same heads");
+#define TE_CUSTOM_PAIR_head_norm_rope_forward(name, model, dtype, op, rope)                    \
+    TE__SAME_HEADS(name, op, rope)                                                          \
+    TE__HEAD_FORWARD(name, model, dtype, op, rope, TE__ROTARY(rope), TE__INTERLEAVED(rope), \
+        !TE__ROPE_IS(rope, none))
+#define TE_CUSTOM_PAIR_rope_head_norm_backward(name, model, dtype, rope, op)                    \
+    TE__SAME_HEADS(name, op, rope)                                                           \
+    TE__HEAD_BACKWARD(name, model, dtype, op, rope, TE__ROTARY(rope), TE__INTERLEAVED(rope), \
+        !TE__ROPE_IS(rope, none))
+#define TE__SAME_HEADS(name, op, rope)                                                                \
+    static_assert((TE_ARG1(op, 0)) == (TE_ARG1(rope, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(rope, 0)) && \
+                      (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
+                  "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
 
-/* `end` is the row's other op, or the same. */
-#define TE__HEAD_FORWARD(name, model, dtype, op, end, rotary, interleaved, scaled)                                 \
-    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, end), \
-                   TE_DTYPE_IN(model, op))                                                                         \
-    TE_KERNEL(name, TE_HEAD_THREADS, te_head_args,                                                                 \
-              TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                          \
-              te_head_rows(te_args, te_at, te_turns, name##_of()))                                                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_run(r, s, name##_launch); }
-#define TE__HEAD_BACKWARD(name, model, dtype, op, end, rotary, interleaved, scaled)                                \
-    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, TE_DTYPE_OUT(model, end), TE_DTYPE_IN(model, op), \
-                   TE_DTYPE_IN(model, op))                                                                         \
-    TE_KERNEL_RESIDENT(name, TE_HEAD_THREADS, 2, te_head_args,                                                     \
-                       TE_SHARED float te_turns[TE_HEAD_ROWS_BACKWARD * TE__TURNS(rotary)];                        \
-                       te_head_gradient(te_args, te_at, te_turns, name##_of()))                                    \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_gradient_run(r, s, name##_launch); }
-#define TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, gets, gives, saved)                          \
-    TE_BOTH te_head_shape name##_of(void) {                                                                       \
-        const te_head_shape k = {TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0),                                  \
-            (rotary) && !(interleaved) ? (rotary) / 2 : (rotary) ? 0 : (TE_ARG3(op, 0)) / 2, rotary, interleaved, \
-            scaled, TE__IS_1P(op), TE__HEAD_EPS(op), (te_dtype)(gets), (te_dtype)(gives), TE_##dtype,             \
-            (te_dtype)(saved)};                                                                                   \
-        return k;                                                                                                 \
+/* `last`: the op of this step that comes last in the list, the rope or the norm itself. */
+#define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
+    TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
+                   TE_DTYPE_OUT(model, last))                                                                        \
+    TE_KERNEL(name, TE_HEAD_THREADS, te_head_args,                                                                   \
+              TE_SHARED float te_cos_sin[TE_HEAD_ROWS * TE__COS_SIN_FLOATS(rotary)];                                 \
+              te_head_norm_rows(te_args, te_at, te_cos_sin, name##_of()))                                            \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_forward_run(r, s, name##_launch); }
+#define TE__HEAD_BACKWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                 \
+    TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_OUT(model, last),                   \
+                   TE_DTYPE_IN(model, op))                                                                           \
+    TE_KERNEL_RESIDENT(name, TE_HEAD_THREADS, 2, te_head_args,                                                       \
+                       TE_SHARED float te_cos_sin[TE_HEAD_ROWS_BACKWARD * TE__COS_SIN_FLOATS(rotary)];               \
+                       te_head_norm_gradient(te_args, te_at, te_cos_sin, name##_of()))                               \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_backward_run(r, s, name##_launch); }
+#define TE__HEAD_SHAPE(name, model, dtype, op, rope_dim, is_interleaved, is_scaled, from, to)                        \
+    TE_BOTH te_head_shape name##_of(void) {                                                                          \
+        te_head_shape k;                                                                                             \
+        k.heads = TE_ARG1(op, 0), k.kv_heads = TE_ARG2(op, 0), k.dim = TE_ARG3(op, 0);                               \
+        k.rotary = rope_dim, k.interleaved = is_interleaved, k.scaled = is_scaled;                                   \
+        k.pairs = !k.rotary ? k.dim / 2 : k.interleaved ? 0 : k.rotary / 2;                                          \
+        k.zero_centred = TE__IS_1P(op), k.eps = TE__HEAD_EPS(op);                                                    \
+        k.x = (te_dtype)(from), k.y = (te_dtype)(to), k.w = TE_##dtype, k.saved = (te_dtype)TE_DTYPE_IN(model, op);  \
+        return k;                                                                                                    \
     }
-#define TE__IS_1P(op) TE_IF_MARKED(TE_JOIN1(TE__1P_, TE_KIND(op)), 1, 0)
-#define TE__1P_head_norm1p ,
-#define TE__TURNS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* floats of a row: cosines and sines, and no 0 */
 
-/* In forward s has the norm first, in backward last; the other op, if there is one, is a rope. */
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+/* In forward the norm is the step's first op, in backward its last; the other one, if any, is a rope. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
-    if (s->count > 1) te__rope_fill(&a->at, r, r->pass == TE_BACKWARD ? s->op[0] : s->op[1], y);
+    if (s->count > 1) te__rope_args(&a->at, r, r->pass == TE_BACKWARD ? s->op[0] : s->op[1], y);
     a->at.y = y.data, a->at.x = r->current.data, a->at.rows = y.rows;
     return TE_OK;
 }
-TE_API te_status te__head_norm_run(te_run *r, const te_step *s,
-                                   te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
+TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
+                                           te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     te_head_args a;
     te_value y;
     TE_TRY(te_output(&y, r, s, s->op[s->count - 1]));
     TE_TRY(te__head_args(&a, r, s, s->op[0], y));
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
-TE_API te_status te__head_gradient_run(te_run *r, const te_step *s,
-                                       te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
-    const int i = s->op[s->count - 1], most = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16;
+TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
+                                            te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
+    const int i = s->op[s->count - 1];
+    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* partial sums of dw: one a block */
     te_head_args a;
     te_value dx;
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__head_args(&a, r, s, i, dx));
     a.at.rows = r->current.rows, a.saved = te_input_of(r, i).data;
-    const int blocks = (int)te_min(a.at.rows, most);
+    const int blocks = (int)te_min(a.at.rows, max_blocks);
     for (int j = 0; j < 2; j++)
-        TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, most));
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(blocks, 1), &a));
+        TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, max_blocks));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(blocks, 1), &a));
     te_set_current(r, dx);
     return TE_OK;
 }

@@ -1,9 +1,11 @@
-/* last_token.h -- (last_token, name): y[sequence] = x[the sequence's last row]; from here on a value has a row for each
- * sequence.
+/* last_token.h -- (last_token, name): y[sequence] = x[last row of the sequence]; x [rows, width], y [sequences, width].
  *
- * So that inference does not compute logits for a whole prompt, and for a classifier on top of a causal model. Behind
- * it te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows. Of an empty sequence
- * (te_batch.cu_seqlens) y is 0, and its dy goes nowhere.
+ * Do this:
+ *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
+ *
+ * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: behind the
+ * op a value has one row for each sequence, and so has te_batch.labels. Saves nothing. Backward: dx[last row] =
+ * dy[sequence], 0 elsewhere. Of an empty sequence (te_batch.cu_seqlens) y is 0 and its dy is dropped.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
 #define TE_OPS_LAST_TOKEN_H
@@ -22,11 +24,11 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_last_token_args {
-    void *y;       /* forward: [sequences, width]; backward: dx, [rows, width] */
-    const void *x; /* forward: [rows, width]; backward: dy, [sequences, width] */
-    int64_t rows;
+    void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
+    const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
+    int64_t rows;  /* of y above */
     te_sequences of;
-    int width; /* where it is known only at run time */
+    int width;     /* read where it is not a constant of the list */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 
@@ -41,34 +43,34 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
     TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
 
-/* A group of lanes takes a row of y. Bytes: the last rows read and written. */
+/* A group of lanes copies a row of y. Bytes: the last rows read and written. */
 TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group;
     if (row >= a->rows) return;
-    const te_sequence own = te_sequence_rows(&a->of, (int)row);
-    const int64_t from = own.first + own.count - 1;
+    const te_sequence sequence = te_sequence_rows(&a->of, (int)row);
+    const int64_t last = sequence.first + sequence.count - 1;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (own.count) te_load8(v, a->x, from * width + c, n, aligned, dtype);
+        if (sequence.count) te_load8(v, a->x, last * width + c, n, aligned, dtype);
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
-/* A group of lanes takes a row of dx. Bytes: dy read, dx written. */
+/* A group of lanes writes a row of dx. Bytes: dy read, dx written. */
 TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group;
     if (row >= a->rows) return;
-    const int sequence = te_sequence_of(&a->of, (int)row, 0);
-    const te_sequence own = te_sequence_rows(&a->of, sequence);
-    const int last = row == own.first + own.count - 1;
+    const int index = te_sequence_of(&a->of, (int)row, 0);
+    const te_sequence sequence = te_sequence_rows(&a->of, index);
+    const int is_last = row == sequence.first + sequence.count - 1;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (last) te_load8(v, a->x, (int64_t)sequence * width + c, n, aligned, dtype);
+        if (is_last) te_load8(v, a->x, (int64_t)index * width + c, n, aligned, dtype);
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
@@ -81,7 +83,7 @@ TE_API te_status te__last_token_run(te_run *r, const te_step *s,
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     memset(&a, 0, sizeof a);
     a.y = y.data, a.x = r->current.data, a.rows = y.rows, a.of = te_sequences_of(r), a.width = y.cols;
-    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
+    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }

@@ -1,20 +1,27 @@
-/* norm.h -- (layernorm, name, width), (rmsnorm, name, width), (l2norm, name, width) and, with a gamma that is stored
- * less 1, (layernorm1p, name, width), (rmsnorm1p, name, width); option (eps, 1e-5f).
+/* norm.h -- normalisation of each row. x and y [rows, width], gamma (`weight`) and beta (`bias`) [width]; option
+ * (eps, 1e-5f).
  *
- *   layernorm    y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2    Ba et al. 2016
- *   rmsnorm      y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2             Zhang & Sennrich 2019
- *   l2norm       y = x rnorm,                      rnorm = (sum(x^2) + eps)^-1/2
- *   1p           1 + gamma takes the place of gamma (zero-centred gamma)
+ *   (layernorm, name, width)   y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2  Ba et al. 2016
+ *   (rmsnorm, name, width)     y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2    Zhang & Sennrich 2019
+ *   (l2norm, name, width)      y = x rnorm,                      rnorm = (sum(x^2) + eps)^-1/2
+ *   (layernorm1p, ..), (rmsnorm1p, ..)   the same with 1 + gamma in the place of gamma (zero-centred gamma)
+ *
+ * Do this:
+ *     (fork, x1), (rmsnorm, norm1, 4096, (eps, 1e-6f)), (linear, qkv, 4096, 6144)
+ *
+ * Forward saves x and the statistics: rstd in f32, layernorm mean and rstd. Backward computes dx, and dgamma and dbeta
+ * as column sums. This header has the formulas; the kernels, alone or fused with elementwise ops, are those of fused
+ * rows.
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
 
-#include "map.h" /* te_stage, te_place */
+#include "elementwise.h" /* te_stage, te_place */
 
-/* X(kind, parameters): the tests and benches expand this. */
+/* X(kind, number of parameters): the tests and benchmarks expand this list. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1)
 
-/* A code: the formula, code & 3, and whether gamma is stored less 1. */
+/* A norm's code: the formula in code & 3, and a bit for zero-centred gamma. */
 enum {
     TE_NORM_layernorm = 0,
     TE_NORM_rmsnorm = 1,
@@ -34,7 +41,7 @@ enum {
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_LAYOUT_FITS_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
-#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* mean, rstd; rstd alone */
+#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* mean, rstd; or rstd */
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)
 #define TE_PARAMS_OF_layernorm(out) ((weight, 1, out, one), (bias, 1, out, zero))
 #define TE_PARAMS_OF_layernorm1p(out) ((weight, 1, out, zero), (bias, 1, out, zero))
@@ -49,11 +56,11 @@ enum {
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 
-/* 1 / sqrt(the mean, or for l2norm the sum, of squares + eps). */
+/* rstd from the sum of squares of a row of `count` elements (layernorm: of x - mean); l2norm does not divide. */
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }
-/* gamma for eight columns, from what te_load_gamma left in `gamma`. */
+/* Eight columns of gamma as floats, from the registers that te_load_gamma filled; 1 where the norm has none. */
 TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
     if ((code & 3) == TE_NORM_l2norm) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;

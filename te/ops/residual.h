@@ -1,22 +1,33 @@
-/* residual.h -- edges beside the list's main road.
+/* residual.h -- residual edges and branches. All values are [rows, width]; nothing but `mul` saves its input.
  *
- *   (fork, x)            passes its input on, and keeps it
- *   (input, x, width)    declares an extra input of the list: te_batch.edges brings it by name; options (dtype, f32)
- *                        and (rows, memory): it has te_batch.memory_seq rows for each sequence, and not those of x.
- *                        A (load, x) goes on with these rows, a (cross_attention, ..) reads them (cross_attention.h)
- *   (add, x)             y = what it gets + what (fork, x) or (input, x) kept
- *   (mul, x)             y = what it gets * that
- *   (load, x)            y = that alone: the list goes on from there (te/ops/load.h)
- *   (output, x)          passes its input on, and writes it to the caller's tensor of that name
+ *   (fork, x)            y = the input, which is also the value of the edge x
+ *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
+ *                        Options: (dtype, f32), its format; (rows, memory), it has te_batch.memory_seq rows a sequence,
+ *                        and is then used by (load, x) or a (cross_attention, ..)
+ *   (add, x), (mul, x)   y = the input + the value of x; y = the input * that
+ *   (load, x)            y = the value of x: the list continues from there. The value before it must have been taken by
+ *                        a (fork, ..) directly in front
+ *   (output, x)          y = the input, which is also stored in the caller's tensor of that name (te_batch.edges)
  *
- * What is kept is read at least once. To read it twice with ops of one kind, give the second a name of its own and say
- * which fork: (add, again, x). In backward each reader hands a gradient to the fork, which adds it to its own; with
- * several readers the last in the list comes first, and each one before it adds to what is there.
+ * Do this:
+ *     (fork, x), (rmsnorm, n, H), (linear, fc, H, H), (add, x)                             // a residual
+ *     (fork, x), (linear, gate, H, F), (silu, act), (fork, g), (load, x), (linear, up, H, F), (mul, g)     // branches
+ *
+ * `load` makes parallel branches: attention beside the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
+ * 2022), or a gate with a projection of its own. Each fork is used at least once. For a second use by an op of the same
+ * kind give that a name of its own and name the fork behind it: (add, again, x).
+ *
+ * Backward: the gradient of a fork's input is the sum of what flows back along the list and of what each use adds. The
+ * last use in the list comes first and stores, each earlier one adds to that, and the fork adds the sum to dy.
  */
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
 
-#include "map.h" /* te_stage, te_place */
+#include "../core/target.h" /* TE_KERNEL */
+#include "../plan/impl/call_checks.h"  /* te_fork_value, te_edge_tensor */
+#include "elementwise.h"    /* te_stage, te_place */
+
+/* ---- (fork, x), (input, x, width) ------------------------------------------------------------------------------- */
 
 #define TE_OP_fork (fork, map)
 #define TE_OP_input (fork, map)
@@ -26,42 +37,46 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
-#define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) */
-#define TE_TAKES_fork_rows TE_TOKEN  /* the same */
-/* The rows that an input names; -1: those of who reads it. */
+#define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) only */
+#define TE_TAKES_fork_rows TE_TOKEN  /* of an (input, ..) only */
+/* The option (rows, ..) of an input, a te_rows; -1, not given: the rows of the op that uses it. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
 #define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
 #define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
-#define TE_EDGE_fork(model, op) (-1, TE_KEPT_DTYPE(model, TE_NAME(op)))
-/* What a fork keeps, by its name x; te/fuse/impl/declare.h makes the width, the rows and the format. The names say what is
- * wrong where the compiler misses one. */
-#define TE_KEPT_INDEX(model, reader, x) TE_JOIN5(te_error_, reader, x, of, model, has_no_fork_before_it)
-#define TE_KEPT_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
-#define TE_KEPT_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
-#define TE_KEPT_DTYPE(model, x) TE_JOIN4(te_dtype_of_, x, of, model, fork)
+#define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
+/* Constants of fork x, by its name: its index in the list, and the width, rows and format of its value, which
+ * te/fuse/impl/declare.h defines. Where a list uses a fork that it does not have, the compiler names one of these as an
+ * undeclared identifier, so they are worded as the error message. */
+#define TE_FORK_INDEX(model, use, x) TE_JOIN5(te_error_, use, x, of, model, has_no_fork_before_it)
+#define TE_FORK_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
+#define TE_FORK_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
+#define TE_FORK_DTYPE(model, x) TE_JOIN4(te_dtype_of_, x, of, model, fork)
 #define TE_CHECK_fork(model, op)                                      \
     (enum {                                                           \
-        TE_KEPT_INDEX(model, add, TE_NAME(op)) = TE_ID(model, op),    \
-        TE_KEPT_INDEX(model, mul, TE_NAME(op)) = TE_ID(model, op)     \
+        TE_FORK_INDEX(model, add, TE_NAME(op)) = TE_ID(model, op),    \
+        TE_FORK_INDEX(model, mul, TE_NAME(op)) = TE_ID(model, op)     \
     };                                                                \
      static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
-/* Made by each reader: the compiler misses it where there is none. A typedef may be made again. */
-#define TE_KEPT_READ(model, x) TE_JOIN4(te_error_, x, of, model, is_kept_and_never_read)
+/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to it. So the compiler reports
+ * a fork that is never used. */
+#define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
+
+/* ---- (add, x), (mul, x), (output, x) ---------------------------------------------------------------------------- */
 
 #define TE_OP_add (add, map)
 #define TE_SHAPES_add(op) (1)
 #define TE_PRODUCES_add(op) (TE_PRODUCES_residual)
 #define TE_FLAGS_add(op) (TE_IS_ADD | TE_GRAD_UNCHANGED)
-#define TE_EDGE_add(model, op) (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
-#define TE_CHECK_add(model, op) (TE__CHECK_READER(model, op, TE_FORK_OF(op)))
-#define TE__CHECK_READER(model, op, x)                                                                           \
-    enum { TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), reads) = TE_KEPT_INDEX(model, TE_FAMILY(op), x) };      \
-    typedef int TE_KEPT_READ(model, x);                                                                          \
-    static_assert((int)TE_KEPT_WIDTH(model, x) == (int)TE_WIDTH_OUT(model, op),                                  \
+#define TE_EDGE_add(model, op) (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
+#define TE_CHECK_add(model, op) (TE__CHECK_FORK_USE(model, op, TE_FORK_OF(op)))
+#define TE__CHECK_FORK_USE(model, op, x)                                                                         \
+    enum { TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), reads) = TE_FORK_INDEX(model, TE_FAMILY(op), x) };      \
+    typedef int TE_FORK_USED(model, x);                                                                          \
+    static_assert((int)TE_FORK_WIDTH(model, x) == (int)TE_WIDTH_OUT(model, op),                                  \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
-    static_assert((int)TE_KEPT_ROWS(model, x) < 0 || (int)TE_KEPT_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
+    static_assert((int)TE_FORK_ROWS(model, x) < 0 || (int)TE_FORK_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");                   \
     static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                           \
                       (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                       \
@@ -72,30 +87,32 @@
 #define TE_OP_mul (mul, map)
 #define TE_SHAPES_mul(op) (1)
 #define TE_FLAGS_mul(op) (TE_IS_MUL | TE_SAVES_INPUT)
-#define TE_EDGE_mul(model, op) (TE_KEPT_INDEX(model, mul, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
-#define TE_CHECK_mul(model, op) (TE__CHECK_READER(model, op, TE_FORK_OF(op)))
+#define TE_EDGE_mul(model, op) (TE_FORK_INDEX(model, mul, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
+#define TE_CHECK_mul(model, op) (TE__CHECK_FORK_USE(model, op, TE_FORK_OF(op)))
 
 #define TE_OP_output (output, map)
 #define TE_SHAPES_output(op) (0)
 #define TE_PRODUCES_output(op) (TE_PRODUCES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
-TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
+/* v += the fork's value, in backward the gradient that its uses have summed. */
+TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
     te_read8(e, s->edge, dtype, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
-/* Backward: store v, a gradient of what the fork kept. The first reader goes on with what is stored; the others add to
- * what those before them left, perhaps in this kernel. */
-TE_FN void te_hand_over8(float v[8], const te_stage *s, te_place at) {
+/* Backward: stores v, this use's contribution to the gradient of the fork's value. The use that comes first in backward
+ * stores it and continues with the rounded value; each other one adds it to the sum of those before, which this same
+ * kernel may have stored. */
+TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
     if (!s->edge) {
         te_store8_rounded(s->out, te_index(at), v, at.n, at.aligned, at.format.edge);
         return;
     }
-    te_load8_own(e, s->edge, te_index(at), at.n, at.aligned, at.format.edge);
+    te_load8_coherent(e, s->edge, te_index(at), at.n, at.aligned, at.format.edge);
     TE_UNROLL for (int i = 0; i < 8; i++) e[i] += v[i];
     te_store8(s->out, te_index(at), e, at.n, at.aligned, at.format.edge);
 }
@@ -104,15 +121,15 @@ TE_FN void te_fork_forward(float v[8], const te_stage *s, te_place at, const voi
 }
 TE_CALLBACK void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_plus_edge8(v, s, at.format.edge, at); /* all of the fork's ends see x */
+    te_add_edge8(v, s, at.format.edge, at); /* x goes to every use */
 }
 TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)options;
-    te_plus_edge8(v, s, at.format.edge, at);
+    te_add_edge8(v, s, at.format.edge, at);
 }
 TE_CALLBACK void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    if (at.format.joins) te_hand_over8(v, s, at); /* y = x + kept: the gradient is the same for both */
+    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e: both get dy */
 }
 TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float e[8];
@@ -121,19 +138,94 @@ TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, cons
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= e[i];
 }
 TE_CALLBACK void te_mul_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
-    float x[8], kept[8];
+    float x[8], e[8];
     (void)sum, (void)options;
     te_read8(x, s->saved, at.format.in, s, at);
-    te_load8(kept, s->w[0], te_index(at), at.n, at.aligned, at.format.edge);
-    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= kept[i]; /* y = x kept */
-    te_hand_over8(x, s, at);
+    te_load8(e, s->w[0], te_index(at), at.n, at.aligned, at.format.edge);
+    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= e[i]; /* y = x e */
+    te_store_fork_grad8(x, s, at);
 }
 TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;
 }
 TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_plus_edge8(v, s, at.format.out, at); /* the value goes out and goes on */
+    te_add_edge8(v, s, at.format.out, at); /* y is both the output and the next op's input */
+}
+
+/* ---- (load, x) --------------------------------------------------------------------------------------------------- */
+
+/* Forward moves no data. Backward moves none either where no later op uses the same fork; else one kernel adds the two
+ * gradients. */
+#define TE_OP_load (load, custom)
+#define TE_SHAPES_load(op) (1)
+#define TE_FLAGS_load(op) (TE_IS_LOAD)
+#define TE_LOADS_load , /* its output has the fork's width, rows and format (te/fuse/impl/declare.h) */
+#define TE_TAKES_DIMS_load ,
+#define TE_EDGE_load(model, op) (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
+#define TE_CHECK_load(model, op) (typedef int TE_FORK_USED(model, TE_FORK_OF(op));)
+
+typedef struct te_load_args {
+    void *y;          /* [count] */
+    const void *a, *b; /* [count]; y may be a */
+    int64_t count;
+} te_load_args;
+enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
+
+#define TE_CUSTOM_load_forward(name, model, dtype, op) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_forward(r, s); }
+#define TE_CUSTOM_load_backward(name, model, dtype, op)                                                        \
+    TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
+
+/* y = a + b. Bytes: two tensors read, one written. */
+TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);
+    const int64_t i = 8 * ((int64_t)at.x * TE_LOAD_THREADS + g.id);
+    const int n = (int)te_min(8, args->count - i);
+    float a[8], b[8];
+    if (n <= 0) return;
+    te_load8_coherent(a, args->a, i, n, n == 8, dtype);
+    te_load8(b, args->b, i, n, n == 8, dtype);
+    TE_UNROLL for (int j = 0; j < 8; j++) a[j] += b[j];
+    te_store8(args->y, i, a, n, n == 8, dtype);
+}
+
+TE_API te_status te__load_forward(te_run *r, const te_step *s) {
+    te_value value;
+    TE_TRY(te_fork_value(&value, r, &r->plan->op[s->op[0]]));
+    te_set_current(r, value);
+    te_release_fork(r, s->op[0]);
+    return TE_OK;
+}
+typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
+/* to = a + b; with a null to = b, which may have another format. */
+TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
+    te_load_args args;
+    memset(&args, 0, sizeof args);
+    args.y = to.data, args.a = a, args.b = b.data, args.count = to.rows * to.cols;
+    if (r->dry) return TE_OK;
+    if (!a) return r->plan->convert(to.data, to.dtype, b.data, b.dtype, args.count, r->ctx);
+    return launch(r->ctx, te__grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
+}
+TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
+    const int i = s->op[0], first = te_is_last_use(r->plan, i);
+    const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
+    te_value v;
+    if (fork->flags & TE_IS_INPUT) { /* its gradient goes to the caller's tensor, if there is one */
+        TE_TRY(te_fork_value(&v, r, op));
+        TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
+        if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
+    } else if (first) te__set_edge(r, op->edge, r->current);
+    else {
+        TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
+        TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
+        te__set_edge(r, op->edge, v);
+    }
+    te_set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
+    te__set_edge(r, i - 1, te_no_value());
+    return TE_OK;
 }
 
 #endif

@@ -1,23 +1,35 @@
-/* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0),
- * (base, 10000.0f), (value_dim, head_dim), and for longer contexts (scaling, none) with its numbers (rope_scaling.h)
+/* rope.h -- rotary position embedding (Su et al. 2021) of q and k: x and y [rows, width] of packed rows
+ * [q of all heads, k of all kv_heads, v of all kv_heads]; q alone if kv_heads is 0. v passes through.
  *
- * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], of q alone
- * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t
- * turns by t * base^(-2p / rotary_dim), or by what scaling makes of it:
+ *   (rope, name, heads, kv_heads, head_dim)
+ * Options: (rotary_dim, head_dim), dimensions from there on pass through; (interleaved, 0); (base, 10000.0f);
+ * (value_dim, head_dim), the size of a head of v; and for longer contexts (scaling, none) with its numbers, below.
+ *
+ * Do this:
+ *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
+ *
+ * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), scaled if asked for:
  *     a' = a cos - b sin,  b' = a sin + b cos
- * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
- * value_dim is the size of a head of v where it is another one (attention.h). Heads that a tile of a product is cut
- * into, those that divide 256, need a multiple of their own size, for v shares the tiles (te/linear/impl/linear_rope.h).
- * The position of a row is te_batch.position + its place in its sequence, or what te_batch.positions says.
+ * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
+ * position of a row is te_batch.position + its index in its sequence, or that of te_batch.positions. Saves nothing:
+ * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
+ *
+ * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim divides
+ * 256 value_dim must be a multiple of it, because a tile of that GEMM then holds heads of v like those of q and k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
-#include "../core/lanes.h" /* te_lanes_here */
-#include "../plan/impl/storage.h"   /* te_output, te_gradient */
-#include "rope_scaling.h"  /* te_rope_options, te_rope_scaled */
+#include "../core/lanes.h"  /* te_lanes_here */
+#include "../core/target.h" /* TE_KERNEL */
+#include "../plan/op_list.h"   /* TE_OPTION */
+#include "../plan/impl/storage.h"    /* te_output, te_gradient */
+#include <math.h>
+
+/* ---- the op ------------------------------------------------------------------------------------------------------ */
 
 #define TE_OP_rope (rope, custom)
+#define TE_FLAGS_rope(op) (TE_EPILOGUE_OF_ROPE)
 #define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
@@ -48,133 +60,297 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": base must be a finite positive number");               \
      TE_CHECK_ROPE_SCALING(model, op))
 
-#define TE_CUSTOM_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
-    TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
-#define TE_CUSTOM_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
-    TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
-#define TE__ROPE(name, op, width, to, from, direction)                                                             \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * (int)TE__ROTARY(op)];   \
-              te_rope_rows(te_args, te_at, te_turns, width,                                                        \
-                           ((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)),                \
-                           TE_ARG3(op, 0), TE__ROTARY(op), TE__INTERLEAVED(op), !TE__ROPE_IS(op, none), direction, \
-                           (te_dtype)(to), (te_dtype)(from)))                                                      \
+#define TE_CUSTOM_rope_forward(name, model, dtype, op) \
+    TE__ROPE(name, model, op, 1, TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op))
+#define TE_CUSTOM_rope_backward(name, model, dtype, op) \
+    TE__ROPE(name, model, op, -1, TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op))
+#define TE__ROPE_QK_WIDTH(op) (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)))
+#define TE__ROPE(name, model, op, sign, from, to)                                                                \
+    TE_BOTH te_rope_shape name##_rope_shape(void) {                                                              \
+        te_rope_shape k;                                                                                         \
+        k.width = TE_WIDTH_IN(model, op), k.qk_width = TE__ROPE_QK_WIDTH(op), k.head_dim = TE_ARG3(op, 0);       \
+        k.rotary_dim = TE__ROTARY(op), k.interleaved = TE__INTERLEAVED(op), k.scaled = !TE__ROPE_IS(op, none);   \
+        k.direction = sign, k.x = (te_dtype)(from), k.y = (te_dtype)(to);                                        \
+        return k;                                                                                                \
+    }                                                                                                            \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_cos_sin[TE_ROPE_ROWS * (int)TE__ROTARY(op)]; \
+              te_rope_rows(te_args, te_at, te_cos_sin, name##_rope_shape()))                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
+
+/* ---- scaled frequencies, for sequences longer than those of the first training ----------------------------------- */
+
+/* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), (factor, ..) and those below, by the names that they
+ * have in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length of the
+ * first training, pair p gets
+ *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
+ *     linear  s = 0 (Chen et al. 2023)
+ *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
+ *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
+ *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
+ *             log(L / (2 pi beta)) / (2 log(base)) is the pair that makes `beta` full turns in L tokens;
+ *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))), without floor and ceil
+ *             with (truncate, 0); (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
+ *             (attention_factor, 0.1 log(factor) + 1). */
+typedef enum te_rope_scaling {
+    TE_ROPE_SCALING_none,
+    TE_ROPE_SCALING_linear,
+    TE_ROPE_SCALING_llama3,
+    TE_ROPE_SCALING_yarn
+} te_rope_scaling;
+
+#define TE_TAKES_rope_scaling TE_TOKEN
+#define TE_TAKES_rope_factor TE_NUMBER
+#define TE_TAKES_rope_original_length TE_INTEGER
+#define TE_TAKES_rope_low_freq_factor TE_NUMBER
+#define TE_TAKES_rope_high_freq_factor TE_NUMBER
+#define TE_TAKES_rope_beta_fast TE_NUMBER
+#define TE_TAKES_rope_beta_slow TE_NUMBER
+#define TE_TAKES_rope_truncate TE_INTEGER
+#define TE_TAKES_rope_attention_factor TE_NUMBER
+#define TE_SAME_scaling_scaling ,
+#define TE_SAME_factor_factor ,
+#define TE_SAME_original_length_original_length ,
+#define TE_SAME_low_freq_factor_low_freq_factor ,
+#define TE_SAME_high_freq_factor_high_freq_factor ,
+#define TE_SAME_beta_fast_beta_fast ,
+#define TE_SAME_beta_slow_beta_slow ,
+#define TE_SAME_truncate_truncate ,
+#define TE_SAME_attention_factor_attention_factor ,
+
+#define TE__ROPE_SCALING(op) TE__ROPE_SCALING_OF(TE_OPTION(op, scaling, none))
+#define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
+#define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
+#define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))
+/* The members of te_rope_options from `scaling` on. */
+#define TE_ROPE_SCALING_OPTIONS(op) TE__ROPE_SCALING(op), TE_OPTION(op, original_length, 0),                         \
+    TE_OPTION(op, truncate, 1), TE__ROPE_NUMBER(op, factor, 1), TE__ROPE_NUMBER(op, low_freq_factor, 1),             \
+    TE__ROPE_NUMBER(op, high_freq_factor, 4), TE__ROPE_NUMBER(op, beta_fast, 32), TE__ROPE_NUMBER(op, beta_slow, 1), \
+    TE__ROPE_NUMBER(op, attention_factor, 0)
+
+#define TE__ROPE_SAYS(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op) ": "
+#define TE__ROPE_BETWEEN(op, name, otherwise, low) \
+    (TE__ROPE_NUMBER(op, name, otherwise) >= (low) && TE__ROPE_NUMBER(op, name, otherwise) < 3e38f)
+#define TE_CHECK_ROPE_SCALING(model, op)                                                                         \
+    static_assert(TE__ROPE_IS(op, none) || TE_HAS_OPTION(op, factor),                                            \
+                  TE__ROPE_SAYS(model, op) "scaling needs (factor, ..)");                                        \
+    static_assert(!TE__ROPE_IS(op, none) || !(TE_HAS_OPTION(op, factor) + TE_HAS_OPTION(op, original_length)),   \
+                  TE__ROPE_SAYS(model, op) "factor and original_length need (scaling, linear), llama3 or yarn"); \
+    static_assert(TE__ROPE_IS(op, llama3) ||                                                                     \
+                      !(TE_HAS_OPTION(op, low_freq_factor) + TE_HAS_OPTION(op, high_freq_factor)),               \
+                  TE__ROPE_SAYS(model, op) "low_freq_factor and high_freq_factor need (scaling, llama3)");       \
+    static_assert(TE__ROPE_IS(op, yarn) || !(TE_HAS_OPTION(op, beta_fast) + TE_HAS_OPTION(op, beta_slow) +       \
+                                             TE_HAS_OPTION(op, truncate) + TE_HAS_OPTION(op, attention_factor)), \
+                  TE__ROPE_SAYS(model, op)                                                                       \
+                  "beta_fast, beta_slow, truncate and attention_factor need (scaling, yarn)");                   \
+    static_assert(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, linear) || (TE_OPTION(op, original_length, 0)) > 0,   \
+                  TE__ROPE_SAYS(model, op) "llama3 and yarn need a positive original_length");                   \
+    static_assert((TE_OPTION(op, truncate, 1)) == 0 || (TE_OPTION(op, truncate, 1)) == 1,                        \
+                  TE__ROPE_SAYS(model, op) "truncate must be 0 or 1");                                           \
+    TE_ASSERT_NUMBER(TE__ROPE_BETWEEN(op, factor, 1, 1), TE__ROPE_SAYS(model, op) "factor must be at least 1");  \
+    TE_ASSERT_NUMBER(TE__ROPE_BETWEEN(op, low_freq_factor, 1, 0) &&                                              \
+                         TE__ROPE_NUMBER(op, high_freq_factor, 4) > TE__ROPE_NUMBER(op, low_freq_factor, 1) &&   \
+                         TE__ROPE_BETWEEN(op, high_freq_factor, 4, 0),                                           \
+                     TE__ROPE_SAYS(model, op)                                                                    \
+                     "high_freq_factor must be above low_freq_factor, and that at least 0");                     \
+    TE_ASSERT_NUMBER(TE__ROPE_NUMBER(op, beta_slow, 1) > 0 &&                                                    \
+                         TE__ROPE_BETWEEN(op, beta_fast, 32, TE__ROPE_NUMBER(op, beta_slow, 1)),                 \
+                     TE__ROPE_SAYS(model, op) "beta_fast must be at least beta_slow, and that above 0");         \
+    TE_ASSERT_NUMBER(TE__ROPE_BETWEEN(op, attention_factor, 0, 0),                                               \
+                     TE__ROPE_SAYS(model, op) "attention_factor must be a finite number of at least 0");         \
+    TE_ASSERT_NUMBER(!TE__ROPE_IS(op, yarn) || (TE_OPTION(op, base, 10000.0f)) > 1,                              \
+                     TE__ROPE_SAYS(model, op) "yarn needs a base above 1");
+
+typedef struct te_rope_options {
+    int rotary_dim, interleaved;
+    float base;
+    te_rope_scaling scaling;
+    int original_length, truncate;
+    float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
+    float attention_factor; /* 0: 0.1 log(factor) + 1 */
+} te_rope_options;
+
+/* The scaling in the form that the kernels use: s = by_frequency f + by_pair p + offset, clamped to [0, 1]. */
+typedef struct te_rope_scale {
+    double by_frequency, by_pair, offset, inverse_factor;
+    float magnitude; /* multiplies cosines and sines */
+} te_rope_scale;
+
+/* f' of pair p. */
+TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
+    const double s = fmin(fmax(k->by_frequency * frequency + k->by_pair * p + k->offset, 0.0), 1.0);
+    return frequency * (s + (1.0 - s) * k->inverse_factor);
+}
+
+#define TE__TWO_PI 6.283185307179586
+/* d(beta): the pair, a fraction, that makes `beta` full turns in original_length tokens. */
+TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
+    return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
+}
+TE_API te_rope_scale te_rope_scale_of(const te_rope_options *o) {
+    te_rope_scale k = {0.0, 0.0, 0.0, 1.0 / (double)o->factor, 1.0f};
+    if (o->scaling == TE_ROPE_SCALING_none) k.offset = 1.0;
+    if (o->scaling == TE_ROPE_SCALING_llama3) {
+        const double low = (double)o->low_freq_factor, width = (double)o->high_freq_factor - low;
+        k.by_frequency = o->original_length / (TE__TWO_PI * width), k.offset = -low / width;
+    }
+    if (o->scaling == TE_ROPE_SCALING_yarn) {
+        const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
+        const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
+        const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
+        const double width = high == low ? 0.001 : high - low; /* low and high in one pair: s is a step function */
+        k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
+        k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
+    }
+    return k;
+}
+
+/* ---- kernel ------------------------------------------------------------------------------------------------------ */
 
 typedef struct te_rope_args {
     void *y;       /* [rows, width] */
     const void *x; /* [rows, width] */
     int64_t rows;
     te_sequences of;
-    int position;
+    int position;             /* of the first row of each sequence */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null */
+    const int32_t *positions; /* [rows], or null: from `of` and `position` */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
-/* Eight elements that turn with eight others: x <- x cos - mate sin, mate <- mate cos + x sin. */
-TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float *sine) {
+/* Constants of a rope kernel. */
+typedef struct te_rope_shape {
+    int width, qk_width; /* columns of a row; of those, the columns of q and k, which come first */
+    int head_dim, rotary_dim, interleaved;
+    int scaled;          /* whether te_rope_args.scale is used */
+    int direction;       /* 1; backward: -1, the inverse rotation */
+    te_dtype x, y;
+} te_rope_shape;
+
+/* Constants of a table of cosines and sines. `pairs`: entries of a row, at least rotary_dim / 2. */
+typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
+TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
+    te_rope_table t;
+    t.pairs = pairs, t.rotary_dim = rotary_dim, t.scaled = scaled, t.direction = direction;
+    return t;
+}
+
+/* Rotates eight pairs of (x, mate): x <- x cos - mate sin, mate <- mate cos + x sin. */
+TE_FN void te_rotate8(float x[8], float mate[8], const float *cosine, const float *sine) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float a = x[i], b = mate[i];
         x[i] = a * cosine[i] - b * sine[i], mate[i] = b * cosine[i] + a * sine[i];
     }
 }
 
-/* Eight elements that turn among themselves, 2p with 2p + 1. */
-TE_FN void te_turn_near8(float v[8], const float cosine[4], const float sine[4]) {
+/* Rotates four interleaved pairs, (v[0], v[1]), (v[2], v[3]), .. */
+TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float sine[4]) {
     TE_UNROLL for (int i = 0; i < 8; i += 2) {
         const float even = v[i], odd = v[i + 1], co = cosine[i / 2], si = sine[i / 2];
         v[i] = even * co - odd * si, v[i + 1] = odd * co + even * si;
     }
 }
 
-/* turns[row]: the cosines of `pairs` pairs, then their sines. */
-TE_FN void te_rope_turns(float *turns, const te_rope_args *a, int64_t first, int rows, te_lanes g, int pairs,
-                         int rotary, int scaled, int direction) {
-    const float magnitude = scaled ? a->scale.magnitude : 1.0f;
-    for (int e = g.id; e < rows * pairs; e += g.count) {
-        /* in double: the angle of a late position has lost its fraction in float */
-        const int r = e / pairs, p = e % pairs, row = (int)(first + r);
+/* Fills cos_sin[rows][2][pairs]: for each row from `first` on the cosines of its pairs, then the sines. */
+TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
+                           const te_rope_table t) {
+    const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
+    for (int e = g.id; e < rows * t.pairs; e += g.count) {
+        /* In double: in float the angle of a late position would have lost its fraction. */
+        const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
         const int position = a->positions ? a->positions[row] : a->position + te_sequence_position(&a->of, row);
-        const double frequency = exp2(-2.0 * p / rotary * a->log2_base);
-        const double angle = position * (scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
-        const float rest = (float)(angle - TE__TURN * floor(angle / TE__TURN));
-        turns[2 * r * pairs + p] = magnitude * cosf(rest);
-        turns[(2 * r + 1) * pairs + p] = magnitude * (float)direction * sinf(rest);
+        const double frequency = exp2(-2.0 * p / t.rotary_dim * a->log2_base);
+        const double angle = position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
+        const float rest = (float)(angle - TE__TWO_PI * floor(angle / TE__TWO_PI));
+        cos_sin[2 * r * t.pairs + p] = magnitude * cosf(rest);
+        cos_sin[(2 * r + 1) * t.pairs + p] = magnitude * (float)t.direction * sinf(rest);
     }
 }
 
-/* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
-TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim,
-                        int rotary, int interleaved, int scaled, int direction, te_dtype to, te_dtype from) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
-    const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
-    const int64_t first = (int64_t)b.x * TE_ROPE_ROWS;
-    const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
-    te_rope_turns(turns, a, first, rows, g, pairs, rotary, scaled, direction);
-    te_block_sync();
-    if (!aligned) {
-        for (int r = 0; r < rows; r++)
-            for (int c = g.id; c < width; c += g.count) {
-                const int64_t at = (first + r) * width + c;
-                const int d = c % head_dim, low = interleaved ? d % 2 == 0 : d < pairs,
-                          p = interleaved ? d / 2
-                              : low       ? d
-                                          : d - pairs;
-                float v = te_load(a->x, at, from);
-                if (c < turned && d < rotary) {
-                    const float mate = te_load(a->x, at + (low ? 1 : -1) * (interleaved ? 1 : pairs), from);
-                    const float cosine = turns[r * rotary + p], sine = turns[r * rotary + pairs + p];
-                    v = low ? v * cosine - mate * sine : v * cosine + mate * sine;
-                }
-                te_store(a->y, at, v, to);
+/* Whether columns can be loaded and rotated eight at a time. */
+TE_FN int te_rope_is_aligned(const te_rope_shape k) {
+    return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
+}
+/* `rows` rows from `first` on, an element at a time: any width. */
+TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
+                             const te_rope_shape k) {
+    const int pairs = k.rotary_dim / 2;
+    for (int r = 0; r < rows; r++)
+        for (int c = g.id; c < k.width; c += g.count) {
+            const int64_t at = (first + r) * k.width + c;
+            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* the first of its pair */
+            const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
+            float v = te_load(a->x, at, k.x);
+            if (c < k.qk_width && d < k.rotary_dim) {
+                const float mate = te_load(a->x, at + (low ? 1 : -1) * (k.interleaved ? 1 : pairs), k.x);
+                const float cosine = cos_sin[r * k.rotary_dim + p], sine = cos_sin[r * k.rotary_dim + pairs + p];
+                v = low ? v * cosine - mate * sine : v * cosine + mate * sine;
             }
-        return;
-    }
-    /* A lane takes eight columns, and with half-split pairs the eight that turn with them: `near` units a head. */
-    const int far = interleaved ? 0 : pairs, near = (head_dim - far) / 8, heads = turned / head_dim;
-    for (int u = g.id; u < heads * near + (width - turned) / 8; u += g.count) {
-        const int head = u / near, in_head = u % near * 8,
-                  turns_here = head < heads && in_head < (interleaved ? rotary : pairs);
-        const int d =
-            head < heads && !turns_here && !interleaved ? in_head + pairs : in_head; /* behind the pairs: not turned */
-        const int c = head < heads ? head * head_dim + d : turned + (u - heads * near) * 8;
+            te_store(a->y, at, v, k.y);
+        }
+}
+/* The same, eight columns at a time. Where the two of a pair lie apart, a lane takes the eight columns and their eight
+ * mates, so that a head has (head_dim - distance) / 8 units of work; columns of v are units of eight as well. All rows
+ * are loaded before the first is rotated. */
+TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
+                            const te_rope_shape k) {
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: both of a pair in one vector */
+    const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
+    for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
+        const int head = u / head_units, in_head = u % head_units * 8;
+        const int rotates = head < heads && in_head < (k.interleaved ? k.rotary_dim : pairs);
+        const int passes_behind_pairs = head < heads && !rotates && !k.interleaved;
+        const int d = passes_behind_pairs ? in_head + pairs : in_head;
+        const int c = head < heads ? head * k.head_dim + d : k.qk_width + (u - heads * head_units) * 8;
         te_vec8 x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
             if (r >= rows) continue;
-            te_vec8_load(&x[r], a->x, (first + r) * width + c, 8, 1, from);
+            te_vec8_load(&x[r], a->x, (first + r) * k.width + c, 8, 1, k.x);
             mate[r] = x[r];
-            if (turns_here && far) te_vec8_load(&mate[r], a->x, (first + r) * width + c + far, 8, 1, from);
+            if (rotates && distance) te_vec8_load(&mate[r], a->x, (first + r) * k.width + c + distance, 8, 1, k.x);
         }
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
             if (r >= rows) continue;
-            const float *cosine = turns + r * rotary, *sine = cosine + pairs;
+            const float *cosine = cos_sin + r * k.rotary_dim, *sine = cosine + pairs;
             float v[8], w[8];
-            te_vec8_floats(v, &x[r], from);
-            if (turns_here && far) {
-                te_vec8_floats(w, &mate[r], from);
-                te_turn8(v, w, cosine + d, sine + d);
-                te_store8(a->y, (first + r) * width + c + far, w, 8, 1, to);
-            } else if (turns_here) te_turn_near8(v, cosine + d / 2, sine + d / 2);
-            te_store8(a->y, (first + r) * width + c, v, 8, 1, to);
+            te_vec8_floats(v, &x[r], k.x);
+            if (rotates && distance) {
+                te_vec8_floats(w, &mate[r], k.x);
+                te_rotate8(v, w, cosine + d, sine + d);
+                te_store8(a->y, (first + r) * k.width + c + distance, w, 8, 1, k.y);
+            } else if (rotates) te_rotate_interleaved8(v, cosine + d / 2, sine + d / 2);
+            te_store8(a->y, (first + r) * k.width + c, v, 8, 1, k.y);
         }
     }
 }
+/* A block rotates TE_ROPE_ROWS rows. cos_sin: shared memory, [TE_ROPE_ROWS, rotary_dim]. */
+TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const te_rope_shape k) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
+    const int64_t first = (int64_t)b.x * TE_ROPE_ROWS;
+    const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
+    te_rope_cos_sin(cos_sin, a, first, rows, g,
+                    te_rope_table_of(k.rotary_dim / 2, k.rotary_dim, k.scaled, k.direction));
+    te_block_sync();
+    if (te_rope_is_aligned(k)) te__rope_vectors(a, first, rows, cos_sin, g, k);
+    else te__rope_elements(a, first, rows, cos_sin, g, k);
+}
 
-/* y from the walk's value, turned as op i says. */
-TE_API void te__rope_fill(te_rope_args *a, const te_run *r, int i, te_value y) {
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+/* Arguments for rope i, from the current value into y. */
+TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te_sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te_rope_scale_of(o);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* y, null: not wanted, becomes the walk's value. */
-TE_API te_status te__rope_to(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
+/* Applies rope i to the current value; y, null if it is not wanted, becomes the current value. */
+TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
-    te__rope_fill(&a, r, i, y);
-    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
+    te__rope_args(&a, r, i, y);
+    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
@@ -182,7 +358,7 @@ TE_API te_status te__rope_run(te_run *r, const te_step *s, te_rope_launch_fn lau
     const int i = s->op[0];
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    return te__rope_to(r, i, y, launch);
+    return te__rope_apply(r, i, y, launch);
 }
 
 #endif

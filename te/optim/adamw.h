@@ -1,7 +1,7 @@
 /* adamw.h -- AdamW over all tensors of several models in one launch, with fp32 master weights, clipping by the global
  * gradient norm and a learning-rate schedule, all of it on the device. Loshchilov & Hutter, "Decoupled weight decay
- * regularization", ICLR 2019. The config can ask for moments in bf16 or 8 bits (moment_blocks.h), and for SGD with
- * momentum or Muon (muon.h) by the same calls.
+ * regularization", ICLR 2019. By its config the same calls do SGD with momentum or Muon (muon.h), keep moments in bf16
+ * or 8 bits, and shard the states over ranks (zero1.h).
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -14,22 +14,153 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));                        // enqueues; can be captured in a graph and replayed
  *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // now and then: step, norm, lr; waits for the stream
  *
- * Gradients are read and left as they are: the next backward overwrites them unless its batch says accumulate.
+ * A step reads the gradients and leaves them: the next backward overwrites them unless its batch says accumulate.
  *
- * Replicas on several ranks may share the states out (ZeRO-1, slices.h): config.shards = te_data_group(&ctx)->size,
- * before te_adamw_bytes_of, and te_adamw_reduce(&opt, &ctx) in the place of te_reduce_gradients. Each rank then has
- * 1 / shards of the moments and of the master weights, and the numbers are those of one that has all. Each of Muon's
- * matrices belongs to one rank, which makes it orthogonal, so that work is shared out, too.
+ * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
+ * instead of te_reduce_gradients. Each rank then has 1 / shards of the moments and of the master weights, with the same
+ * results as unsharded. Muon's orthogonalisation is divided among the ranks matrix by matrix.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
 
-#include "../comm/reduce.h" /* te__reduce_gradients */
-#include "adamw_blocks.h"   /* te_adamw_update_e4m3 */
-#include "adamw_kernels.h"  /* te_adamw_update, te__adamw_begin, te__adamw_start; te_adamw_config */
-#include "adamw_layout.h"   /* te_adamw, te_adamw_bytes_of */
-#include "grad_norm.h"      /* te_grad_norm_run */
-#include "muon.h"           /* te__muon_matrix */
+#include "../comm/reduce_gradients.h"     /* te__reduce_gradients */
+#include "grad_norm.h"          /* te_grad_norm, te_grad_norm_run */
+#include "impl/adamw_kernels.h" /* te__adamw_tensor, te_adamw_update and the other kernels; te_adamw_config */
+#include "muon.h"               /* te__muon_matrix, te__muon_sizes, te__param_rule */
+#include "zero1.h"              /* te_zero1_iter */
+
+typedef struct te_adamw {
+    te_adamw_config config; /* may be changed between steps, but for weight_decay, decay_all, rule, moments, no_master,
+                             * muon_takes and shards; the groups were copied into the tensors, and are null here */
+    te_model *const *models;
+    int model_count, count, chunks; /* models; this rank's tensors, and their chunks */
+    te_zero1 zero1;                 /* which shard of the states this rank has */
+    te_adamw_state *state;          /* target memory, as everything below */
+    te_grad_norm norm;
+    const te__adamw_tensor *tensor; /* [count] */
+    const int32_t *first;           /* [count + 1], the first chunk of each tensor */
+    void *m, *v;                    /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
+    float *master;
+    int64_t m_elements, v_elements; /* gaps included; only tensors that AdamW updates have a v */
+    te_rule rule;                   /* as at te_adamw_init, like the next three */
+    te_dtype moments;               /* of m and v */
+    int no_master;
+    te_muon_takes takes;
+    te__muon muon;
+    char *gather_buffer;            /* ZeRO-1: of te__zero1_gather_bytes */
+    uint64_t fingerprint;           /* te__params_fingerprint when the table was made */
+} te_adamw;
+
+/* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
+
+/* Iterates over the optimizer's tensors, for a checkpoint or to inspect them:
+ *     te_adamw_iter it = te_adamw_tensors(&opt);
+ *     while (te_adamw_next(&it)) use(it.param, it.model, it.master, it.m, it.v);
+ */
+typedef struct te_adamw_iter {
+    te_zero1_iter zero1;
+    const te_adamw *opt;
+    int64_t m_at, v_at, master_at; /* the next tensor's first element in m, v and master */
+    int model;                     /* index into the models */
+    const te_param *param;
+    int64_t from, elements; /* the range of the parameter's elements: all of them, with ZeRO-1 those of this rank */
+    float *master;          /* [elements], target memory; in param->data if that is f32; null: no_master */
+    void *m, *v;            /* [elements] of opt->moments; v is null if the rule has none. If the moments are e4m3,
+                             * te_moment_scales(m, elements) lie behind the elements, and v holds its square root */
+    te_rule rule;           /* of this tensor */
+} te_adamw_iter;
+
+TE_API te_adamw_iter te_adamw_tensors(const te_adamw *opt) {
+    te_adamw_iter it;
+    memset(&it, 0, sizeof it);
+    it.opt = opt;
+    if (opt) it.zero1 = te_zero1_iter_of(opt->models, opt->model_count, opt->zero1);
+    else it.zero1 = te_zero1_iter_of(0, 0, te_zero1_of(0, 1));
+    return it;
+}
+TE_API int te_adamw_next(te_adamw_iter *it) {
+    const te_adamw *opt = it->opt;
+    if (!te_zero1_next(&it->zero1)) return 0;
+    it->param = it->zero1.param, it->model = it->zero1.model;
+    it->from = it->zero1.from, it->elements = it->zero1.elements;
+    const int64_t slot = te_round_up(it->elements, TE_PARAM_ALIGN);
+    it->rule = te__param_rule(opt->rule, opt->takes, opt->models[it->model], it->param);
+    it->m = (char *)opt->m + te__moments_bytes(it->m_at, opt->moments), it->m_at += slot;
+    it->v = it->rule == TE_RULE_adamw ? (char *)opt->v + te__moments_bytes(it->v_at, opt->moments) : 0;
+    if (it->v) it->v_at += slot;
+    it->master = (float *)it->param->data + it->from;
+    if (it->param->dtype == TE_f32) return 1;
+    it->master = opt->no_master ? 0 : opt->master + it->master_at, it->master_at += slot;
+    return 1;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* The shard of a rank of the data group. With Muon the matrices that it updates are not cut. */
+TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
+    te_zero1 z = te_zero1_of(rank, c->shards);
+    if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
+    return z;
+}
+/* Offsets of the parts of the memory, in the order in which they lie there. */
+typedef struct te__adamw_layout {
+    size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
+    size_t table_bytes;
+    int count;
+    int64_t chunks, m_elements, v_elements;
+} te__adamw_layout;
+
+TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, const te_adamw_config *c, int rank) {
+    te__adamw_layout l;
+    const te_zero1 zero1 = te__adamw_zero1(c, rank);
+    te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
+    te__muon_sizes muon;
+    int64_t masters = 0;
+    memset(&l, 0, sizeof l), memset(&muon, 0, sizeof muon);
+    for (; te_zero1_next(&it); l.count++) {
+        const int64_t n = it.elements, slot = te_round_up(n, TE_PARAM_ALIGN);
+        const te_rule rule = te__param_rule(c->rule, c->muon_takes, models[it.model], it.param);
+        l.chunks += te_ceil_div(n, TE__ADAMW_CHUNK), l.m_elements += slot;
+        if (rule == TE_RULE_adamw) l.v_elements += slot;
+        if (rule == TE_RULE_muon) te__muon_sizes_add(&muon, it.param, te__muon_dtype(models[it.model]->plan->dtype));
+        if (it.param->dtype != TE_f32 && !c->no_master) masters += slot;
+    }
+    l.table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
+    (void)te__suballocate(&l.bytes, sizeof(te_adamw_state));
+    l.norm = te__suballocate(&l.bytes, te__grad_norm_bytes(models, count, zero1));
+    l.table = te__suballocate(&l.bytes, l.table_bytes);
+    l.m = te__suballocate(&l.bytes, te__moments_bytes(l.m_elements, c->moments));
+    l.v = te__suballocate(&l.bytes, te__moments_bytes(l.v_elements, c->moments));
+    l.master = te__suballocate(&l.bytes, (size_t)masters * sizeof(float));
+    for (int i = 0; i < 2; i++) l.x[i] = te__suballocate(&l.bytes, (size_t)muon.x);
+    l.a = te__suballocate(&l.bytes, (size_t)muon.a), l.b = te__suballocate(&l.bytes, (size_t)muon.a);
+    l.scratch = te__suballocate(&l.bytes, (size_t)muon.scratch);
+    if (c->rule != TE_RULE_muon) return l;
+    l.partial = te__suballocate(&l.bytes, (size_t)l.chunks * sizeof(float));
+    l.factor = te__suballocate(&l.bytes, (size_t)l.count * sizeof(float));
+    l.gather_buffer = te__suballocate(&l.bytes, te__zero1_gather_bytes(models, count, zero1));
+    return l;
+}
+/* Bytes of target memory that te_adamw_init needs. AdamW: 12 an element, 8 for an f32 model; four less with moments in
+ * bf16, 5.94 less with moments in e4m3, four less without master weights; and some for tables. Muon has no second
+ * moment, but two copies of the largest matrix. ZeRO-1 divides all but the tables by config->shards and adds up to 128
+ * elements a shard and model, with Muon also the largest matrix once more for each shard. The number is the same on all
+ * ranks. If the config is null or not valid, the result is that of te_adamw_bytes. */
+TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
+    const te_adamw_config plain = te_adamw_defaults(0.0f);
+    const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
+                      te__moments_dtype_valid(config->moments) && te__adamw_shards_valid(config->shards);
+    size_t bytes = 0;
+    for (int rank = 0; rank < (valid ? config->shards : 1); rank++) {
+        const te__adamw_layout l = te__adamw_layout_of(models, count, valid ? config : &plain, rank);
+        bytes = l.bytes > bytes ? l.bytes : bytes;
+    }
+    return bytes;
+}
+/* The same for AdamW with moments in f32. */
+TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te_adamw_bytes_of(models, count, 0); }
+
+/* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
 TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
     te__adamw_args a;
@@ -42,148 +173,160 @@ TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
 TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "adamw"));
     TE_REQUIRE(opt && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised");
-    TE_REQUIRE(opt->where == te__params_where(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
+    TE_REQUIRE(opt->fingerprint == te__params_fingerprint(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
                "adamw: a model was bound again, or other parameters were frozen, since te_adamw_init; initialise the "
                "optimizer again");
     return TE_OK;
 }
-/* Begin anew from the models' weights: master = weight, m = v = 0, step 0. For after weights were loaded. */
+/* Begin anew from the models' weights, for instance after loading them: master = weight, m = v = 0, step 0. */
 TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
     TE_TRY(te_fill(ctx, opt->m, 0, te__moments_bytes(opt->m_elements, opt->moments)));
     TE_TRY(te_fill(ctx, opt->v, 0, te__moments_bytes(opt->v_elements, opt->moments)));
-    return opt->chunks ? te__adamw_start_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
+    return opt->chunks ? te__adamw_init_master_launch(ctx, te__grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
-/* The decay and the learning rate of a tensor. */
-TE_API void te__adamw_choose(te__adamw_tensor *t, const te_adamw_config *c, const te_model *m, const te_param *p) {
+/* The weight decay and the learning-rate factor of a tensor: those of its group, if it belongs to one. */
+TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, const te_model *m, const te_param *p) {
     const te_param_group *g = te__group_of(c->groups, c->group_count, m, p);
     t->decay = p->rows > 1 || c->decay_all ? c->weight_decay : 0.0f, t->lr = 1.0f;
     if (!g) return;
     t->lr = g->lr;
     if (g->weight_decay != TE_DECAY_OF_CONFIG) t->decay = g->weight_decay;
 }
+/* Fill the struct: the options, and pointers to the parts of the memory. */
+TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l, const te_adamw_config *config) {
+    opt->config = *config, opt->config.groups = 0, opt->config.group_count = 0;
+    opt->count = l->count, opt->chunks = (int)l->chunks;
+    opt->m_elements = l->m_elements, opt->v_elements = l->v_elements;
+    opt->tensor = (const te__adamw_tensor *)(base + l->table), opt->first = (const int32_t *)(opt->tensor + l->count);
+    opt->rule = config->rule, opt->moments = config->moments, opt->takes = config->muon_takes;
+    opt->no_master = config->no_master;
+    opt->m = base + l->m, opt->v = base + l->v, opt->master = (float *)(base + l->master);
+    opt->muon.x[0] = base + l->x[0], opt->muon.x[1] = base + l->x[1];
+    opt->muon.a = base + l->a, opt->muon.b = base + l->b, opt->muon.scratch = (float *)(base + l->scratch);
+    opt->muon.partial = (float *)(base + l->partial), opt->muon.factor = (float *)(base + l->factor);
+    opt->gather_buffer = base + l->gather_buffer;
+}
+/* Copy the table of tensors, and of their first chunks, to target memory. Waits for the stream. */
+TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t bytes, const te_adamw_config *config,
+                                     te_context *ctx) {
+    te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, bytes);
+    TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "adamw: cannot allocate %zu bytes", bytes);
+    int32_t *first = (int32_t *)(rows + opt->count);
+    te_adamw_iter it = te_adamw_tensors(opt);
+    for (te__adamw_tensor *t = rows; te_adamw_next(&it); t++, first++) {
+        t->dtype = it.param->dtype, t->elements = it.elements;
+        t->master = it.master, t->m = it.m, t->v = it.v, t->grad = it.param->grad + it.from;
+        t->weight = (char *)it.param->data + (size_t)it.from * te_dtype_bytes(t->dtype);
+        te__adamw_set_group(t, config, opt->models[it.model], it.param);
+        t->rule = it.rule, t->at = it.zero1.before + it.from;
+        first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);
+    }
+    const te_status status = te_copy(ctx, table, rows, bytes), done = te_synchronize(ctx);
+    free(rows);
+    return status == TE_OK ? done : status;
+}
 /* Bind to memory (target memory, te_adamw_bytes_of, aligned to TE_ALIGN), to the models as they are bound now, and
  * reset. `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or
- * listed twice, a value in the config that is not allowed, a group of parameters that takes none, memory too small or
- * misaligned, a model in f16 without master weights, a matrix for Muon of which this rank has a part. */
+ * listed twice, a value in the config that is not allowed, a group that matches no parameter, memory too small or
+ * misaligned, an f16 model without master weights, a matrix for Muon that is sharded over the tensor group. */
 TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                           const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
     TE_TRY(te__groups_check(config->groups, config->group_count, models, count, ctx));
-    const te_slices slices = te__adamw_slices(config, config->shards > 1 ? te_data_group(ctx)->rank : 0);
-    TE_TRY(te__slices_check(models, count, slices, "adamw", ctx));
-    const te__adamw_layout l = te__adamw_layout_of(models, count, config, slices.rank);
+    const te_zero1 zero1 = te__adamw_zero1(config, config->shards > 1 ? te_data_group(ctx)->rank : 0);
+    TE_TRY(te__zero1_check(models, count, zero1, "adamw", ctx));
+    const te__adamw_layout l = te__adamw_layout_of(models, count, config, zero1.rank);
     for (int i = 0; i < count; i++)
         TE_REQUIRE(!config->no_master || models[i]->plan->dtype != TE_f16, ctx, TE_ERROR_DTYPE,
                    "adamw: no_master, and model %d (%s) is f16; weights without an f32 copy are bf16", i,
                    models[i]->plan->name);
-    te_param_walk p = te_params_of(models, count);
-    while (te_params_next(&p))
-        if (te__param_rule(config->rule, config->muon_takes, models[p.model], p.param) == TE_RULE_muon)
-            TE_TRY(te__muon_check(p.param, te__muon_dtype(models[p.model]->plan->dtype), ctx));
+    te_param_iter it = te_params_of(models, count);
+    while (te_params_next(&it))
+        if (te__param_rule(config->rule, config->muon_takes, models[it.model], it.param) == TE_RULE_muon)
+            TE_TRY(te__muon_check(it.param, te__muon_dtype(models[it.model]->plan->dtype), ctx));
     TE_TRY(te__memory_check(memory, bytes, te_adamw_bytes_of(models, count, config), models, count, "adamw", ctx));
 
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
-    opt->config = *config, opt->models = models, opt->model_count = count, opt->slices = slices;
-    opt->config.groups = 0, opt->config.group_count = 0;
-    opt->where = te__params_where(models, count);
-    opt->count = l.count, opt->chunks = (int)l.chunks, opt->m_elements = l.m_elements, opt->v_elements = l.v_elements;
-    opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
-    opt->rule = config->rule, opt->moments = config->moments, opt->takes = config->muon_takes;
-    opt->no_master = config->no_master;
-    opt->m = base + l.m, opt->v = base + l.v, opt->master = (float *)(base + l.master);
-    opt->muon.x[0] = base + l.x[0], opt->muon.x[1] = base + l.x[1], opt->muon.a = base + l.a, opt->muon.b = base + l.b;
-    opt->muon.scratch = (float *)(base + l.scratch), opt->muon.partial = (float *)(base + l.partial);
-    opt->muon.factor = (float *)(base + l.factor), opt->room = base + l.room;
-    TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, slices, ctx));
-
-    const size_t table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
-    te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, table_bytes);
-    TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "adamw: cannot allocate %zu bytes", table_bytes);
-    int32_t *first = (int32_t *)(rows + l.count);
-    te_adamw_walk w = te_adamw_tensors(opt);
-    for (te__adamw_tensor *t = rows; te_adamw_next(&w); t++, first++) {
-        t->dtype = w.param->dtype, t->elements = w.elements;
-        t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad + w.from;
-        t->weight = (char *)w.param->data + (size_t)w.from * te_dtype_bytes(t->dtype);
-        te__adamw_choose(t, config, models[w.model], w.param);
-        t->rule = w.rule, t->at = w.pieces.before + w.from;
-        first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);
-    }
-    te_status status = te_copy(ctx, base + l.table, rows, table_bytes);
-    const te_status done = te_synchronize(ctx);
-    free(rows);
-    if (status == TE_OK) status = done;
-    if (status == TE_OK) opt->state = (te_adamw_state *)base, status = te_adamw_reset(opt, ctx);
-    return status;
+    opt->models = models, opt->model_count = count, opt->zero1 = zero1;
+    opt->fingerprint = te__params_fingerprint(models, count);
+    te__adamw_bind(opt, base, &l, config);
+    TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
+    TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
+    opt->state = (te_adamw_state *)base; /* from now on the optimizer counts as initialised */
+    return te_adamw_reset(opt, ctx);
 }
 
-/* Muon: the momentum of all matrices, then one after the other. */
-TE_IF_USED TE_API te_status te__adamw_each_matrix(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+/* Muon: the momentum of all matrices, then the matrices one after the other. */
+TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, const te__adamw_args *args,
+                                                       te_context *ctx) {
     te__muon_args a;
     memset(&a, 0, sizeof a);
     a.step = *args, a.memory = opt->muon;
-    TE_TRY(te_muon_momentum_launch(ctx, te_grid_of(opt->chunks, 1), &a));
-    TE_TRY(te_muon_norm_launch(ctx, te_grid_of(opt->count, 1), &a));
-    te_adamw_walk w = te_adamw_tensors(opt);
-    for (; te_adamw_next(&w); a.tensor++)
-        if (w.rule == TE_RULE_muon)
-            TE_TRY(te__muon_matrix(&a, w.param, opt->models[w.model]->plan->dtype, ctx));
+    TE_TRY(te_muon_momentum_launch(ctx, te__grid_of(opt->chunks, 1), &a));
+    TE_TRY(te_muon_norm_launch(ctx, te__grid_of(opt->count, 1), &a));
+    te_adamw_iter it = te_adamw_tensors(opt);
+    for (; te_adamw_next(&it); a.tensor++)
+        if (it.rule == TE_RULE_muon)
+            TE_TRY(te__muon_matrix(&a, it.param, opt->models[it.model]->plan->dtype, ctx));
     return TE_OK;
 }
-/* These are seventeen launches a matrix: enqueued as graphs, like a pass of a model. */
+/* A matrix takes seventeen launches, so they are enqueued as graphs, like a pass of a model. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
-    te_enqueue_open(ctx);
-    const te_status status = te__adamw_each_matrix(opt, args, ctx);
-    return te_enqueue_close(ctx, status);
+    te__launch_record_begin(ctx);
+    const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
+    return te__launch_record_end(ctx, status);
 }
-/* What this rank has of the parameters, by the numbers of this step. */
+/* Update this rank's shard of the parameters. */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
-    const te_grid grid = te_grid_of(opt->chunks, 1);
-    if (te__in_blocks(opt->moments))
-        return opt->rule == TE_RULE_sgd ? te_sgd_update_e4m3_launch(ctx, grid, a)
-                                        : te_adamw_update_e4m3_launch(ctx, grid, a);
+    const te_grid grid = te__grid_of(opt->chunks, 1);
+    if (te__moments_8bit(opt->moments))
+        return opt->rule == TE_RULE_sgd ? te_sgd_update_8bit_launch(ctx, grid, a)
+                                        : te_adamw_update_8bit_launch(ctx, grid, a);
     if (opt->rule == TE_RULE_sgd)
         return opt->moments == TE_f32 ? te_sgd_update_launch(ctx, grid, a) : te_sgd_update_bf16_launch(ctx, grid, a);
     TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, a) : te_adamw_update_bf16_launch(ctx, grid, a));
     return opt->rule == TE_RULE_muon ? te__adamw_matrices(opt, a, ctx) : TE_OK;
 }
-/* The groups are those of te_adamw_init. */
+/* The context has the same data group as at te_adamw_init. */
 TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
     const te_group *g = te_data_group(ctx);
-    TE_REQUIRE(opt->slices.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
-               "adamw: shards is %d in the config, and was %d at te_adamw_init", opt->config.shards,
-               opt->slices.ranks);
-    TE_REQUIRE(opt->slices.ranks == 1 || (g->size == opt->slices.ranks && g->rank == opt->slices.rank), ctx,
+    TE_REQUIRE(opt->zero1.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
+               "adamw: shards is %d in the config, and was %d at te_adamw_init", opt->config.shards, opt->zero1.ranks);
+    TE_REQUIRE(opt->zero1.ranks == 1 || (g->size == opt->zero1.ranks && g->rank == opt->zero1.rank), ctx,
                TE_ERROR_STATE, "adamw: this is rank %d of %d in the data group, and was %d of %d at te_adamw_init",
-               g->rank, g->size, opt->slices.rank, opt->slices.ranks);
+               g->rank, g->size, opt->zero1.rank, opt->zero1.ranks);
     return TE_OK;
 }
-/* The sums of m's gradients are there; where buckets leave slices of them, those are what this rank updates. */
-TE_API te_status te__adamw_check_sums(const te_adamw *opt, const te_model *m, te_context *ctx) {
-    const int slices = m->watch ? m->watch->slices : 1;
+/* m's gradients have been reduced over the ranks. If buckets reduce-scatter them, each rank has those of its own shard,
+ * which must be what this optimizer updates. */
+TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m, te_context *ctx) {
+    const int shards = m->watch ? m->watch->slices : 1;
     TE_TRY(te__check_reduced(m, "adamw", ctx));
-    TE_REQUIRE(slices <= 1 || (slices == opt->slices.ranks && !opt->slices.whole), ctx, TE_ERROR_STATE,
-               "adamw: buckets sum a slice of %d of the gradients of %s, and %s", slices, m->plan->name,
-               opt->slices.whole ? "muon needs whole matrices; shards is 1 in their config"
-                                 : "the optimizer has no such slices of its states");
+    TE_REQUIRE(shards <= 1 || (shards == opt->zero1.ranks && !opt->zero1.whole), ctx, TE_ERROR_STATE,
+               "adamw: buckets sum a slice of %d of the gradients of %s, and %s", shards, m->plan->name,
+               opt->zero1.whole ? "muon needs whole matrices; shards is 1 in their config"
+                                : "the optimizer's states are not sharded like that");
     return TE_OK;
 }
-/* Between the last backward and te_adamw_step, on all ranks: te_reduce_gradients of the optimizer's models or, where
- * its states are shared out, no more of the sums than this rank's update reads (beside Muon: all). */
+/* Call on all ranks between the last backward and te_adamw_step: te_reduce_gradients of the optimizer's models. With
+ * ZeRO-1 the gradients are reduce-scattered, because this rank's update reads its shard alone (with Muon all are
+ * reduced to all ranks). */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
-    return te__reduce_gradients(opt->models, opt->model_count, opt->slices.whole ? 1 : opt->slices.ranks, ctx);
+    return te__reduce_gradients(opt->models, opt->model_count, opt->zero1.whole ? 1 : opt->zero1.ranks, ctx);
 }
-/* What a step refuses, before it enqueues anything. */
+/* All that can be refused is refused here, before anything is enqueued. */
 TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
@@ -195,36 +338,38 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(!opt->no_master == !opt->config.no_master, ctx, TE_ERROR_STATE,
                "adamw: no_master is %d in the config, and was %d at te_adamw_init", opt->config.no_master,
                opt->no_master);
-    for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_sums(opt, opt->models[i], ctx));
+    for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_reduced(opt, opt->models[i], ctx));
     return TE_OK;
 }
-/* The norm if it is wanted, and the step's numbers. */
+/* The gradient norm, if the config needs it, and the step's scalars: learning rate, clipping, bias correction. */
 TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
-    return te__adamw_begin_launch(ctx, te_grid_of(1, 1), a);
+    return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
-/* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
- * of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
+/* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update, and with ZeRO-1 the
+ * gathering of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
 TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check_step(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te__adamw_begin_step(opt, &a, ctx));
     TE_TRY(te__adamw_update(opt, &a, ctx));
-    if (opt->slices.ranks == 1) return TE_OK;
-    return te__slices_gather(opt->models, opt->model_count, opt->slices, opt->room, ctx);
+    if (opt->zero1.ranks == 1) return TE_OK;
+    return te__zero1_gather(opt->models, opt->model_count, opt->zero1, opt->gather_buffer, ctx);
 }
 
-/* The state, for a progress line or a checkpoint. Waits for the stream. */
+/* ---- the state --------------------------------------------------------------------------------------------------- */
+
+/* Read the state, for a progress line or a checkpoint. Waits for the stream. */
 TE_API te_status te_adamw_get(te_adamw_state *state, const te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
     TE_TRY(te_copy(ctx, state, opt->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Set it: step and skipped count, each from 0 to TE_ADAMW_STEPS. Waits for the stream. */
+/* Set the state: step and skipped count, each from 0 to TE_ADAMW_MAX_STEPS. Waits for the stream. */
 TE_API te_status te_adamw_set(const te_adamw_state *state, te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
-    TE_REQUIRE(te__adamw_counts(state->step, state->skipped), ctx, TE_ERROR_VALUE, "adamw: step %lld, skipped %lld",
-               (long long)state->step, (long long)state->skipped);
+    TE_REQUIRE(te__adamw_counts_valid(state->step, state->skipped), ctx, TE_ERROR_VALUE,
+               "adamw: step %lld, skipped %lld", (long long)state->step, (long long)state->skipped);
     TE_TRY(te_copy(ctx, opt->state, state, sizeof *state));
     return te_synchronize(ctx);
 }

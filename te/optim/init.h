@@ -7,17 +7,16 @@
 #ifndef TE_OPTIM_INIT_H
 #define TE_OPTIM_INIT_H
 
-#include "../core/fill.h"  /* te_fill_normal */
+#include "../core/tensor_kernels.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
-#include "../plan/bind.h" /* te_shard_layout_of */
 
-/* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
- * rank. The same seed on all ranks. */
+/* A parameter that is sharded over the tensor group gets the numbers that the unsharded one would have on one rank, if
+ * the seed is the same on all ranks. */
 TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) /* at once: runs are rows */
+    if (p->shard == TE_SHARD_rows) /* one call, because each run is a part of a row */
         return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
                                    seed, stream, ctx);
     for (int64_t i = 0; i < s.count; i++) {
@@ -27,7 +26,7 @@ TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float 
     }
     return TE_OK;
 }
-/* Normal numbers, of the parameter's own dtype. */
+/* Fill a parameter with numbers from normal(0, std), rounded to its dtype. */
 TE_IF_USED TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream,
                                             te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
@@ -36,8 +35,8 @@ TE_IF_USED TE_API te_status te_param_normal(const te_param *p, float std, uint64
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
     return te__param_fill(p, 0, std, seed, stream, ctx);
 }
-/* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
- * Uses one stream a parameter, from `stream` on. */
+/* Initialise every parameter as its op declares: weights from normal(0, std), gammas 1 (0 if zero-centred), biases 0.
+ * Parameter i draws from random stream `stream` + i. */
 TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream,
                                                te_context *ctx) {
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,

@@ -1,24 +1,25 @@
-/* muon.h -- Muon for the matrices of an optimizer: momentum, made orthogonal by five steps of Newton-Schulz. Jordan et
- * al., "Muon: an optimizer for hidden layers in neural networks", 2024. adamw.h calls it; its config says
+/* muon.h -- Muon: the momentum of a matrix is made orthogonal by five Newton-Schulz iterations before it is applied.
+ * Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. adamw.h runs it.
  *
- *     te_adamw_config config = te_muon_defaults(0.02f);      // te_adamw_init, _step and the rest as for AdamW
- *     config.rest = 3e-4f / 0.02f;                           // what is no matrix: AdamW with lr 3e-4
+ * Do this:
+ *     te_adamw_config config = te_muon_defaults(0.02f);      // then te_adamw_init, te_adamw_step and so on
+ *     config.adamw_lr_factor = 3e-4f / 0.02f;                // other parameters: AdamW with a learning rate of 3e-4
  *     config.muon_takes = my_choice;                         // null: te_muon_matrices
  *
  *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
  *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
  *     p -= lr (size X + decay p),  size = sqrt(max(1, rows / cols)), or 0.2 sqrt(max(rows, cols)) if match_rms
  *
- * A has the smaller side of X: where rows are more than columns it is X^T X, and X = a X + X B. Products are in bf16,
- * and in f32 for an f32 model. A step is 4 s^2 l + 2 s^3 flops, s the smaller side and l the larger, and is bound by
- * them: the kernels here move 24 bytes an element.
+ * A is square, of the smaller side of X: if X has more rows than columns, A = X^T X and X = a X + X B. The products are
+ * in bf16, for an f32 model in f32. An iteration takes 4 s^2 l + 2 s^3 flops, s the smaller side and l the larger.
+ * These products bound the time; the other kernels move 24 bytes an element in all.
  */
 #ifndef TE_MUON_H
 #define TE_MUON_H
 
-#include "../core/group.h"  /* te_tensor_group */
-#include "../gemm/gemm.h"   /* te_gemm_run */
-#include "adamw_kernels.h"  /* te__adamw_args, te__bf16_by_chance */
+#include "../core/rank_group.h"       /* te_tensor_group */
+#include "../gemm/gemm.h"        /* te_gemm_run */
+#include "impl/adamw_kernels.h"  /* te__adamw_args, te__bf16_stochastic */
 
 #define TE_MUON_A 3.4445f
 #define TE_MUON_B (-4.7750f)
@@ -26,8 +27,8 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* The matrices of hidden layers: weights of matrix products, not tables that are looked up by row or by place, and not
- * the last matrix of a list that ends in its loss, whose rows are the vocabulary's. */
+/* The default choice: the weights of linear layers, but neither embedding tables (of tokens or positions) nor the
+ * output layer, which is the last matrix of a list that ends in its loss. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
     const te_op *op = te__op_of_param(model, p);
@@ -39,24 +40,25 @@ TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
             if (op->param[k].rows > 1) return 1;
     return 0;
 }
-/* What becomes of this parameter's gradient. Muon takes nothing that is no matrix, whatever the caller says. */
+/* The rule that updates this parameter. Whatever the caller chooses, Muon updates matrices alone. */
 TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
     if (rule != TE_RULE_muon) return rule;
     return p->rows > 1 && p->cols > 1 && (takes ? takes : te_muon_matrices)(model, p) ? TE_RULE_muon : TE_RULE_adamw;
 }
 
-/* ---- memory, used by one matrix after the other ------------------------------------------------------------------ */
+/* ---- memory and products of the iteration ------------------------------------------------------------------------ */
 
+/* Matrices are updated one after the other, so that they share this memory. */
 typedef struct te__muon {
     void *x[2];     /* X and the next X, [rows, cols] of the largest matrix, of the products' dtype */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* of the host's products */
+    float *scratch; /* workspace of the host's products */
     float *partial; /* [chunks], sums of squares of u */
     float *factor;  /* [count], 1 / (|u| + eps) of each matrix */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
 
-/* The three products of a step. */
+/* The three products of an iteration: gram is A, poly is B, next is the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
 
 TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }
@@ -72,17 +74,18 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Make room for this matrix, too. */
-TE_API void te__muon_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
+/* Enlarge the sizes so that this matrix fits, too. */
+TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
     const te_gemm *const all[3] = {&g.gram, &g.poly, &g.next};
     sizes->x = te_max(sizes->x, p->rows * p->cols * bytes);
     sizes->a = te_max(sizes->a, g.gram.m * g.gram.m * bytes);
     for (int i = 0; i < 3; i++)
-        sizes->scratch = te_max(sizes->scratch, (int64_t)(te_gemm_scratch(all[i]) * sizeof(float)));
+        sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
-/* A matrix that the products can take; on CUDA they are looked up here, so that no step does. */
+/* Refuse a matrix that is sharded over the tensor group or that the GEMMs do not support. On CUDA this also selects the
+ * GEMMs' algorithms, so that no step has to. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
@@ -90,7 +93,7 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
     TE_REQUIRE(p->rows <= INT32_MAX && p->cols <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "adamw: muon of %s.%s, %lld x %lld", p->op, p->field, (long long)p->rows, (long long)p->cols);
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
-    TE_REQUIRE(te_gemm_supports(&g.gram, ctx) && te_gemm_supports(&g.poly, ctx) && te_gemm_supports(&g.next, ctx), ctx,
+    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx), ctx,
                TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op, p->field,
                (long long)p->rows, (long long)p->cols);
     return TE_OK;
@@ -101,17 +104,17 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
 typedef struct te__muon_args {
     te__adamw_args step;
     te__muon memory;
-    const void *x; /* apply: the orthogonal matrix */
-    int tensor;    /* normalize, apply: which one */
+    const void *x;  /* apply: the orthogonal matrix */
+    int tensor;     /* normalize, apply: the index of the matrix among the optimizer's tensors */
     te_dtype dtype; /* of X */
-    float size;
+    float size;     /* apply: the factor of X */
 } te__muon_args;
 
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* All matrices: m, and the squares of u in each chunk. Reads 8 bytes an element, writes 4. Squares above 1e38 make the
- * factor 0, and the matrix stands still (TE_ADAMW_LARGEST). */
+/* All matrices at once: update m, and sum the squares of u in each chunk. Reads 8 bytes an element, writes 4. A sum
+ * above f32 makes the factor 1 / |u| 0, so that the matrix is not updated (TE_ADAMW_NORM_LIMIT). */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -131,7 +134,7 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
         } else {
             uint32_t w[4];
             te__adamw_random(w, t.at + i, TE__ADAMW_MOMENTS, &state, c);
-            const uint16_t stored = te__bf16_by_chance(m, w[i % 4]);
+            const uint16_t stored = te__bf16_stochastic(m, w[i % 4]);
             ((uint16_t *)t.m)[i] = stored, m = te_float_of_bf16(stored);
         }
         const float u = te__muon_update(g, m, c);
@@ -142,21 +145,21 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
-/* One block a tensor, in a fixed order. */
+/* 1 / (|u| + eps) of each matrix: one block a tensor adds the sums of its chunks in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     if (!a->step.state->apply || a->step.tensor[b.x].rule != TE_RULE_muon) return;
-    double own = 0.0;
+    double lane_sum = 0.0;
     for (int32_t i = a->step.first[b.x] + lanes.id; i < a->step.first[b.x + 1]; i += lanes.count)
-        own += (double)a->memory.partial[i];
-    float sum = (float)own;
+        lane_sum += (double)a->memory.partial[i];
+    float sum = (float)lane_sum;
     te_lanes_sum(&sum, 1, &lanes);
     if (lanes.id == 0) a->memory.factor[b.x] = 1.0f / (sqrtf(sum) + TE_MUON_EPS);
 }
 TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
-/* One matrix: X = u / |u|. Reads 8 bytes an element, or 4 without Nesterov's step, and writes 2. */
+/* One matrix: X = u / |u|. Reads 8 bytes an element (4 without Nesterov's momentum) and writes 2. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -182,17 +185,17 @@ TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
     const int64_t from = (int64_t)b.x * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
     const float lr = state.lr * t.lr;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
-        const float p = te__adamw_weight(&t, i);
+        const float p = te__adamw_load_weight(&t, i);
         const float next = p - lr * (a->size * te_load(a->x, i, a->dtype) + t.decay * p);
         te__adamw_store_weight(next, &t, i, &state, &a->step.config);
     }
 }
 TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_apply_body(te_args, te_at))
 
-/* ---- a matrix ---------------------------------------------------------------------------------------------------- */
+/* ---- the update of a matrix -------------------------------------------------------------------------------------- */
 
-/* X in x[0] becomes almost orthogonal, in x[TE_MUON_STEPS % 2]: its singular values, at most 1, come between 0.7 and
- * 1.2, and those below a thousandth grow by a factor of 3.4 in each step. */
+/* Newton-Schulz: X in x[0] becomes almost orthogonal, in x[TE_MUON_STEPS % 2]. Singular values, at most 1 at first, end
+ * between 0.7 and 1.2; those below a thousandth only grow by a factor of 3.4 in each iteration. */
 TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
                                                 te_context *ctx) {
     te__muon_products p = te__muon_products_of(rows, cols, dtype);
@@ -209,10 +212,10 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Matrix a->tensor, whose momentum and norm are there. */
+/* Update matrix a->tensor, whose momentum and norm have been computed. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
-    const te_grid grid = te_grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
+    const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
     a->dtype = te__muon_dtype(model), a->x = a->memory.x[TE_MUON_STEPS % 2];
     a->size = (float)(a->step.config.match_rms ? 0.2 * sqrt(rows > cols ? rows : cols)
                                                : sqrt(rows > cols ? rows / cols : 1.0));

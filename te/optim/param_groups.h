@@ -1,31 +1,143 @@
-/* param_groups.h -- parameters with a learning rate or a weight decay of their own.
+/* param_groups.h -- the parameters of several models: how to iterate over them, and groups of them that have a learning
+ * rate or a weight decay of their own.
  *
  * Do this:
+ *     te_param_iter it = te_params_of(models, 2);
+ *     while (te_params_next(&it)) use(it.param, it.model);      // leaves out tied and frozen parameters
+ *
  *     te_param_group groups[3];
  *     groups[0] = te_param_group_of(0, "embedding", 0), groups[0].lr = 0.1f;     // op, kind of op, field; 0: any
  *     groups[1] = te_param_group_of("proj", 0, "weight"), groups[1].weight_decay = 0.0f;
  *     groups[2] = te_param_group_of(0, 0, "bias"), groups[2].lr = 2.0f;
  *     config.groups = groups, config.group_count = 3;                            // of a te_adamw_config, for any rule
  *
- * A parameter belongs to the first group that takes it; one that no group takes is treated as the config says. A group
- * that takes none of the models' parameters is an error: its name is misspelt.
+ * A parameter belongs to the first group that matches it. A parameter that matches no group uses the config's values. A
+ * group that matches no parameter at all is an error, because its name is probably misspelt.
  */
 #ifndef TE_PARAM_GROUPS_H
 #define TE_PARAM_GROUPS_H
 
-#include "params.h" /* te_param_walk, te_model, te_param */
+#include "../core/target.h"  /* te_chunk_tensor, TE_KERNEL, for those who include this */
+#include "../plan/freeze.h" /* te_model, te_param, te_freeze */
 
-#define TE_DECAY_OF_CONFIG (-1.0f) /* te_param_group.weight_decay: as the config has it for all others */
+/* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* The caller's own choice. */
+/* Visits the parameters of several models in list order. Tied parameters are left out, because their memory is their
+ * owner's, and so are frozen ones. */
+typedef struct te_param_iter {
+    te_model *const *models;
+    int count;
+    int model, index; /* of the current parameter: its model, and its place in the model's table */
+    te_param *param;  /* the current parameter */
+} te_param_iter;
+
+TE_API te_param_iter te_params_of(te_model *const *models, int count) {
+    te_param_iter it;
+    it.models = models, it.count = models ? count : 0, it.model = 0, it.index = -1, it.param = 0;
+    return it;
+}
+/* Go to the next parameter; 0 if there is none. */
+TE_API int te_params_next(te_param_iter *it) {
+    for (; it->model < it->count; it->model++, it->index = -1)
+        while (it->models[it->model] && ++it->index < it->models[it->model]->param_count) {
+            it->param = &it->models[it->model]->param[it->index];
+            if (!it->param->tied && !it->param->frozen) return 1;
+        }
+    return 0;
+}
+
+/* A hash of the addresses of all parameters and gradients. It changes when a model is bound to other memory, or when
+ * other parameters are frozen: tables in target memory that hold such addresses are stale then. */
+TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
+    uint64_t hash = 1;
+    te_param_iter it = te_params_of(models, count);
+    while (te_params_next(&it))
+        hash = (hash * 31 + (uint64_t)(uintptr_t)it.param->data) * 31 + (uint64_t)(uintptr_t)it.param->grad;
+    return hash;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Lay out a buffer part by part: returns where the next part of so many bytes starts, and moves *end behind it, to a
+ * multiple of TE_ALIGN. */
+TE_API size_t te__suballocate(size_t *end, size_t bytes) {
+    const size_t start = *end;
+    *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
+    return start;
+}
+/* The context is of this target; each model is bound, was not copied since, and is listed once. */
+TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
+    TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the list of models is null", who);
+    for (int i = 0; i < count; i++) {
+        TE_REQUIRE(models[i] && models[i]->plan && (models[i]->param || !models[i]->param_count), ctx, TE_ERROR_NULL,
+                   "%s: model %d is null or not bound to memory", who, i);
+        TE_REQUIRE(!models[i]->at || models[i]->at == models[i], ctx, TE_ERROR_STATE,
+                   "%s: model %d (%s) was copied since it was bound; bind it where it lies", who, i,
+                   models[i]->plan->name);
+        for (int k = 0; k < i; k++)
+            TE_REQUIRE(models[i] != models[k], ctx, TE_ERROR_VALUE, "%s: model %d (%s) is model %d again", who, i,
+                       models[i]->plan->name, k);
+    }
+    return TE_OK;
+}
+/* Everything that an optimizer requires of its models: bound, with gradients, aligned, each listed once, and at most
+ * 2^41 elements in all. */
+TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
+    TE_TRY(te__models_bound(models, count, who, ctx));
+    const int64_t max_elements = INT64_C(1) << 41;
+    int64_t total = 0;
+    for (int i = 0; i < count; i++) TE_TRY(te__check_trains(models[i]->plan, ctx));
+    te_param_iter it = te_params_of(models, count);
+    while (te_params_next(&it)) {
+        const te_param *p = it.param;
+        const char *model = models[it.model]->plan->name;
+        TE_REQUIRE(p->rows > 0 && p->cols > 0, ctx, TE_ERROR_SHAPE, "%s: model %d (%s) %s.%s is %lld x %lld", who,
+                   it.model, model, p->op, p->field, (long long)p->rows, (long long)p->cols);
+        const int fits = p->rows <= max_elements / p->cols && (total += p->rows * p->cols) <= max_elements;
+        TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s: more than 2^41 elements with model %d (%s) %s.%s, %lld x %lld",
+                   who, it.model, model, p->op, p->field, (long long)p->rows, (long long)p->cols);
+        TE_REQUIRE(p->data && p->grad, ctx, TE_ERROR_NULL, "%s: model %d (%s) %s.%s has no %s", who, it.model, model,
+                   p->op, p->field, p->data ? "gradient; bind the model with a gradient buffer" : "memory");
+        TE_REQUIRE((uintptr_t)p->data % TE_ACCESS == 0 && (uintptr_t)p->grad % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+                   "%s: model %d (%s) %s.%s is not aligned to %d bytes", who, it.model, model, p->op, p->field,
+                   (int)TE_ACCESS);
+    }
+    return TE_OK;
+}
+/* A buffer from the caller: not null, aligned, large enough, and apart from the models' parameters and gradients. */
+TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, te_model *const *models, int count,
+                                  const char *who, te_context *ctx) {
+    TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
+    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: memory must be aligned to %d bytes",
+               who, (int)TE_ALIGN);
+    TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "%s: memory has %zu bytes, %zu are needed", who, bytes, needed);
+    for (int i = 0; i < count; i++) {
+        const te_model *m = models[i];
+        const size_t sizes[2] = {m->param_bytes, (size_t)m->grad_elements * sizeof(float)};
+        const uintptr_t begin = (uintptr_t)memory, theirs[2] = {(uintptr_t)m->params, (uintptr_t)m->grads};
+        for (int k = 0; k < 2; k++)
+            TE_REQUIRE(!theirs[k] || begin + needed <= theirs[k] || theirs[k] + sizes[k] <= begin, ctx, TE_ERROR_VALUE,
+                       "%s: memory overlaps the %s of model %d (%s)", who, k ? "gradients" : "parameters", i,
+                       models[i]->plan->name);
+    }
+    return TE_OK;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+#define TE_DECAY_OF_CONFIG (-1.0f) /* te_param_group.weight_decay: use the config's weight decay */
+
+/* A predicate of the caller's: whether the group takes this parameter. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
 
-/* Takes the parameters for which all that it names agrees. */
+/* Matches the parameters for which every criterion that is set holds. */
 typedef struct te_param_group {
     const char *op, *kind, *field; /* "proj", "linear", "weight"; null: any */
     te_group_takes takes;          /* null: any */
     float lr;                      /* a factor of the schedule's learning rate */
-    float weight_decay;            /* of whatever shape they have; or TE_DECAY_OF_CONFIG */
+    float weight_decay;            /* applies whatever the parameter's shape is; or TE_DECAY_OF_CONFIG */
 } te_param_group;
 
 TE_API te_param_group te_param_group_of(const char *op, const char *kind, const char *field) {
@@ -34,7 +146,7 @@ TE_API te_param_group te_param_group_of(const char *op, const char *kind, const 
     return g;
 }
 
-/* The op that has this parameter; null: none, in a table made by hand. */
+/* The op that a parameter belongs to; null if the model has a table of parameters that was made by hand. */
 TE_API const te_op *te__op_of_param(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return &m->plan->op[i];
@@ -54,9 +166,7 @@ TE_API const te_param_group *te__group_of(const te_param_group *groups, int coun
     return 0;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------------ */
-
-/* Whether the group names one of the models' parameters, be it frozen or tied. */
+/* Whether the group matches at least one parameter of the models; a frozen or tied one counts. */
 TE_API int te__group_is_used(const te_param_group *g, te_model *const *models, int count) {
     for (int i = 0; i < count; i++)
         for (int k = 0; k < models[i]->param_count; k++)

@@ -1,5 +1,5 @@
-/* recipes.h -- what lists under an FP8 recipe keep from step to step: the scales of their tensors, and their weights in
- * FP8.
+/* recipes.h -- the state of lists under an FP8 recipe between steps: the scales of their tensors, and a cache of their
+ * weights in FP8, which are cast once a step.
  *
  * Do this:
  *     ... TE_SEQUENTIAL(mlp, (bf16, (recipe, fp8_delayed)), (linear, fc1, 64, 256), (gelu, a), (linear, fc2, 256, 64))
@@ -8,170 +8,399 @@
  *     static te_recipes recipes;                                // the models point to it
  *     TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 2, &config)));
  *     TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 2, &config), models, 2, &config, &ctx));
- *     ... forward, backward, as many micro-batches as one likes ...
+ *     ... forward, backward, any number of micro-batches ...
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // the weights have changed: scales, weights in FP8
  *
- * te_recipes_adamw_step (recipes_adamw.h) is the last two calls in one, and reads the weights once less.
+ * te_recipes_adamw_step (recipes_adamw.h) does the last two calls in one, and reads the weights once less. Before
+ * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format.
  *
- * Until te_recipes_init and behind te_recipes_switch(&recipes, 0) the same lists run in their own format.
+ * fp8_delayed scales x and dy by the amax of previous steps; the first step, which has none before it, runs as
+ * fp8_current does. A weight is scaled by its own amax, cast and transposed once a step. fp8_block and fp8_row keep
+ * nothing between steps but the weights in FP8: their scales are found during each cast.
  *
- * fp8_delayed scales x and dy by what was largest in the steps before; in the first step, which has none before it, as
- * fp8_current does. Weights are scaled by what is largest in them, cast and transposed once a step. fp8_block has
- * nothing to remember: each tile of 1 x 128 of x and dy, and each block of 128 x 128 of a weight, is scaled by what is
- * largest in it; nor has fp8_row, where each row of x and of a weight is.
- *
- * Several ranks: with config.ranks = te_world_group(&ctx)->size a step takes what was largest on any of them, by one
- * collective, so that all have the same scales: those of the whole tensors, of which a rank has rows or columns. The
+ * Several ranks: with config.ranks = te_world_group(&ctx)->size one collective a step makes each amax the maximum over
+ * all ranks, so that all have the same scales: those of the whole tensors, of which a rank has rows or columns. The
  * scales of fp8_current, and of the first step, are each rank's own.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
 
-#include "../core/group.h"  /* te_world_group */
-#include "params.h"         /* te__part, te__memory_check */
-#include "recipe_weights.h" /* te__weights_pass, te__recipes_of */
+#include "../core/rank_group.h"         /* te_world_group */
+#include "../fp8/impl/cast_transpose.h"       /* te_quantize, te_quantize_multi_tensor */
+#include "../fp8/impl/quantize_rowwise.h"  /* te_quantize_rowwise */
+#include "../fp8/impl/quantize_blockwise.h" /* te_quantize_blockwise */
+#include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: steps whose largest magnitudes are remembered, 1 to 1024 */
-    te_scale_rule rule; /* fp8_delayed: the scale for them */
+    int history;        /* fp8_delayed: steps whose amax is remembered, 1 to 1024 */
+    te_scale_rule rule; /* fp8_delayed: how a scale follows from them */
     int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
-    float epsilon;      /* scales that come from what they scale (weights, fp8_current, fp8_block, fp8_row): a largest
-                         * magnitude below it counts as it */
+    float epsilon;      /* scales from the tensor itself (weights, fp8_current, fp8_block, fp8_row): the least amax that
+                         * is assumed */
     int power_of_two;   /* 1: such scales are rounded down to powers of two */
-    int ranks;          /* te_world_group(ctx)->size: magnitudes are the largest of all ranks; 1: of each by itself */
+    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: each rank's own */
 } te_recipes_config;
 
-/* The largest magnitude of 1024 steps, no margin, each rank by itself. */
+/* A history of 1024 steps, no margin, each rank by itself. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
-    c.history = TE_SCALES_MOST_HISTORY, c.rule.amax = TE_AMAX_MAX, c.ranks = 1;
+    c.history = TE_SCALES_MAX_HISTORY, c.rule.amax = TE_AMAX_MAX, c.ranks = 1;
     return c;
 }
 
-TE_API te_scale_rule te__recipes_own_rule(const te_recipes_config *c) {
-    te_scale_rule own = te_scale_rule_current();
-    own.epsilon = c->epsilon, own.power_of_two = c->power_of_two;
-    return own;
-}
-
-/* Must stay where it is: the models point to it. */
+/* Must not be moved: the models point to it. */
 typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
-    int model_count, count; /* products under a recipe */
-    int on, begun;          /* begun: a step lies behind them */
+    int model_count, count;     /* models; products under a recipe */
+    int on, begun;              /* begun: at least one step was made, so there is a history */
     te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
-    float *gathered;            /* [ranks, 3 count]: what was largest on each rank */
-    const void *table;          /* of the weights: te__weights_table */
-    uint64_t where;             /* te__weights_where: what the table was made for */
-    const void *update;         /* the te_recipes_adamw that their fp8.updated is of; null: none (recipes_adamw.h) */
+    float *gathered;            /* [ranks, 3 count]: the amax of each rank */
+    const void *table;          /* of the weights: te__fp8_cache_table */
+    uint64_t fingerprint;       /* te__fp8_cache_fingerprint when the table was made */
+    const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
 } te_recipes;
 
-/* ---- what lies where --------------------------------------------------------------------------------------------- */
+/* ---- the products under a recipe --------------------------------------------------------------------------------- */
+
+/* Visits the products of several models that are under a recipe, in list order. */
+typedef struct te__recipe_iter {
+    te_model *const *models;
+    int count, model, op, next; /* next: the first parameter of the next op */
+    te_param *param;            /* the weight of the current product */
+    te_recipe recipe;           /* and its recipe */
+} te__recipe_iter;
+
+TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
+    te__recipe_iter it;
+    memset(&it, 0, sizeof it);
+    it.models = models, it.count = models ? count : 0;
+    return it;
+}
+/* Go to the next product; 0 if there is none. */
+TE_API int te__recipe_next_product(te__recipe_iter *it) {
+    for (; it->model < it->count; it->model++, it->op = it->next = 0) {
+        const te_model *m = it->models[it->model];
+        while (m && m->plan && it->op < m->plan->op_count) {
+            const te_op *op = &m->plan->op[it->op++];
+            it->param = &m->param[it->next], it->recipe = op->recipe, it->next += op->params;
+            if (op->recipe != TE_RECIPE_none) return 1;
+        }
+    }
+    return 0;
+}
+
+/* Bytes of a weight in FP8: as stored and transposed, each with its scales if these are rowwise or blockwise. */
+typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
+TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
+    const int64_t rows = p->rows, cols = p->cols;
+    const te_scaling scaling = TE_IS_BLOCKWISE(recipe) ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_ROWWISE;
+    const int has_scales = !TE_IS_TENSORWISE(recipe), has_transposed = !TE_IS_ROWWISE(recipe);
+    te__fp8_weight_bytes s;
+    memset(&s, 0, sizeof s);
+    s.data = (size_t)te_round_up(rows * cols, TE_ALIGN);
+    if (has_transposed) s.transposed = s.data;
+    if (has_scales) s.scales = (size_t)te_round_up(te_scaling_count(scaling, rows, cols) * 4, TE_ALIGN);
+    if (has_scales && has_transposed)
+        s.transposed_scales = (size_t)te_round_up(te_scaling_count(scaling, cols, rows) * 4, TE_ALIGN);
+    s.all = s.data + s.transposed + s.scales + s.transposed_scales;
+    return s;
+}
+
+/* ---- casting a weight -------------------------------------------------------------------------------------------- */
+
+/* The arguments of the cast of a weight, by the granularity of its scales. The tensorwise one either finds the amax or
+ * casts with the scale that follows from it; the other two find their scales themselves. */
+TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
+    te_quantize q = te__quantize_of(p->rows, p->cols);
+    const te_scales *s = p->fp8.scales;
+    q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed;
+    q.scale = s->scale + p->fp8.weight, q.amax = s->amax + p->fp8.weight;
+    return q;
+}
+TE_API te_quantize_blockwise te__weight_cast_blockwise(const te_param *p) {
+    te_quantize_blockwise q = te__quantize_blockwise_of(p->rows, p->cols);
+    q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed, q.square_blocks = 1, q.rule = p->fp8.own;
+    q.y_inverse = p->fp8.inverse, q.yt_inverse = p->fp8.transposed_inverse;
+    return q;
+}
+TE_API te_quantize_rowwise te__weight_cast_rowwise(const te_param *p) {
+    te_quantize_rowwise q = te__quantize_rowwise_of(p->rows, p->cols);
+    q.x = p->data, q.y = p->fp8.data, q.inverse = p->fp8.inverse, q.rule = p->fp8.own;
+    return q;
+}
+
+/* Cast one weight by itself, blockwise or rowwise. */
+TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, te_recipe recipe, te_context *ctx) {
+    const te_quantize_blockwise blocks = te__weight_cast_blockwise(p);
+    const te_quantize_rowwise rows = te__weight_cast_rowwise(p);
+    return TE_IS_BLOCKWISE(recipe) ? ops->quantize_blockwise(&blocks, ctx) : ops->quantize_rowwise(&rows, ctx);
+}
+
+/* ---- casting all weights: the table ------------------------------------------------------------------------------ */
+
+/* A pass over the weights is one launch for each list and granularity of scales, however many models are bound to the
+ * list: the weights of all blocks of a GPT are cast in the time of one weight of their total size. The launch reads a
+ * table in target memory, which te_recipes_init makes: one part for each granularity. */
+enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
+TE_API int te__weight_granularity(te_recipe recipe) {
+    return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_ROWWISE
+                                                                              : TE__WEIGHTS_TENSORWISE;
+}
+/* Bytes of a weight's entry in the table. */
+TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
+    return granularity == TE__WEIGHTS_TENSORWISE  ? sizeof(te_quantize_args)
+           : granularity == TE__WEIGHTS_BLOCKWISE ? sizeof(te_blockwise_args) : sizeof(te_quantize_rowwise);
+}
+/* Offsets of the entries and of the first chunks of each granularity. */
+typedef struct te__fp8_cache_layout {
+    size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
+} te__fp8_cache_layout;
+TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int count) {
+    size_t entries[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
+    te__fp8_cache_layout l;
+    te__recipe_iter it = te__recipe_products(models, count);
+    while (te__recipe_next_product(&it)) entries[te__weight_granularity(it.recipe)]++;
+    memset(&l, 0, sizeof l);
+    for (int k = 0; k < TE__WEIGHTS_GRANULARITIES; k++) {
+        l.tensor[k] = te__suballocate(&l.bytes, entries[k] * te__fp8_cache_entry_bytes(k));
+        l.first[k] = te__suballocate(&l.bytes, (entries[k] + 1) * sizeof(int32_t));
+    }
+    return l;
+}
+/* Chunks of a weight: tiles of 128 x 128, or rows. */
+TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
+    if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
+    return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
+}
+/* A hash of the addresses of the weights: it changes when one of them lies elsewhere, and the table is stale. */
+TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
+    uint64_t hash = 1;
+    te__recipe_iter it = te__recipe_products(models, count);
+    while (te__recipe_next_product(&it)) hash = hash * 31 + (uint64_t)(uintptr_t)it.param->data;
+    return hash;
+}
+/* Fill in the table in host memory; the parameters know already where their weights in FP8 go. */
+TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int count, te_context *ctx) {
+    const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
+    int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
+    te__recipe_iter it = te__recipe_products(models, count);
+    while (te__recipe_next_product(&it)) {
+        const int granularity = te__weight_granularity(it.recipe), i = n[granularity]++;
+        int32_t *first = (int32_t *)(void *)(table + l.first[granularity]);
+        void *tensor = table + l.tensor[granularity];
+        const int64_t chunks = first[i] + te__fp8_cache_chunks(it.param, granularity);
+        TE_REQUIRE(chunks <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "recipes: more than %d tiles with %s.%s", INT32_MAX,
+                   it.param->op, it.param->field);
+        first[i + 1] = (int32_t)chunks;
+        if (granularity == TE__WEIGHTS_TENSORWISE) {
+            const te_quantize q = te__weight_cast_tensorwise(it.param);
+            TE_TRY(te__quantize_args_of((te_quantize_args *)tensor + i, &q, "recipes", ctx));
+        } else if (granularity == TE__WEIGHTS_BLOCKWISE) {
+            const te_quantize_blockwise q = te__weight_cast_blockwise(it.param);
+            TE_TRY(te__blockwise_args_of((te_blockwise_args *)tensor + i, &q, "recipes", ctx));
+        } else {
+            const te_quantize_rowwise q = te__weight_cast_rowwise(it.param);
+            TE_TRY(te__rowwise_check(&q, "recipes", ctx));
+            ((te_quantize_rowwise *)tensor)[i] = q;
+        }
+    }
+    return TE_OK;
+}
+/* Make the table in target memory. Waits for the stream. */
+TE_API te_status te__fp8_cache_table(void *table, te_model *const *models, int count, te_context *ctx) {
+    const size_t bytes = te__fp8_cache_layout_of(models, count).bytes;
+    char *host = (char *)calloc(1, bytes + 1);
+    TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "recipes: cannot allocate %zu bytes", bytes);
+    te_status status = te__fp8_cache_fill(host, models, count, ctx);
+    if (status == TE_OK) status = te_copy(ctx, table, host, bytes);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    free(host);
+    return status;
+}
+
+/* ---- casting all weights: a pass --------------------------------------------------------------------------------- */
+
+TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tensor *t, int granularity, int cast,
+                                      te_context *ctx) {
+    if (!t->count) return TE_OK;
+    te_quantize_multi_tensor q;
+    q.of = *t, q.cast = cast;
+    return granularity == TE__WEIGHTS_TENSORWISE  ? ops->cast_weights(&q, ctx)
+           : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
+                                                  : ops->cast_weights_by_row(t, ctx);
+}
+/* Go on behind the entries of the last launch. */
+TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
+    t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
+    t->first += t->count;
+    t->count = t->chunks = 0;
+}
+/* One pass over the weights of a granularity: find each amax (cast 0), or cast with the scales that they have. Weights
+ * that follow each other and whose lists have the same kernels share a launch. skip_updated: 1: leave out weights that
+ * the optimizer's update has handled (te_fp8_product.updated). */
+TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
+                                    int skip_updated, te_context *ctx) {
+    const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
+    const te_fp8_ops *ops = 0;
+    te_multi_tensor t;
+    te__recipe_iter it = te__recipe_products(models, count);
+    memset(&t, 0, sizeof t);
+    t.tensor = (const char *)table + l.tensor[granularity];
+    t.first = (const int32_t *)((const char *)table + l.first[granularity]);
+    while (te__recipe_next_product(&it)) {
+        if (te__weight_granularity(it.recipe) != granularity) continue;
+        const int skip = skip_updated && it.param->fp8.updated;
+        if (models[it.model]->plan->fp8 != ops || skip) {
+            TE_TRY(te__fp8_cache_launch(ops, &t, granularity, cast, ctx));
+            te__fp8_cache_skip(&t, granularity);
+            ops = models[it.model]->plan->fp8;
+        }
+        t.count++, t.chunks += (int)te__fp8_cache_chunks(it.param, granularity);
+        if (skip) te__fp8_cache_skip(&t, granularity);
+    }
+    return te__fp8_cache_launch(ops, &t, granularity, cast, ctx);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 typedef struct te__recipes_layout { size_t weights, gathered, table, bytes; int count; } te__recipes_layout;
 
 TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int count, const te_recipes_config *c) {
     te__recipes_layout l;
     size_t weights = 0;
-    te__recipe_walk w = te__recipes_of(models, count);
+    te__recipe_iter it = te__recipe_products(models, count);
     memset(&l, 0, sizeof l);
     if (!c) return l;
-    for (; te__recipes_next(&w); l.count++) weights += te__recipe_weight_of(w.param, w.recipe).all;
-    (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
-    l.weights = te__part(&l.bytes, weights);
-    l.gathered = te__part(&l.bytes, c->ranks > 1 ? (size_t)c->ranks * 3 * (size_t)l.count * sizeof(float) : 0);
-    l.table = te__part(&l.bytes, te__weights_layout_of(models, count).bytes);
+    for (; te__recipe_next_product(&it); l.count++) weights += te__fp8_weight_bytes_of(it.param, it.recipe).all;
+    (void)te__suballocate(&l.bytes, te_scales_bytes(3 * l.count, c->history));
+    l.weights = te__suballocate(&l.bytes, weights);
+    l.gathered = te__suballocate(&l.bytes, c->ranks > 1 ? (size_t)c->ranks * 3 * (size_t)l.count * sizeof(float) : 0);
+    l.table = te__suballocate(&l.bytes, te__fp8_cache_layout_of(models, count).bytes);
     return l;
 }
-/* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight (fp8_row: one), and all
+/* Bytes of target memory that te_recipes_init needs: two for each element of a product's weight (fp8_row: one), and the
  * scales. */
 TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
     return te__recipes_layout_of(models, count, config).bytes;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- the weights ------------------------------------------------------------------------------------------------- */
 
-/* Initialised, and no model was bound again behind its back. */
+/* Initialised, and since then no model was bound again and no weight moved. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "recipes"));
     TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
     TE_REQUIRE(s->config.ranks == 1 || (s->gathered && s->config.ranks == te_world_group(ctx)->size), ctx,
                TE_ERROR_STATE, "recipes: ranks is %d in the config, of %d, and was %s at te_recipes_init",
                s->config.ranks, te_world_group(ctx)->size, s->gathered ? "another number" : "1");
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    while (te__recipes_next(&w))
-        TE_REQUIRE(w.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
-                   "recipes: %s.%s was bound, or put under other recipes, since te_recipes_init", w.param->op,
-                   w.param->field);
-    TE_REQUIRE(s->where == te__weights_where(s->models, s->model_count), ctx, TE_ERROR_STATE,
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    while (te__recipe_next_product(&it))
+        TE_REQUIRE(it.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
+                   "recipes: %s.%s was bound, or put under other recipes, since te_recipes_init", it.param->op,
+                   it.param->field);
+    TE_REQUIRE(s->fingerprint == te__fp8_cache_fingerprint(s->models, s->model_count), ctx, TE_ERROR_STATE,
                "recipes: a weight lies elsewhere since te_recipes_init; initialise the recipes again");
     return TE_OK;
 }
 
-/* One pass over the weights: their largest magnitudes, or the cast with the scales that they have; the cast of blocks
- * and of rows finds theirs. rest: 1: but for what the optimizer's update has done of it. That casts no weight with a
- * scale a tensor, which it has to have seen all of first. */
-TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, int rest, te_context *ctx) {
-    for (int kind = 0; kind < (cast ? TE__WEIGHTS_KINDS : TE__WEIGHTS_BY_TENSOR + 1); kind++) {
-        const int some = rest && !(cast && kind == TE__WEIGHTS_BY_TENSOR);
-        TE_TRY(te__weights_pass(s->table, s->models, s->model_count, kind, cast, some, ctx));
+/* The rule for scales that come from the amax of the tensor itself. */
+TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
+    te_scale_rule rule = te_scale_rule_current();
+    rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
+    return rule;
+}
+/* Find the amax of each weight with tensorwise scaling (cast 0), or cast all weights (cast 1). skip_updated: 1: leave
+ * out weights that the optimizer's update has handled; but it never casts a tensorwise one, whose scale needs the amax
+ * of the whole new weight. */
+TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
+    for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
+        const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
+        TE_TRY(te__fp8_cache_pass(s->table, s->models, s->model_count, g, cast, skip, ctx));
     }
     return TE_OK;
 }
-/* What was largest in the first `count` tensors becomes that of all ranks. */
+/* The amax of the first `count` tensors becomes the maximum over all ranks. */
 TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* The weights, what is largest in which is known. */
-TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int rest, te_context *ctx) {
-    const te_scale_rule own = te__recipes_own_rule(&s->config);
-    TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
-    return te__recipes_over_weights(s, 1, rest, ctx);
+/* Cast the weights, whose amax is known. */
+TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te_context *ctx) {
+    const te_scale_rule rule = te__recipes_current_rule(&s->config);
+    TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
+    return te__recipes_weight_pass(s, 1, skip_updated, ctx);
 }
-/* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
+/* Cast the weights again, after they were loaded by themselves or changed in any way but an optimizer step. */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
-    TE_TRY(te__recipes_over_weights(s, 0, 0, ctx));
+    TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
     return te__recipes_cast(s, 0, ctx);
 }
 
-/* Scales are of steps before from now on (begun 1), or of the tensors themselves, where there is no step before. */
-TE_API void te__recipes_begin(te_recipes *s, int begun) {
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+/* ---- initialisation ---------------------------------------------------------------------------------------------- */
+
+/* From now on scales follow from previous steps (begun 1), or from the tensors themselves, if there was no step. */
+TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
-    while (te__recipes_next(&w))
-        w.param->fp8.current = !begun || s->config.current || w.recipe == TE_RECIPE_fp8_current;
+    while (te__recipe_next_product(&it))
+        it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
 /* Run the products of all models in FP8 (1), or in their lists' own formats (0). */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    while (!on && te__recipes_next(&w))
-        TE_REQUIRE(w.param->dtype == s->models[w.model]->plan->dtype, ctx, TE_ERROR_STATE,
-                   "recipes: %s.%s is in f32 and in FP8; its product cannot run in the list's format", w.param->op,
-                   w.param->field);
-    w = te__recipes_of(s->models, s->model_count);
-    while (te__recipes_next(&w)) w.param->fp8.on = on != 0;
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    while (!on && te__recipe_next_product(&it))
+        TE_REQUIRE(it.param->dtype == s->models[it.model]->plan->dtype, ctx, TE_ERROR_STATE,
+                   "recipes: %s.%s is in f32 and in FP8; its product cannot run in the list's format", it.param->op,
+                   it.param->field);
+    it = te__recipe_products(s->models, s->model_count);
+    while (te__recipe_next_product(&it)) it.param->fp8.on = on != 0;
     s->on = on != 0;
     return TE_OK;
 }
 
-/* The formats of all that is scaled: an array that the caller frees. */
+/* The formats of all scaled tensors, [3 count]: an array that the caller frees. */
 TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te_context *ctx) {
     const size_t n = (size_t)s->count;
     te_dtype *f = (te_dtype *)calloc(3 * n + 1, sizeof *f);
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     TE_REQUIRE(f, ctx, TE_ERROR_MEMORY, "recipes: cannot allocate %zu bytes", 3 * n * sizeof *f);
-    for (size_t i = 0; te__recipes_next(&w); i++)
-        f[i] = f[n + i] = TE_e4m3, f[2 * n + i] = s->models[w.model]->plan->fp8->gradients;
+    for (size_t i = 0; te__recipe_next_product(&it); i++)
+        f[i] = f[n + i] = TE_e4m3, f[2 * n + i] = s->models[it.model]->plan->fp8->gradients;
     *formats = f;
     return TE_OK;
+}
+TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context *ctx) {
+    TE_REQUIRE(c->history >= 1 && c->history <= TE_SCALES_MAX_HISTORY, ctx, TE_ERROR_VALUE,
+               "recipes: a history of %d steps; it must be 1 to %d", c->history, (int)TE_SCALES_MAX_HISTORY);
+    const te_scale_rule rule = te__recipes_current_rule(c);
+    TE_TRY(te__scale_rule_check(&c->rule, "recipes", ctx));
+    TE_TRY(te__scale_rule_check(&rule, "recipes", ctx));
+    TE_REQUIRE(c->ranks == 1 || c->ranks == te_world_group(ctx)->size, ctx, TE_ERROR_VALUE,
+               "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
+    return TE_OK;
+}
+/* Tell each parameter its scales, and where its weight in FP8 lies: one after the other from `at` on. */
+TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    for (int i = 0; te__recipe_next_product(&it); i++) {
+        te_fp8_product *f = &it.param->fp8;
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the cast writes all of it */
+        f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
+        f->common = s->config.ranks == te_world_group(ctx)->size;
+        f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;
+        f->data = at, at += size.data;
+        f->transposed = at, at += size.transposed;
+        f->inverse = (float *)(void *)at, at += size.scales;
+        f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
+        f->updated = 0;
+    }
 }
 /* Bind to memory (target memory, te_recipes_bytes, aligned to TE_ALIGN) and to the models as they are bound now, cast
  * the weights, and switch the recipes on. Waits for the stream. Errors: null pointers, a model that is not bound or
@@ -180,17 +409,11 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
                                             int count, const te_recipes_config *config, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, "recipes", ctx));
     TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
-    TE_REQUIRE(config->history >= 1 && config->history <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_VALUE,
-               "recipes: a history of %d steps; it must be 1 to %d", config->history, (int)TE_SCALES_MOST_HISTORY);
-    const te_scale_rule own = te__recipes_own_rule(config);
-    TE_TRY(te__scale_rule_check(&config->rule, "recipes", ctx));
-    TE_TRY(te__scale_rule_check(&own, "recipes", ctx));
-    TE_REQUIRE(config->ranks == 1 || config->ranks == te_world_group(ctx)->size, ctx, TE_ERROR_VALUE,
-               "recipes: ranks is %d, and there are %d; it is that or 1", config->ranks, te_world_group(ctx)->size);
-    te__recipe_walk w = te__recipes_of(models, count);
-    while (te__recipes_next(&w))
-        TE_REQUIRE(w.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
-                   w.param->op, w.param->field);
+    TE_TRY(te__recipes_check_config(config, ctx));
+    te__recipe_iter it = te__recipe_products(models, count);
+    while (te__recipe_next_product(&it))
+        TE_REQUIRE(it.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
+                   it.param->op, it.param->field);
     const te__recipes_layout l = te__recipes_layout_of(models, count, config);
     TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "recipes", ctx));
     memset(s, 0, sizeof *s);
@@ -201,28 +424,16 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     free(formats);
     TE_TRY(status);
     if (config->ranks > 1) s->gathered = (float *)(void *)((char *)memory + l.gathered);
-    char *at = (char *)memory + l.weights;
-    w = te__recipes_of(models, count);
-    for (int i = 0; te__recipes_next(&w); i++) {
-        te_fp8_product *f = &w.param->fp8;
-        const te__recipe_weight size = te__recipe_weight_of(w.param, w.recipe); /* all of it is written by the cast */
-        f->scales = &s->scales, f->own = own, f->common = config->ranks == te_world_group(ctx)->size;
-        f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
-        f->data = at, at += size.data;
-        f->transposed = at, at += size.transposed;
-        f->inverse = (float *)(void *)at, at += size.scales;
-        f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
-        f->updated = 0;
-    }
-    s->table = (const char *)memory + l.table, s->where = te__weights_where(models, count);
-    TE_TRY(te__weights_table((char *)memory + l.table, models, count, ctx));
-    te__recipes_begin(s, 0);
+    te__recipes_bind(s, (char *)memory + l.weights, ctx);
+    s->table = (const char *)memory + l.table, s->fingerprint = te__fp8_cache_fingerprint(models, count);
+    TE_TRY(te__fp8_cache_table((char *)memory + l.table, models, count, ctx));
+    te__recipes_set_begun(s, 0);
     TE_TRY(te_recipes_cast_weights(s, ctx));
     return te_recipes_switch(s, 1, ctx);
 }
 
-/* For a checkpoint, behind its load: weights, and the scales for them, are other ones. Scales of gradients that were in
- * another format become those of this one. Waits for the stream. */
+/* Call this after a checkpoint's load has replaced the weights and the scales. begun: whether the checkpoint was saved
+ * after a step. Scales of gradients that were in another format are converted to this one. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
@@ -230,30 +441,32 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     const te_status status = te_scales_reformat(&s->scales, formats, ctx);
     free(formats);
     TE_TRY(status);
-    te__recipes_begin(s, begun);
-    return te__recipes_over_weights(s, 1, 0, ctx);
+    te__recipes_set_begun(s, begun);
+    return te__recipes_weight_pass(s, 1, 0, ctx);
 }
 
-/* What a step refuses, before it enqueues anything. */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+/* All that can be refused is refused here, before anything is enqueued. */
 TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* rest: as te__recipes_over_weights has it. */
-TE_IF_USED TE_API te_status te__recipes_go_on(te_recipes *s, int rest, te_context *ctx) {
+/* The step itself. skip_updated: as in te__recipes_weight_pass. */
+TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
-    TE_TRY(te__recipes_over_weights(s, 0, rest, ctx));
-    if (first && delayed && s->config.ranks > 1) TE_TRY(te_scales_recall(&s->scales, s->count, 2 * s->count, ctx));
+    TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
+    if (first && delayed && s->config.ranks > 1) TE_TRY(te_scales_amax_from_history(&s->scales, s->count, 2 * s->count, ctx));
     TE_TRY(te__recipes_reduce(s, delayed ? 3 * s->count : s->count, ctx));
-    if (first) te__recipes_begin(s, 1);
+    if (first) te__recipes_set_begun(s, 1);
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
-    return te__recipes_cast(s, rest, ctx);
+    return te__recipes_cast(s, skip_updated, ctx);
 }
-/* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
- * tensors, and the weights in FP8. Of several ranks all call it. */
+/* Call this after a step of the optimizer. Enqueues the scales of fp8_delayed for the next step, in one kernel for all
+ * tensors, and the cast of the weights. If there are several ranks, all call it. */
 TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check_step(s, ctx));
-    return te__recipes_go_on(s, 0, ctx);
+    return te__recipes_advance(s, 0, ctx);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* recipes_adamw.h -- te_adamw_step and te_recipes_step as one call, with the same bits: the optimizer's kernels make of
- * the weights that they store what a pass of the recipes would read them again for.
+/* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with the same bits. The optimizer's kernels also
+ * find the amax of the new weights, or cast them to FP8, so that no pass of the recipes has to read them again.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
@@ -9,37 +9,194 @@
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
  *     TE_TRY(te_recipes_adamw_init(&update, memory, bytes, &recipes, &opt, &ctx));
  *     ... forward, backward ...
- *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // in the place of the two
+ *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * Weights of fp8_block leave the update in FP8, with both scales, and no pass over them is left. Those of fp8_delayed
- * and fp8_current, whose scale is of all of the new weight, leave it with their largest magnitude, and the cast alone
- * is left. adamw_fp8.h has the bytes of both.
+ * fp8_block: the update casts the weights to FP8, as stored and transposed, with their scales; no other pass is left:
+ * 32 bytes an element instead of 34. fp8_delayed and fp8_current: the update finds the amax of the new weights, and
+ * only the cast is left: 30 bytes an element for the update instead of 32 (docs/notes/optimizer.md has more).
  *
- * The recipes' passes stay as they are for what the update does not store, or not in one place: weights that are tied
- * to another parameter, frozen, or of a model that the optimizer does not have; fp8_row; fp8_block in f32 lists. The
- * call is the two calls one after the other for SGD and Muon, moments in 8 bits and shared-out states (ZeRO-1).
+ * The recipes' passes still handle weights that the update does not store, or not as a whole: tied or frozen ones,
+ * those of models that the optimizer does not have, fp8_row, and fp8_block in f32 lists. With SGD, Muon, moments in 8
+ * bits or ZeRO-1 the call is simply the two calls one after the other.
  */
 #ifndef TE_RECIPES_ADAMW_H
 #define TE_RECIPES_ADAMW_H
 
-#include "adamw.h"     /* te_adamw, te__adamw_begin_step */
-#include "adamw_fp8.h" /* te_adamw_raise, te_adamw_tiles */
-#include "recipes.h"   /* te_recipes, te__recipes_go_on */
+#include "../fp8/impl/quantize_blockwise.h" /* te__blockwise_store */
+#include "adamw.h"                 /* te_adamw, te__adamw_begin_step */
+#include "impl/adamw_kernels.h"    /* te__adamw_chunk, te__adamw_store_weights */
+#include "recipes.h"               /* te_recipes, te__recipes_advance */
 
-/* Must stay where it is: the recipes point to it. */
+typedef struct te__adamw_fp8_args {
+    te__adamw_args step;      /* first: [count + 1], chunks as below; tensors that are updated by tiles have none */
+    const int32_t *scale_of;  /* [count] the index in amax of each tensor; -1: its amax is not needed */
+    float *amax;
+    te_multi_tensor blocks;          /* of te_blockwise_args: the recipes' weights of fp8_block; a chunk is a tile */
+    const int32_t *tensor_of; /* [blocks.count] the optimizer's tensor that each is; -1: the recipes' pass casts it */
+} te__adamw_fp8_args;
+
+/* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
+
+/* For weights with tensorwise scaling, and for all tensors that are no weights of FP8 products. */
+
+/* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
+TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
+    const te_adamw_state state = *a->state;
+    const te__adamw_tensor t = a->tensor[n];
+    te__adamw_variant var;
+    var.moments = moments, var.rule = TE_RULE_adamw;
+    if (state.apply) te__adamw_chunk(&t, from, &state, &a->config, var);
+}
+/* The bits of the largest |w| of the chunk's weights as they are stored. */
+TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_lanes lanes) {
+    const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
+    uint32_t amax = 0;
+    for (int64_t i = from + 8 * lanes.id; i < to; i += 8 * lanes.count) {
+        float v[8];
+        const int n = (int)te_min(8, to - i);
+        if (t->dtype == TE_f32) te_load8_coherent(v, t->weight, i, n, n == 8, TE_f32);
+        else if (t->dtype == TE_bf16) te_load8_coherent(v, t->weight, i, n, n == 8, TE_bf16);
+        else te_load8_coherent(v, t->weight, i, n, n == 8, TE_f16);
+        amax = te_amax_bits8(amax, v);
+    }
+    return amax;
+}
+/* After the barrier the block reads its chunk's weights again. They have just been stored and are in the L2, so that
+ * costs no memory traffic; a maximum in registers during the update would make the kernel spill. */
+TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
+    int group;
+    const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
+    const int n = te_chunk_tensor(a->step.first, a->step.count, b.x);
+    const int64_t from = (int64_t)(b.x - a->step.first[n]) * TE__ADAMW_CHUNK;
+    te__adamw_update_chunk(&a->step, n, from, moments);
+    const int scale = a->scale_of[n];
+    if (scale < 0) return;
+    te_block_sync();
+    te_amax_atomic_max(a->amax + scale, te__adamw_chunk_amax(a->step.tensor + n, from, lanes), lanes);
+}
+TE_KERNEL_IF_USED(te_adamw_update_amax, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_fp8_args,
+                  te__adamw_update_amax_body(te_args, te_at, TE_f32))
+TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_fp8_args,
+                  te__adamw_update_amax_body(te_args, te_at, TE_bf16))
+
+/* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
+
+/* For weights of fp8_block: the scales of a tile need nothing from outside it. A warp updates one row of the tile at a
+ * time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store casts
+ * them. The random numbers belong to elements (te__adamw_random), so they are those of the other kernels. */
+
+/* TE__ADAMW_TILE_ROW_VECS: vectors (te__adamw_vec) in a row of the tile, TE__ADAMW_TILE_VECS: in all of it. With three
+ * blocks on a multiprocessor no register is spilled, with four some are. */
+enum { TE__ADAMW_TILE_ROW_VECS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
+       TE__ADAMW_TILE_VECS = (int)TE_FP8_TILE * TE__ADAMW_TILE_ROW_VECS, TE__ADAMW_BLOCKWISE_RESIDENT = 3 };
+static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
+
+/* The tile's weights as stored, then the shared memory of te__blockwise_store. They do not go through global memory,
+ * because by the time the last row is stored the first may have left the L2. */
+typedef struct te__adamw_shared {
+    union {
+        te__adamw_halves vec[TE__ADAMW_TILE_VECS];
+        te_blockwise_shared tiles;
+    } u;
+} te__adamw_shared;
+
+/* Where a vector begins in its tensor, and how many of its elements exist. */
+typedef struct te__adamw_position { int64_t i; int n; } te__adamw_position;
+
+/* Vector k of the tile at (row0, col0). */
+TE_FN te__adamw_position te__adamw_tile_position(const te__adamw_tensor *t, int64_t cols, int64_t row0, int64_t col0,
+                                                 int k) {
+    const int64_t row = row0 + k / TE__ADAMW_TILE_ROW_VECS;
+    const int64_t col = col0 + k % TE__ADAMW_TILE_ROW_VECS * TE__ADAMW_WIDTH;
+    te__adamw_position at;
+    at.i = row * cols + col;
+    at.n = at.i < t->elements ? (int)te_max(0, te_min(TE__ADAMW_WIDTH, cols - col)) : 0;
+    return at;
+}
+/* Update a whole vector, unless the step is skipped. Returns its weights. */
+TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
+                                            const te_adamw_config *c, te__adamw_variant var) {
+    te__adamw_vec r;
+    if (!s->apply) return *(const te__adamw_halves *)((const uint16_t *)t->weight + i);
+    te__adamw_load(&r, t, i, var);
+    te__optim_math(&r, s, c, t, TE__ADAMW_WIDTH, var.rule);
+    te__adamw_store_moments(&r, t, i, s, c, var);
+    return te__adamw_store_weights(&r.p, t, i, s, c);
+}
+/* Update a vector of the tile. Returns its weights, zeros for elements that do not exist. Rows are multiples of 16
+ * elements, so only a CPU, whose vectors have 32, meets a vector that exists in part. */
+TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_position at, const te_adamw_state *s,
+                                          const te_adamw_config *c, te__adamw_variant var) {
+    te__adamw_halves h;
+    if (at.n == TE__ADAMW_WIDTH) return te__adamw_update_vec(t, at.i, s, c, var);
+    memset(&h, 0, sizeof h);
+    if (TE_CUDA) return h;
+    if (s->apply) te__adamw_tail(t, at.i, at.i + at.n, s, c, var);
+    for (int k = 0; k < at.n; k++) h.v[k] = ((const uint16_t *)t->weight)[at.i + k];
+    return h;
+}
+/* Update the tile at (row, col), and leave its weights in `tile`. */
+TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a, int tensor, int64_t cols,
+                                 int64_t row, int64_t col, te_lanes g, te_dtype moments) {
+    const te_adamw_state state = *a->state;
+    const te__adamw_tensor t = a->tensor[tensor];
+    te__adamw_variant var;
+    var.moments = moments, var.rule = TE_RULE_adamw;
+    TE_UNROLL_1 for (int k = g.id; k < TE__ADAMW_TILE_VECS; k += g.count)
+        tile[k] = te__adamw_tile_vec(&t, te__adamw_tile_position(&t, cols, row, col, k), &state, &a->config, var);
+}
+/* Load a lane's 8 x 8 pieces of the tile into registers, as te__blockwise_load does from global memory. */
+TE_FN void te__adamw_load_tile(te_blockwise_registers *held, const te__adamw_halves *tile, te_lanes g) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
+        const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            const uint16_t *from = (const uint16_t *)(const void *)tile + (row + k) * TE_FP8_TILE + col;
+            const te__bytes16 w = *(const te__bytes16 *)(const void *)from;
+            memset(&held->x[h][k], 0, sizeof held->x[h][k]);
+            TE_UNROLL for (int j = 0; j < 4; j++) held->x[h][k].w[j] = w.w[j];
+        }
+    }
+}
+TE_FN void te__adamw_update_blockwise_body(const te__adamw_fp8_args *a, te_block b, te_blockwise_registers *held,
+                                           te__adamw_shared *s, te_dtype moments) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int n = te_multi_tensor_find(&a->blocks, &b), tensor = a->tensor_of[n];
+    if (tensor < 0) return;
+    const te_blockwise_args *to = (const te_blockwise_args *)a->blocks.tensor + n;
+    const int64_t cols = to->out.cols;
+    const int across = (int)te_ceil_div(cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    te__adamw_update_tile(s->u.vec, &a->step, tensor, cols, row, col, g, moments);
+    te_block_sync();
+    te__adamw_load_tile(held, s->u.vec, g);
+    te_block_sync();
+    const te_blockwise_args cast = *to; /* loaded only now, because the update needs the registers */
+    if (a->step.tensor[tensor].dtype == TE_bf16)
+        te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_bf16, TE_e4m3);
+    else te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_f16, TE_e4m3);
+}
+TE_KERNEL_IF_USED(te_adamw_update_blockwise, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT, te__adamw_fp8_args,
+                  te_blockwise_registers held; TE_SHARED te__adamw_shared shared;
+                  te__adamw_update_blockwise_body(te_args, te_at, &held, &shared, TE_f32))
+TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT, te__adamw_fp8_args,
+                  te_blockwise_registers held; TE_SHARED te__adamw_shared shared;
+                  te__adamw_update_blockwise_body(te_args, te_at, &held, &shared, TE_bf16))
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Must not be moved: the recipes point to it. */
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
     int fused;                /* 0: the two calls one after the other */
-    int count, chunks;        /* the optimizer's tensors; chunks of those that are not updated in tiles */
-    const int32_t *first;     /* [count + 1], target memory as below; te__adamw_fp8_args has what they are */
+    int count, chunks;        /* the optimizer's tensors; chunks of those that are not updated by tiles */
+    const int32_t *first;     /* [count + 1], target memory as below; see te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_table blocks;          /* the recipes' weights of fp8_block; no chunks: none is updated in tiles */
-    uint64_t where;           /* te__params_where: what the tables were made for */
+    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; no chunks: none is updated by tiles */
+    uint64_t fingerprint;     /* te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
-
-/* ---- what lies where --------------------------------------------------------------------------------------------- */
 
 typedef struct te__recipes_adamw_layout {
     size_t first, scale_of, tensor_of, bytes;
@@ -50,73 +207,75 @@ TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s,
     te__recipes_adamw_layout l;
     memset(&l, 0, sizeof l);
     if (!s || !opt) return l;
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    while (te__recipes_next(&w)) l.blocks += te__weights_kind(w.recipe) == TE__WEIGHTS_BY_BLOCK;
-    l.first = te__part(&l.bytes, ((size_t)opt->count + 1) * sizeof(int32_t));
-    l.scale_of = te__part(&l.bytes, (size_t)opt->count * sizeof(int32_t));
-    l.tensor_of = te__part(&l.bytes, (size_t)l.blocks * sizeof(int32_t));
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    while (te__recipe_next_product(&it)) l.blocks += te__weight_granularity(it.recipe) == TE__WEIGHTS_BLOCKWISE;
+    l.first = te__suballocate(&l.bytes, ((size_t)opt->count + 1) * sizeof(int32_t));
+    l.scale_of = te__suballocate(&l.bytes, (size_t)opt->count * sizeof(int32_t));
+    l.tensor_of = te__suballocate(&l.bytes, (size_t)l.blocks * sizeof(int32_t));
     return l;
 }
-/* Bytes of target memory that te_recipes_adamw_init wants: eight for each parameter, four for each weight of fp8_block.
- * Both are initialised; null: 0. */
+/* Bytes of target memory that te_recipes_adamw_init needs: eight for each parameter, four for each weight of fp8_block.
+ * Both must be initialised; 0 if one is null. */
 TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *opt) {
     return te__recipes_adamw_layout_of(recipes, opt).bytes;
 }
 
-/* ---- which of the recipes' weights are which of the optimizer's tensors ------------------------------------------ */
+/* ---- mapping the recipes' weights to the optimizer's tensors ----------------------------------------------------- */
 
-/* Whether its kernels store whole weights, in one pass, from moments that they have by the element. */
-TE_API int te__adamw_is_plain(const te_adamw *opt) {
-    return opt->rule == TE_RULE_adamw && !te__in_blocks(opt->moments) && opt->slices.ranks == 1;
+/* Whether the kernels above apply: AdamW that stores whole weights in one pass, with a moment for each element. */
+TE_API int te__adamw_is_fusable(const te_adamw *opt) {
+    return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight of the recipes. block: its place among those of fp8_block. */
-typedef struct te__recipe_place { te_param *param; int kind, block; } te__recipe_place;
+/* A weight of the recipes. block: its index among those of fp8_block. */
+typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
-/* Fill in `place`, [s->count], and have the optimizer update none of them. Returns the tiles of fp8_block. */
-TE_API int te__recipe_places(te__recipe_place *place, const te_recipes *s) {
+/* Fill in `entry`, [s->count], and mark every weight as not updated by the optimizer. Returns the tiles of
+ * fp8_block. */
+TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     int blocks = 0, tiles = 0;
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    for (; te__recipes_next(&w); place++) {
-        place->param = w.param, place->kind = te__weights_kind(w.recipe), place->block = blocks;
-        w.param->fp8.updated = 0;
-        if (place->kind != TE__WEIGHTS_BY_BLOCK) continue;
-        blocks++, tiles += (int)te__weight_chunks(w.param, TE__WEIGHTS_BY_BLOCK);
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    for (; te__recipe_next_product(&it); entry++) {
+        entry->param = it.param, entry->granularity = te__weight_granularity(it.recipe), entry->block = blocks;
+        it.param->fp8.updated = 0;
+        if (entry->granularity != TE__WEIGHTS_BLOCKWISE) continue;
+        blocks++, tiles += (int)te__fp8_cache_chunks(it.param, TE__WEIGHTS_BLOCKWISE);
     }
     return tiles;
 }
-/* The optimizer's tensor as one of them, if the update is to measure or cast it; else null. */
-TE_API const te__recipe_place *te__recipe_place_of(const te__recipe_place *place, const te_recipes *s,
+/* The entry of the optimizer's tensor p, if the update is to find its amax or to cast it; else null. */
+TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* stale where the parameter's model is no longer under these recipes */
-    if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || place[i].param != p) return 0;
-    if (place[i].kind == TE__WEIGHTS_BY_ROW || (place[i].kind == TE__WEIGHTS_BY_BLOCK && p->dtype == TE_f32)) return 0;
-    return &place[i];
+    const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
+    if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
+    if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
+    if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;
+    return &entry[i];
 }
-/* Fill in the tables at `at`, host memory, and mark what the update measures or casts. tiles: of fp8_block. */
-TE_API void te__recipes_adamw_pair(te_recipes_adamw *u, char *at, const te__recipes_adamw_layout *l,
-                                   const te__recipe_place *place, int tiles) {
-    int32_t *first = (int32_t *)(void *)(at + l->first), *scale_of = (int32_t *)(void *)(at + l->scale_of);
-    int32_t *tensor_of = (int32_t *)(void *)(at + l->tensor_of);
-    te_adamw_walk w = te_adamw_tensors(u->opt);
+/* Fill in the tables in host memory, and mark the weights that the update handles. tiles: of all fp8_block weights. */
+TE_API void te__recipes_adamw_map(te_recipes_adamw *u, char *tables, const te__recipes_adamw_layout *l,
+                                  const te__recipe_entry *entry, int tiles) {
+    int32_t *first = (int32_t *)(void *)(tables + l->first), *scale_of = (int32_t *)(void *)(tables + l->scale_of);
+    int32_t *tensor_of = (int32_t *)(void *)(tables + l->tensor_of);
+    te_adamw_iter it = te_adamw_tensors(u->opt);
     for (int i = 0; i < l->blocks; i++) tensor_of[i] = -1;
-    for (int k = 0; te_adamw_next(&w); k++) {
-        const te__recipe_place *p = te__recipe_place_of(place, u->recipes, w.param);
-        const int tiled = p && p->kind == TE__WEIGHTS_BY_BLOCK;
-        first[k + 1] = first[k] + (tiled ? 0 : (int32_t)te_ceil_div(w.elements, TE__ADAMW_CHUNK));
-        scale_of[k] = p && !tiled ? p->param->fp8.weight : -1;
-        if (tiled) tensor_of[p->block] = k, u->blocks.chunks = tiles;
-        if (p) p->param->fp8.updated = u->fused = 1;
+    for (int k = 0; te_adamw_next(&it); k++) {
+        const te__recipe_entry *e = te__recipe_entry_of(entry, u->recipes, it.param);
+        const int blockwise = e && e->granularity == TE__WEIGHTS_BLOCKWISE;
+        first[k + 1] = first[k] + (blockwise ? 0 : (int32_t)te_ceil_div(it.elements, TE__ADAMW_CHUNK));
+        scale_of[k] = e && !blockwise ? e->param->fp8.weight : -1;
+        if (blockwise) tensor_of[e->block] = k, u->blocks.chunks = tiles;
+        if (e) e->param->fp8.updated = u->fused = 1;
     }
     u->chunks = first[u->count];
 }
 TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, const te__recipes_adamw_layout *l,
                                           te_context *ctx) {
-    const size_t places = (size_t)u->recipes->count * sizeof(te__recipe_place);
-    char *host = (char *)calloc(1, l->bytes + places + 1);
-    TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "recipes_adamw: cannot allocate %zu bytes", l->bytes + places);
-    te__recipe_place *place = (te__recipe_place *)(void *)(host + l->bytes);
-    const int tiles = te__recipe_places(place, u->recipes);
-    if (te__adamw_is_plain(u->opt)) te__recipes_adamw_pair(u, host, l, place, tiles);
+    const size_t entries = (size_t)u->recipes->count * sizeof(te__recipe_entry);
+    char *host = (char *)calloc(1, l->bytes + entries + 1);
+    TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "recipes_adamw: cannot allocate %zu bytes", l->bytes + entries);
+    te__recipe_entry *entry = (te__recipe_entry *)(void *)(host + l->bytes);
+    const int tiles = te__recipe_entries(entry, u->recipes);
+    if (te__adamw_is_fusable(u->opt)) te__recipes_adamw_map(u, host, l, entry, tiles);
     te_status status = te_copy(ctx, memory, host, l->bytes);
     const te_status done = te_synchronize(ctx);
     free(host);
@@ -125,9 +284,9 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Bind to memory (target memory, te_recipes_adamw_bytes, aligned to TE_ALIGN), and to both as they are initialised now;
- * initialise again behind either's. Waits for the stream. Errors: null pointers, one of the two not initialised, memory
- * too small or misaligned. */
+/* Bind to memory (target memory, te_recipes_adamw_bytes, aligned to TE_ALIGN), to the recipes and to the optimizer as
+ * they are initialised now; initialise again after either is. Waits for the stream. Errors: null pointers, one of the
+ * two not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "recipes_adamw"));
@@ -137,20 +296,21 @@ TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t
     const te__recipes_adamw_layout l = te__recipes_adamw_layout_of(recipes, opt);
     TE_TRY(te__memory_check(memory, bytes, l.bytes, recipes->models, recipes->model_count, "recipes_adamw", ctx));
     TE_TRY(te__memory_check(memory, bytes, l.bytes, opt->models, opt->model_count, "recipes_adamw", ctx));
-    const te__weights_layout weights = te__weights_layout_of(recipes->models, recipes->model_count);
+    const te__fp8_cache_layout weights = te__fp8_cache_layout_of(recipes->models, recipes->model_count);
     char *at = (char *)memory;
     memset(u, 0, sizeof *u);
     recipes->update = 0;
-    u->recipes = recipes, u->opt = opt, u->count = opt->count, u->where = opt->where;
+    u->recipes = recipes, u->opt = opt, u->count = opt->count, u->fingerprint = opt->fingerprint;
     u->first = (const int32_t *)(void *)(at + l.first), u->scale_of = (const int32_t *)(void *)(at + l.scale_of);
     u->tensor_of = (const int32_t *)(void *)(at + l.tensor_of), u->blocks.count = l.blocks;
-    u->blocks.tensor = (const char *)recipes->table + weights.tensor[TE__WEIGHTS_BY_BLOCK];
-    u->blocks.first = (const int32_t *)((const char *)recipes->table + weights.first[TE__WEIGHTS_BY_BLOCK]);
+    u->blocks.tensor = (const char *)recipes->table + weights.tensor[TE__WEIGHTS_BLOCKWISE];
+    u->blocks.first = (const int32_t *)((const char *)recipes->table + weights.first[TE__WEIGHTS_BLOCKWISE]);
     TE_TRY(te__recipes_adamw_tables(u, at, &l, ctx));
     recipes->update = u;
     return TE_OK;
 }
 
+/* All that can be refused is refused here, before anything is enqueued. */
 TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u && u->recipes, ctx, TE_ERROR_NULL, "recipes_adamw: not initialised");
@@ -159,24 +319,24 @@ TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *
     TE_REQUIRE(u->recipes->update == u, ctx, TE_ERROR_STATE,
                "recipes_adamw: this is a copy, or the recipes were initialised or given to another since "
                "te_recipes_adamw_init; initialise this again");
-    TE_REQUIRE(u->where == u->opt->where && u->count == u->opt->count && (!u->fused || te__adamw_is_plain(u->opt)), ctx,
-               TE_ERROR_STATE,
+    TE_REQUIRE(u->fingerprint == u->opt->fingerprint && u->count == u->opt->count &&
+                   (!u->fused || te__adamw_is_fusable(u->opt)), ctx, TE_ERROR_STATE,
                "recipes_adamw: the optimizer was initialised otherwise since te_recipes_adamw_init; initialise this "
                "again");
     return TE_OK;
 }
-/* The update, in one launch for chunks and one for tiles. */
+/* The update: one launch for chunks and one for tiles. */
 TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, const te__adamw_fp8_args *a,
                                                      te_context *ctx) {
-    const te_grid chunks = te_grid_of(u->chunks, 1), tiles = te_grid_of(u->blocks.chunks, 1);
+    const te_grid chunks = te__grid_of(u->chunks, 1), tiles = te__grid_of(u->blocks.chunks, 1);
     const int f32 = u->opt->moments == TE_f32;
     if (u->chunks)
-        TE_TRY(f32 ? te_adamw_raise_launch(ctx, chunks, a) : te_adamw_raise_bf16_launch(ctx, chunks, a));
+        TE_TRY(f32 ? te_adamw_update_amax_launch(ctx, chunks, a) : te_adamw_update_amax_bf16_launch(ctx, chunks, a));
     if (!u->blocks.chunks) return TE_OK;
-    return f32 ? te_adamw_tiles_launch(ctx, tiles, a) : te_adamw_tiles_bf16_launch(ctx, tiles, a);
+    return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue what te_adamw_step and te_recipes_step enqueue one after the other. What one of them refuses is refused
- * before anything is enqueued. Of several ranks all call it. */
+/* Enqueue a step of the optimizer and of the recipes. Whatever either of them refuses is refused before anything is
+ * enqueued. If there are several ranks, all call it. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));
@@ -190,7 +350,7 @@ TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_contex
     a.step.first = u->first, a.scale_of = u->scale_of, a.amax = u->recipes->scales.amax;
     a.blocks = u->blocks, a.tensor_of = u->tensor_of;
     TE_TRY(te__recipes_adamw_update(u, &a, ctx));
-    return te__recipes_go_on(u->recipes, 1, ctx);
+    return te__recipes_advance(u->recipes, 1, ctx);
 }
 
 #endif

@@ -4,21 +4,22 @@
  *     te_schedule s = te_schedule_of(TE_SCHEDULE_cosine, 6e-4f, 200, 10000, 0.1f);
  *     float lr = te_lr(&s, step);     // on the host and inside kernels; AdamW calls it with its own counter
  *
- * A schedule is plain data and te_lr a pure function of the step, so a captured CUDA graph moves on by itself.
+ * A schedule is plain data and te_lr a pure function of the step, which the optimizer counts on the device: so a
+ * captured CUDA graph advances through the schedule by itself.
  */
 #ifndef TE_SCHEDULE_H
 #define TE_SCHEDULE_H
 
 #include "../core/base.h" /* TE_BOTH */
 
-/* X(name, what is left of the peak at t: from 1 at t = 0 to 0 at t = 1). `constant` stays at 1. */
+/* X(name, decay): the factor of the peak at t, from 1 at t = 0 (end of the warm-up) to 0 at t = 1 (step `total`). */
 #define TE_SCHEDULES(X)                                  \
     X(constant, 1.0f)                                    \
     X(linear, 1.0f - t)                                  \
     X(cosine, 0.5f + 0.5f * cosf(3.14159265358979f * t)) \
     X(sqrt, 1.0f - sqrtf(t))
 
-#define TE_SCHEDULE_ENUM(name, left) TE_SCHEDULE_##name,
+#define TE_SCHEDULE_ENUM(name, decay) TE_SCHEDULE_##name,
 typedef enum te_schedule_kind { TE_SCHEDULES(TE_SCHEDULE_ENUM) TE_SCHEDULE_COUNT } te_schedule_kind;
 #undef TE_SCHEDULE_ENUM
 
@@ -26,7 +27,7 @@ typedef struct te_schedule {
     te_schedule_kind kind;
     float peak;            /* the learning rate after the warm-up */
     float final_fraction;  /* of the peak, from step `total` on */
-    int64_t warmup, total; /* steps; total counts the warm-up in */
+    int64_t warmup, total; /* steps; total includes the warm-up */
 } te_schedule;
 
 TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total,
@@ -39,13 +40,13 @@ TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t war
 TE_API te_schedule te_schedule_constant(float lr) { return te_schedule_of(TE_SCHEDULE_constant, lr, 0, 0, 1.0f); }
 
 TE_API const char *te_schedule_name(te_schedule_kind kind) {
-#define TE_SCHEDULE_NAME(name, left) #name,
+#define TE_SCHEDULE_NAME(name, decay) #name,
     static const char *const names[] = {TE_SCHEDULES(TE_SCHEDULE_NAME)};
 #undef TE_SCHEDULE_NAME
     return (unsigned)kind < (unsigned)TE_SCHEDULE_COUNT ? names[kind] : "unknown";
 }
 
-/* Null if the schedule makes sense, else what is wrong with it. */
+/* Null if the schedule is valid, else a text that says why it is not. */
 TE_API const char *te_schedule_problem(const te_schedule *s) {
     if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
@@ -58,19 +59,19 @@ TE_API const char *te_schedule_problem(const te_schedule *s) {
     return 0;
 }
 
-/* The learning rate of a step; the first step is 0. Warm-up: peak * (step + 1) / warmup, so that no step is wasted on
- * 0. */
+/* The learning rate of a step; the first step is 0. The warm-up is peak * (step + 1) / warmup, so that the first step's
+ * learning rate is not 0. Behind it: peak * (final + (1 - final) * decay(t)). */
 TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
-    float left = 1.0f;
+    float decay = 1.0f;
     if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);
-    const double run = (double)(step - s->warmup), length = (double)(s->total - s->warmup);
-    const float t = run < length ? (float)(run / length) : 1.0f;
+    const double done = (double)(step - s->warmup), length = (double)(s->total - s->warmup);
+    const float t = done < length ? (float)(done / length) : 1.0f;
     (void)t;
 #define TE_SCHEDULE_CASE(name, formula) \
-    if (s->kind == TE_SCHEDULE_##name) left = formula;
+    if (s->kind == TE_SCHEDULE_##name) decay = formula;
     TE_SCHEDULES(TE_SCHEDULE_CASE)
 #undef TE_SCHEDULE_CASE
-    return s->peak * (s->final_fraction + (1.0f - s->final_fraction) * left);
+    return s->peak * (s->final_fraction + (1.0f - s->final_fraction) * decay);
 }
 
 #endif

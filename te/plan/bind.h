@@ -11,7 +11,7 @@
 #define TE_BIND_H
 
 #include "model.h" /* te_plan, te_model, te_param */
-#include "../core/group.h" /* te_group */
+#include "../core/rank_group.h" /* te_group */
 
 /* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many
  * elements, and at the same element in both buffers. So the optimizer, the gradient norm, a checkpoint and an

@@ -113,9 +113,9 @@ typedef enum te_recipe {
 #define TE_IS_TENSORWISE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 #define TE_SCALING_OF(recipe)                           \
-    (TE_IS_TENSORWISE(recipe)  ? (int)TE_SCALING_TENSOR \
-     : TE_IS_ROWWISE(recipe)   ? (int)TE_SCALING_ROW    \
-     : TE_IS_BLOCKWISE(recipe) ? (int)TE_SCALING_TILES  \
+    (TE_IS_TENSORWISE(recipe)  ? (int)TE_SCALING_TENSORWISE \
+     : TE_IS_ROWWISE(recipe)   ? (int)TE_SCALING_ROWWISE    \
+     : TE_IS_BLOCKWISE(recipe) ? (int)TE_SCALING_BLOCKWISE_1D  \
                                : (int)TE_SCALING_NONE)
 
 /* A parameter as the list declares it. */
@@ -153,7 +153,11 @@ typedef struct te_op {
 /* How a gradient becomes FP8: to the nearest number, or stochastically, so that the expected value is the gradient. */
 typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_rounding;
 
-struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows; struct te_quantize_table; struct te_table;
+struct te_quantize;
+struct te_quantize_blockwise;
+struct te_quantize_rowwise;
+struct te_quantize_multi_tensor;
+struct te_multi_tensor;
 struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value; struct te_fp8_product;
 
 /* The FP8 code of a list under a recipe, which te/linear/impl/linear_fp8.h makes. It is reached through this table
@@ -167,15 +171,15 @@ typedef struct te_fp8_ops {
     /* the product with one scale a tensor */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
     /* fp8_block: the cast, the product, and whether its epilogue can add a bias; null: the list does not name it */
-    te_status (*quantize_blockwise)(const struct te_quantize_tiles *q, te_context *ctx);
+    te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
     /* fp8_row: the cast; null: the list does not name it */
-    te_status (*quantize_rowwise)(const struct te_quantize_rows *q, te_context *ctx);
+    te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
     /* casts of many weights in one launch, with a scale for each weight, block, row; null as above */
-    te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);
-    te_status (*cast_weights_by_block)(const struct te_table *t, te_context *ctx);
-    te_status (*cast_weights_by_row)(const struct te_table *t, te_context *ctx);
+    te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
     /* set the operands of op i's product of forward, and of its two products of backward (w: dweight, x: dx);
      * `backward` is null in a list for inference alone */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
@@ -306,7 +310,7 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     int batch, seq, position; /* of the forward's te_batch: backward's batch must be the same, */
-    int sequences, longest;   /* with the same sequences in cu_seqlens */
+    int sequences, max_seqlen;   /* with the same sequences in cu_seqlens */
     const int32_t *cu_seqlens;
     int64_t memory_rows;      /* rows of TE_ROWS_memory */
     const void *x;

@@ -1,8 +1,8 @@
-/* buckets.c -- gradients summed while backward runs (te/comm/buckets.h), beside those that te_reduce_gradients sums
- * behind it. tests/comm.sh runs it as several processes.
+/* buckets.c -- gradients reduced while backward runs (te/comm/buckets.h) against those that te_reduce_gradients sums after
+ * it. tests/comm.sh runs it as several processes.
  *
  *     mpirun -n 4 buckets sums TENSOR              lists that share a parameter, several micro-batches, some frozen
- *     mpirun -n 2 buckets refuse                   calls that are wrong, and what they say; of one rank, too
+ *     mpirun -n 2 buckets refuse                   wrong calls and their error texts; also with one rank
  *     mpirun -n 4 buckets leave                    the last rank ends within a step: the others must notice
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
@@ -21,7 +21,7 @@ static int64_t compared, wrong;
 
 enum { VOCABULARY = 61, HIDDEN = 32, FFN = 64, HEADS = 4, LENGTH = 8, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES };
 
-/* The deep one sums 21 vectors, more than wait for each other in a backward. */
+/* The deep one has 21 vector parameters, more column sums than a backward defers at a time. */
 #define BLOCK(N)                                                                                                      \
     (fork, x1), (layernorm, n1, HIDDEN), (all_gather, g1),                                                            \
     (linear, qkv, HIDDEN, 3 * HIDDEN / N, (shard, columns), (parts, 3)), (bias, qkv_b, 3 * HIDDEN / N),               \
@@ -46,7 +46,7 @@ typedef struct net {
     te_saved saved[MODELS];
     void *x[MODELS], *weights;
     float *grads;
-    int64_t elements; /* of all gradients, which lie one behind the other */
+    int64_t elements; /* of all gradients, which are adjacent */
     int32_t *tokens;
 } net;
 
@@ -111,7 +111,7 @@ static te_status forward(net *n, int micro_batch) {
     }
     return TE_OK;
 }
-/* The backwards of lists from `to` down to `from`; the gradient that goes from list to list lies in dx. */
+/* The backwards of lists `to` down to `from`. dx: the gradients between the lists. */
 static te_status backward(net *n, int micro_batch, int from, int to, void *const dx[2]) {
     const te_batch b = batch_of(n, micro_batch);
     for (int i = to; i >= from; i--)
@@ -122,7 +122,7 @@ static te_status backward(net *n, int micro_batch, int from, int to, void *const
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* The last backward of a step, with its sums. */
+/* The last backward of a step, with its buckets. */
 typedef struct last_backward { net *n; te_buckets *buckets; void *const *dx; } last_backward;
 static te_status run_last(const te_graph *g, const void *arg, te_context *c) {
     const last_backward *l = (const last_backward *)arg;
@@ -144,8 +144,8 @@ static te_status capture_last(const last_backward *l) {
     te_graph_destroy(&graph);
     return te_release(&ctx, memory), TE_OK;
 }
-/* Gradients of two micro-batches, not summed, or by buckets that are armed for the second one. captured: its backward
- * is a graph. */
+/* Gradients of two micro-batches. buckets: null: not reduced; else begun for the second one. captured: the backward of
+ * the second one is a graph. */
 static te_status gradients(net *n, te_buckets *buckets, void *const dx[2], int captured) {
     const last_backward last = {n, buckets, dx};
     TE_TRY(te_fill(&ctx, n->grads, 0xff, (size_t)n->elements * sizeof(float)));
@@ -169,42 +169,42 @@ static te_status read_grads(const net *n, float *to) {
     TE_TRY(te_copy(&ctx, to, n->grads, (size_t)n->elements * sizeof(float)));
     return te_comm_synchronize(&ctx);
 }
-/* Elements of trained parameters; of shared-out sums those of this rank, where `slices` is more than 1. By `most` of
- * the sum of magnitudes apart at most; 0: the same bits. */
-static void compare(const char *name, const net *n, const float *got, const float *want, const float *size, int slices,
-                    double most) {
+/* Compares the gradients of trained parameters; if shards > 1, those of this rank. bound: of the difference, relative to
+ * the sum of magnitudes `size`; 0: the bits must be the same. */
+static void compare(const char *name, const net *n, const float *got, const float *want, const float *size, int shards,
+                    double bound) {
     const int rank = te_data_group(&ctx)->rank;
     for (int m = 0; m < MODELS; m++)
         for (int k = 0; k < n->all[m]->param_count; k++) {
             const te_param *p = &n->all[m]->param[k];
             const int64_t at = p->grad - n->grads, in_model = p->grad - n->all[m]->grads;
-            const int64_t slice = te_slice_elements(n->all[m]->elements, slices);
+            const int64_t shard = te_slice_elements(n->all[m]->elements, shards);
             if (p->tied || p->frozen) continue;
             for (int64_t i = 0; i < p->rows * p->cols; i++) {
-                const int own = in_model + i >= slice * slices || (in_model + i) / slice == rank;
+                const int is_local = in_model + i >= shard * shards || (in_model + i) / shard == rank;
                 const double off = fabs((double)got[at + i] - (double)want[at + i]);
-                if (slices > 1 && !own) continue;
+                if (shards > 1 && !is_local) continue;
                 compared++;
-                if (most > 0 ? off <= most * (double)size[at + i] : !memcmp(&got[at + i], &want[at + i], 4)) continue;
+                if (bound > 0 ? off <= bound * (double)size[at + i] : !memcmp(&got[at + i], &want[at + i], 4)) continue;
                 if (wrong++ < 4)
                     printf("rank %d: %s: %s.%s of list %d, element %d is %.9g, should be %.9g\n", comm.world.rank, name,
                            p->op, p->field, m, (int)i, (double)got[at + i], (double)want[at + i]);
             }
         }
 }
-static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, te_dtype dtype, void *const dx[2]) {
+static te_status sums_of(const char *name, net *n, int64_t bytes, int shards, te_dtype dtype, void *const dx[2]) {
     const size_t all = (size_t)n->elements * sizeof(float);
     float *got = (float *)malloc(all), *want = (float *)malloc(all), *same = (float *)malloc(all),
           *size = (float *)malloc(all);
     const te_group *d = te_data_group(&ctx), *t = te_tensor_group(&ctx);
     te_buckets buckets;
     te_buckets_config config = te_buckets_defaults();
-    config.bytes = bytes, config.shards = slices, config.dtype = dtype;
-    /* in bf16 each part is rounded, and each sum of two */
-    const double f32 = d->size > 2 && (slices == 1 || TE_CUDA) ? (d->size - 1.0) / (1 << 23) : 0;
-    const double most = dtype == TE_f32 ? f32 : d->size > 1 ? d->size / 256.0 : 0;
+    config.bytes = bytes, config.shards = shards, config.dtype = dtype;
+    /* in bf16 each addend is rounded, and each sum of two */
+    const double f32 = d->size > 2 && (shards == 1 || TE_CUDA) ? (d->size - 1.0) / (1 << 23) : 0;
+    const double bound = dtype == TE_f32 ? f32 : d->size > 1 ? d->size / 256.0 : 0;
     if (!got || !want || !same || !size) return TE_ERROR_MEMORY;
-    /* the size of what is summed, for where the order is not known */
+    /* the sum of magnitudes, for a bound where the order of the sum is not known */
     TE_TRY(gradients(n, 0, dx, 0));
     TE_TRY(read_grads(n, size));
     for (int64_t i = 0; i < n->elements; i++) size[i] = size[i] == size[i] ? fabsf(size[i]) : 0;
@@ -212,23 +212,23 @@ static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, te
     TE_TRY(te_group_all_reduce(d, n->grads, n->grads, n->elements, TE_f32, &ctx));
     TE_TRY(te_group_all_reduce(t, n->grads, n->grads, n->elements, TE_f32, &ctx));
     TE_TRY(read_grads(n, size));
-    /* behind backward */
+    /* after backward */
     TE_TRY(gradients(n, 0, dx, 0));
-    TE_TRY(te__reduce_gradients(n->all, MODELS, slices, &ctx));
+    TE_TRY(te__reduce_gradients(n->all, MODELS, shards, &ctx));
     TE_TRY(read_grads(n, want));
     TE_TRY(te_buckets_init(&buckets, n->all, MODELS, &config, &ctx));
-    wrong += slices == 1 && bytes == 1 && buckets.count != buckets.grad_count;
+    wrong += shards == 1 && bytes == 1 && buckets.count != buckets.grad_count;
     wrong += !strncmp(name, "one bucket", 10) && buckets.count != 1;
-    /* the same buckets behind backward: each sum has the order that it has there */
+    /* the same buckets after backward: the sums have the same order */
     TE_TRY(gradients(n, 0, dx, 0));
-    for (int i = 0; i < buckets.count; i++) TE_TRY(te__bucket_start(&buckets, &buckets.bucket[i], &ctx));
-    TE_TRY(te_side_join(&buckets.side, &ctx));
+    for (int i = 0; i < buckets.count; i++) TE_TRY(te__bucket_reduce(&buckets, &buckets.bucket[i], &ctx));
+    TE_TRY(te_side_stream_join(&buckets.side, &ctx));
     TE_TRY(read_grads(n, same));
-    for (int again = 0; again < 3; again++) {
-        TE_TRY(gradients(n, &buckets, dx, again == 2));
+    for (int run = 0; run < 3; run++) {
+        TE_TRY(gradients(n, &buckets, dx, run == 2));
         TE_TRY(read_grads(n, got));
-        compare(name, n, got, same, 0, slices, 0);
-        compare(name, n, got, want, size, slices, most);
+        compare(name, n, got, same, 0, shards, 0);
+        compare(name, n, got, want, size, shards, bound);
     }
     te_buckets_destroy(&buckets);
     free(got), free(want), free(same), free(size);
@@ -245,8 +245,8 @@ static te_status run_sums(void) {
     TE_TRY(sums_of("one bucket", &n, TE_BUCKET_BYTES, 1, TE_f32, dx));
     TE_TRY(sums_of("in bf16", &n, 8 << 10, 1, TE_bf16, dx));
     TE_TRY(sums_of("one bucket in bf16", &n, TE_BUCKET_BYTES, 1, TE_bf16, dx));
-    if (ranks > 1) TE_TRY(sums_of("slices", &n, TE_BUCKET_BYTES, ranks, TE_f32, dx));
-    if (ranks > 1) TE_TRY(sums_of("slices in bf16", &n, 8 << 10, ranks, TE_bf16, dx));
+    if (ranks > 1) TE_TRY(sums_of("shards", &n, TE_BUCKET_BYTES, ranks, TE_f32, dx));
+    if (ranks > 1) TE_TRY(sums_of("shards in bf16", &n, 8 << 10, ranks, TE_bf16, dx));
     TE_TRY(te_freeze(n.all[1], "qkv", 0, &ctx));
     TE_TRY(te_freeze(n.all[2], "n3", "weight", &ctx));
     TE_TRY(te_freeze(n.all[0], "at", 0, &ctx));
@@ -277,7 +277,7 @@ static te_status run_leave(void) {
     return status;
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 static void refuses(te_status status, te_status want, const char *words) {
     compared++;
@@ -319,13 +319,13 @@ static te_status run_refuse(void) {
     refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "te_buckets_finish comes first");
     refuses(te_reduce_gradients(n.all, MODELS, &ctx), TE_ERROR_STATE, "te_buckets_finish comes first");
     TE_TRY(backward(&n, 0, 1, MODELS - 1, dx));
-    wrong += !b.bucket[0].started || b.bucket[b.count - 1].started; /* that of the embedding is not final yet */
+    wrong += !b.bucket[0].started || b.bucket[b.count - 1].started; /* the embedding's gradient is not final yet */
     refuses(backward(&n, 0, 4, 4, dx), TE_ERROR_STATE, "head: a backward of it has run since te_buckets_begin");
     refuses(te_buckets_finish(&b, &ctx), TE_ERROR_STATE, "is not final: of 1 backwards that write its gradient 0 have");
-    TE_TRY(backward(&n, 0, 0, 0, dx)); /* and then all is well */
+    TE_TRY(backward(&n, 0, 0, 0, dx)); /* now all are final */
     TE_TRY(te_buckets_finish(&b, &ctx));
     TE_TRY(te_adamw_step(&opt, &ctx));
-    if (comm.world.size > 1) { /* slices of the sums, and an optimizer that wants all */
+    if (comm.world.size > 1) { /* shards of the sums, with an optimizer that needs all */
         te_buckets_destroy(&b);
         c.shards = comm.world.size;
         TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
@@ -352,7 +352,7 @@ static te_status run_refuse(void) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "sums", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = argc > 2 ? atoi(argv[2]) : 1;
@@ -364,8 +364,8 @@ int main(int argc, char **argv) {
     else if (compared && !rank) printf("buckets, %s: %lld values of %d ranks, tensor groups of %d\n", mode,
                                        (long long)compared, size, config.tensor);
     fflush(stdout);
-    te_comm_destroy(&comm); /* does not wait for a rank that has failed */
+    te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);
-    if (status == TE_ERROR_COMM) _exit(3); /* MPI would */
+    if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
 }

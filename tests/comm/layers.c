@@ -1,9 +1,9 @@
-/* layers.c -- the ready-made layers of several ranks (te/layers.h) beside the same layer on one: what they give, the
- * gradient of x, and what each rank has of the parameters' gradients. The ranks have their parts of the weights from a
- * file of the whole ones, in which q, k and v or gate and up are apart, or all transposed. tests/comm.sh runs it as 2 and
- * 4 processes, each of which computes the whole layer, too.
+/* layers.c -- the ready-made parallel layers (te/layers.h) against the same layer on one rank: y, dx, and each rank's shard
+ * of the parameters' gradients. The ranks load their shards of the weights from a file of the whole ones, in which q, k and
+ * v or gate and up are separate tensors, or all are transposed. tests/comm.sh runs it as 2 and 4 processes, each of which
+ * also computes the whole layer.
  *
- *     mpirun -n 4 layers FOLDER                    where each rank writes a file
+ *     mpirun -n 4 layers FOLDER                    each rank writes a file there
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -15,7 +15,7 @@
 
 enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HIDDEN * 4 * FFN };
 
-/* Each of one rank, and tensor parallel (TP) and with sequence parallelism (SP) of 2 and 4. */
+/* Each on one rank, and with tensor parallelism (TP) and also sequence parallelism (SP) of 2 and 4. */
 #define LAYERS(X)                                                                                                     \
     X(gpt, TE_GPT_BLOCK, (b, HIDDEN, FFN, 4, 0.0f))                                                                   \
     X(llama, TE_LLAMA_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 500000.0f))                                                    \
@@ -39,7 +39,7 @@ TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, 
 TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, TURN))
 TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, TURN))
 
-/* What the parameters are called in a file, by one list for any number of ranks. */
+/* The parameters' names in a file: one list for any number of ranks. */
 static const te_packed gpt_file[] = {
     {"ln_1.weight", "b_norm1", "weight", 0, 0}, {"ln_1.bias", "b_norm1", "bias", 0, 0},
     {"c_attn.weight", "b_qkv", "weight", 0, 1}, {"c_attn.bias", "b_qkv_bias", "bias", 0, 0},
@@ -62,16 +62,16 @@ static te_comm comm;
 static const char *folder;
 static int64_t compared, wrong;
 
-/* A layer, and what it has made of x and dy, the same numbers on all ranks. */
+/* A layer and its results for x and dy, which are the same on all ranks. */
 typedef struct layer {
     te_model model;
     te_param param[16];
     float *params, *grads, *x, *y, *dy, *dx;
     te_saved saved;
-    int first, rows; /* its own */
+    int first, rows; /* of this rank */
 } layer;
 
-/* The whole layer's weights go to a file; the parts that a rank has come from it. */
+/* The whole layer writes its weights to a file; a sharded one loads its shards from it. */
 static te_status exchange(const layer *l, int whole) {
     char path[512];
     te_packed_list list = te_packed_none();
@@ -79,7 +79,7 @@ static te_status exchange(const layer *l, int whole) {
     const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
     te_packed parts[LLAMA_FILE];
     int count = 0;
-    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* those that the list has */
+    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* those in the list */
         const te_packed *p = is_gpt ? &gpt_file[i] : &llama_file[i];
         for (int k = 0, has = 0; k < l->model.param_count && !has; k++)
             if (!strcmp(l->param[k].op, p->op)) parts[count++] = *p, has = 1;
@@ -96,7 +96,7 @@ static te_status exchange(const layer *l, int whole) {
             te_safetensors_close(&file);
         }
         if (status == TE_OK && te_safetensors_write(path, list.tensor, list.count, 0, 0, &ctx) != TE_ERROR_VALUE)
-            wrong++, printf("rank %d: a slice was written\n", comm.world.rank);
+            wrong++, printf("rank %d: a shard was written\n", comm.world.rank);
     }
     te_packed_free(&list);
     return status;
@@ -140,7 +140,7 @@ static void drop(layer *l) {
     for (int i = 0; i < 7; i++) te_release(&ctx, memory[i]);
 }
 
-/* By the root mean squares of the difference and of the numbers themselves. */
+/* Compares the root mean squares of the difference and of the values. */
 static te_status compare(const char *list, const char *what, const float *got, const float *want, int64_t n) {
     static float a[MOST], b[MOST];
     double off = 0, size = 0;
@@ -149,8 +149,8 @@ static te_status compare(const char *list, const char *what, const float *got, c
     TE_TRY(te_comm_synchronize(&ctx));
     for (int64_t i = 0; i < n; i++) off += ((double)a[i] - b[i]) * ((double)a[i] - b[i]), size += (double)b[i] * b[i];
     compared += n;
-    /* that of k's bias is nothing but rounding: a softmax does not see it. False for a NaN. */
-    if (off <= 1.6e-11 * size + 1e-11 * (double)n) return TE_OK; /* 4e-6: sums over ranks add up in another order */
+    /* the gradient of k's bias is only rounding, because softmax does not depend on it. False for a NaN. */
+    if (off <= 1.6e-11 * size + 1e-11 * (double)n) return TE_OK; /* relative 4e-6: sums over ranks have another order */
     wrong++, printf("rank %d: %s: %s is off by %g, of %g\n", comm.world.rank, list, what, sqrt(off), sqrt(size));
     return TE_OK;
 }
@@ -188,7 +188,7 @@ int main(int argc, char **argv) {
     int rank, size;
     if (argc != 2) return fprintf(stderr, "layers FOLDER\n"), 2;
     folder = argv[1];
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size;
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
@@ -197,8 +197,8 @@ int main(int argc, char **argv) {
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (!rank) printf("layers: %lld values of %d ranks\n", (long long)compared, size);
     fflush(stdout);
-    te_comm_destroy(&comm); /* does not wait for a rank that has failed */
+    te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);
-    if (status == TE_ERROR_COMM) _exit(3); /* MPI would */
+    if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
 }

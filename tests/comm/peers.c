@@ -1,10 +1,10 @@
-/* peers.c -- collectives of a group, of random kinds, formats and sizes, checked element by element where they lie;
- * ranks come at random times. On CUDA most of them go through memory that the ranks map (te/comm/peers.h).
+/* peers.c -- collectives of random kinds, formats and sizes, checked element by element on the device, while ranks are
+ * delayed at random. On CUDA most of them go through symmetric memory (te/comm/impl/symmetric_memory.h).
  *
  *     mpirun -n 4 peers COUNT [peers [rows]]      rank 0 prints how many values were compared; with `peers` it is an
- *                                                 error if the ranks cannot map each other's memory; `rows`: rows of
- *                                                 the fusion list that begin with a collective, beside the same list
- *                                                 with each collective a step of its own, bit for bit
+ *                                                 error if the ranks have no symmetric memory; `rows`: fused collective
+ *                                                 patterns, bit for bit against the same list with each collective as
+ *                                                 a step of its own
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -13,93 +13,93 @@
 #include <unistd.h>
 
 #include "te/te.h"
-#include "te/comm/peers.h"
+#include "te/comm/impl/symmetric_memory.h"
 
-enum { THREADS = TE_CUDA ? 256 : 1, BLOCKS = TE_CUDA ? 32 : 1, MOST = TE_CUDA ? 3 << 19 : 3 << 18, SHIFT = 8 /* elements */ };
+enum { THREADS = TE_CUDA ? 256 : 1, BLOCKS = TE_CUDA ? 32 : 1, MAX_COUNT = TE_CUDA ? 3 << 19 : 3 << 18, SHIFT = 8 /* elements */ };
 static te_context here;
 static te_comm comm;
 
-/* What a rank has at i: both signs, of several magnitudes. */
+/* Element i of a rank's x: both signs, several magnitudes. */
 TE_BOTH uint32_t mixed(uint32_t a) {
     a = (a ^ (a >> 16)) * 0x7feb352du, a = (a ^ (a >> 15)) * 0x846ca68bu;
     return a ^ (a >> 16);
 }
-TE_BOTH float value_of(uint32_t turn, int rank, int64_t i, te_dtype dtype) {
-    const uint32_t u = mixed(mixed((uint32_t)i * 8u + (uint32_t)rank) + turn);
+TE_BOTH float value_of(uint32_t seed, int rank, int64_t i, te_dtype dtype) {
+    const uint32_t u = mixed(mixed((uint32_t)i * 8u + (uint32_t)rank) + seed);
     return te_round_to(((float)(u >> 8 & 0xffff) / 65536.0f - 0.5f) * (u % 8 ? 1.0f : 100.0f), dtype);
 }
 typedef struct task {
     void *x, *y;
     int64_t *wrong; /* [BLOCKS * THREADS] */
-    int64_t count;  /* that a rank has */
+    int64_t count;  /* elements of a rank */
     int kind, rank, ranks;
     te_dtype dtype;
-    uint32_t turn, late; /* nanoseconds */
+    uint32_t seed, delay; /* nanoseconds */
 } task;
 
-/* Rows that begin with a collective: behind a fork, behind a product, and from a reduce_scatter to an all_gather. */
+/* Fused collective patterns: an all_reduce behind a fork and behind a linear, and reduce_scatter .. all_gather. */
 enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 48, INNER = TE_CUDA ? 1024 : 32,
-       ROWS = TE_CUDA ? 128 : 70 /* no more than multiprocessors: norms of more rows add up in another order */ };
+       ROWS = TE_CUDA ? 128 : 70 /* at most the multiprocessors: norms of more rows sum in another order */ };
 #define REDUCED_LIST                                                                                                  \
     (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDE), (add, x2)
-#define PRODUCT_LIST                                                                                                  \
+#define LINEAR_LIST                                                                                                  \
     (fork, x1), (copy_to_group, c), (linear, in, NARROW, INNER, (shard, columns)),                                    \
     (linear, out, INNER, NARROW, (shard, rows)), (all_reduce, r), (bias, b, NARROW), (add, x1), (fork, x2),           \
     (layernorm, n, NARROW), (add, x2)
-#define SEAM_LIST                                                                                                     \
+#define BOUNDARY_LIST                                                                                                     \
     (fork, x1), (all_gather, g), (linear, in, NARROW, INNER, (shard, columns)),                                       \
     (linear, out, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (bias, b, NARROW), (add, x1), (fork, x2),       \
     (rmsnorm, n, NARROW), (all_gather, g2), (linear, in2, NARROW, INNER, (shard, columns)),                           \
     (linear, out2, INNER, NARROW, (shard, rows)), (reduce_scatter, s2), (add, x2)
 TE_SEQUENTIAL(reduced, bf16, REDUCED_LIST)
-TE_SEQUENTIAL(product, f16, PRODUCT_LIST)
-TE_SEQUENTIAL(seam, (bf16, (rows, shard)), SEAM_LIST)
-TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
+TE_SEQUENTIAL(linear_reduced, f16, LINEAR_LIST)
+TE_SEQUENTIAL(boundary, (bf16, (rows, shard)), BOUNDARY_LIST)
+TE_SEQUENTIAL(boundary_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY_LIST)
 #undef TE_FORWARD_all_reduce_add_fork_norm
 #undef TE_FORWARD_all_reduce_bias_add_fork_norm
 #undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
-TE_SEQUENTIAL(reduced_apart, bf16, REDUCED_LIST)
-TE_SEQUENTIAL(product_apart, f16, PRODUCT_LIST)
-TE_SEQUENTIAL(seam_apart, (bf16, (rows, shard)), SEAM_LIST)
-TE_SEQUENTIAL(seam_fp8_apart, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
-static_assert((int)seam_infer_steps + 3 == (int)seam_apart_infer_steps, "reduce_scatter, two chains, all_gather");
+TE_SEQUENTIAL(reduced_unfused, bf16, REDUCED_LIST)
+TE_SEQUENTIAL(linear_reduced_unfused, f16, LINEAR_LIST)
+TE_SEQUENTIAL(boundary_unfused, (bf16, (rows, shard)), BOUNDARY_LIST)
+TE_SEQUENTIAL(boundary_fp8_unfused, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY_LIST)
+static_assert((int)boundary_infer_steps + 3 == (int)boundary_unfused_infer_steps, "reduce_scatter, two pointwise kernels, all_gather");
 
-/* x of this rank, after a while. */
+/* x of this rank, after the delay. */
 TE_FN void fill(const task *t, te_block b) {
     int group;
     const int id = te_lanes_here(THREADS, &group).id;
     const int64_t all = t->count * (t->kind == 1 ? t->ranks : 1);
-    const uint64_t start = te_words_clock();
-    while (t->late && te_words_clock() - start < t->late) {}
+    const uint64_t start = te_nanoseconds();
+    while (t->delay && te_nanoseconds() - start < t->delay) {}
     for (int64_t i = (int64_t)b.x * THREADS + id; i < all; i += (int64_t)b.nx * THREADS)
-        te_store(t->x, i, value_of(t->turn, t->rank, i, t->dtype), t->dtype);
+        te_store(t->x, i, value_of(t->seed, t->rank, i, t->dtype), t->dtype);
 }
 TE_KERNEL(fill_kernel, THREADS, task, fill(te_args, te_at))
 
-/* The same bits as the sum in f32, in the order of the ranks, rounded once. */
+/* y must have the bits of the f32 sum in the order of the ranks, rounded once. */
 TE_FN void compare(const task *t, te_block b) {
     int group;
     const int id = te_lanes_here(THREADS, &group).id;
     const int64_t all = t->count * (t->kind == 2 ? t->ranks : 1), slot = (int64_t)b.x * THREADS + id;
     for (int64_t i = slot; i < all; i += (int64_t)b.nx * THREADS) {
         float want = 0;
-        if (t->kind == 2) want = value_of(t->turn, (int)(i / t->count), i % t->count, t->dtype);
+        if (t->kind == 2) want = value_of(t->seed, (int)(i / t->count), i % t->count, t->dtype);
         else
             for (int r = 0; r < t->ranks; r++) {
-                const float one = value_of(t->turn, r, t->kind == 1 ? t->rank * t->count + i : i, t->dtype);
+                const float one = value_of(t->seed, r, t->kind == 1 ? t->rank * t->count + i : i, t->dtype);
                 want = r ? want + one : one;
             }
         t->wrong[slot] += te_load(t->y, i, t->dtype) != te_round_to(want, t->dtype);
-        te_store(t->y, i, -1.0f, t->dtype); /* what is not written the next time is seen */
+        te_store(t->y, i, -1.0f, t->dtype); /* so that a missing store is seen the next time */
     }
 }
 TE_KERNEL(compare_kernel, THREADS, task, compare(te_args, te_at))
 
-static te_status run(int turns, int64_t *compared, int64_t *wrong) {
+static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
     const te_group *g = te_tensor_group(&here);
-    const size_t bytes = (size_t)(MOST * g->size + SHIFT) * sizeof(float), sums = BLOCKS * THREADS * sizeof(int64_t);
+    const size_t bytes = (size_t)(MAX_COUNT * g->size + SHIFT) * sizeof(float), sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
-    const int each = te_max(1, te_min(250, turns / 4)); /* collectives of a form */
+    const int per_algorithm = te_max(1, te_min(250, iterations / 4)); /* collectives until the algorithm changes */
     void *x = 0, *y = 0;
     task t;
     memset(&t, 0, sizeof t);
@@ -108,27 +108,27 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
     TE_TRY(te_allocate(&here, (void **)&t.wrong, sums));
     TE_TRY(te_fill(&here, t.wrong, 0, sums));
     t.rank = g->rank, t.ranks = g->size;
-    for (int i = 0; i < turns; i++) {
-        const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: own */
+    for (int i = 0; i < iterations; i++) {
+        const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: differs by rank */
         const te_dtype dtypes[3] = {TE_f32, TE_bf16, TE_f16};
-        t.turn = u, t.dtype = dtypes[u % 3], t.kind = (int)(u / 3 % 3), t.late = w % 4 ? 0 : w / 4 % 60000;
-        t.count = 1 + v % (MOST >> (v >> 24) % 19);
-        if (v & 1 << 23) t.count = te_min(MOST, te_round_up(t.count, 8)); /* whole pieces of 16 bytes */
+        t.seed = u, t.dtype = dtypes[u % 3], t.kind = (int)(u / 3 % 3), t.delay = w % 4 ? 0 : w / 4 % 60000;
+        t.count = 1 + v % (MAX_COUNT >> (v >> 24) % 19);
+        if (v & 1 << 23) t.count = te_min(MAX_COUNT, te_round_up(t.count, 8)); /* whole packets */
         const size_t shift = u & 1 << 20 ? 0 : (u >> 21) % SHIFT * te_dtype_bytes(t.dtype);
         t.x = (char *)x + shift, t.y = t.kind == 0 && u & 1 << 16 ? t.x : (char *)y + shift;
-        if (t.kind == 1 && u & 1 << 16) /* where this rank's part is */
+        if (t.kind == 1 && u & 1 << 16) /* in place */
             t.y = (char *)t.x + (size_t)(g->rank * t.count) * te_dtype_bytes(t.dtype);
-        if (g->peers && i % each == 0) /* both forms */
-            g->peers->one_shot = i / each % 2 ? 0 : te_min(g->peers->largest, 2 * g->peers->largest / g->size);
-        TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+        if (g->peers && i % per_algorithm == 0) /* one-shot and two-shot */
+            g->peers->one_shot_bytes = i / per_algorithm % 2 ? 0 : te_min(g->peers->max_bytes, 2 * g->peers->max_bytes / g->size);
+        TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (t.kind == 0) TE_TRY(te_group_all_reduce(g, t.y, t.x, t.count, t.dtype, &here));
         else if (t.kind == 1) TE_TRY(te_group_reduce_scatter(g, t.y, t.x, t.count, t.dtype, &here));
         else TE_TRY(te_group_all_gather(g, t.y, t.x, t.count, t.dtype, &here));
-        /* sums that NCCL or MPI makes of more than two ranks may be rounded in between */
+        /* NCCL and MPI may round partial sums of more than two ranks */
         const int64_t through = g->peers ? g->peers->collectives : 0;
         static int64_t before;
         if (t.kind == 2 || g->size <= 2 || through > before) {
-            TE_TRY(compare_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+            TE_TRY(compare_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
             *compared += t.count * (t.kind == 2 ? g->size : 1);
         }
         before = through;
@@ -142,11 +142,11 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
     return TE_OK;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- fused collective patterns ----------------------------------------------------------------------------------- */
 
-/* Numbers of 16 bits that differ are counted; b is overwritten, so that what is not written the next time is seen. */
-typedef struct alike { const void *a; void *b; int64_t *wrong, count; } alike;
-TE_FN void differ(const alike *t, te_block at) {
+/* Counts 16-bit elements that differ, and overwrites b, so that a missing store is seen the next time. */
+typedef struct comparison { const void *a; void *b; int64_t *wrong, count; } comparison;
+TE_FN void differ(const comparison *t, te_block at) {
     int group;
     const int64_t slot = (int64_t)at.x * THREADS + te_lanes_here(THREADS, &group).id;
     for (int64_t i = slot; i < t->count; i += (int64_t)at.nx * THREADS) {
@@ -157,32 +157,32 @@ TE_FN void differ(const alike *t, te_block at) {
         memcpy((char *)t->b + 2 * i, &b, 2);
     }
 }
-TE_KERNEL(differ_kernel, THREADS, alike, differ(te_args, te_at))
+TE_KERNEL(differ_kernel, THREADS, comparison, differ(te_args, te_at))
 
-/* A list and the same with more steps, on the same parameters. */
-typedef struct twins {
+/* A list and the same without the fused pattern, with the same parameters. */
+typedef struct fused_and_unfused {
     const te_plan *plan[2];
     te_model model[2];
     te_param param[2][8];
-    te_recipes recipes[2]; /* of a list that names one */
+    te_recipes recipes[2]; /* of lists with an FP8 recipe */
     te_model *models[2][1];
     int width;
-    void *params, *scales[2], *grads[2], *saved[2], *made[2][3]; /* inference's y, forward's, dx */
-} twins;
-static te_status make(twins *t, const te_plan *joined, const te_plan *apart, int width) {
+    void *params, *scales[2], *grads[2], *saved[2], *results[2][3]; /* y of inference and of forward, dx */
+} fused_and_unfused;
+static te_status make(fused_and_unfused *t, const te_plan *fused, const te_plan *unfused, int width) {
     int params = 0;
-    t->plan[0] = joined, t->plan[1] = apart, t->width = width;
-    for (int i = 0; i < joined->op_count; i++) params += joined->op[i].params;
-    TE_TRY(te_allocate(&here, &t->params, te_plan_param_bytes(joined)));
+    t->plan[0] = fused, t->plan[1] = unfused, t->width = width;
+    for (int i = 0; i < fused->op_count; i++) params += fused->op[i].params;
+    TE_TRY(te_allocate(&here, &t->params, te_plan_param_bytes(fused)));
     for (int k = 0; k < 2; k++) {
-        TE_TRY(te_allocate(&here, &t->grads[k], te_plan_grad_bytes(joined)));
+        TE_TRY(te_allocate(&here, &t->grads[k], te_plan_grad_bytes(fused)));
         TE_TRY(te_allocate(&here, &t->saved[k], te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here)));
-        for (int i = 0; i < 3; i++) TE_TRY(te_allocate(&here, &t->made[k][i], (size_t)ROWS * (size_t)width * 2));
+        for (int i = 0; i < 3; i++) TE_TRY(te_allocate(&here, &t->results[k][i], (size_t)ROWS * (size_t)width * 2));
         TE_TRY(te_model_bind(&t->model[k], t->plan[k], t->param[k], params, t->params, (float *)t->grads[k], &here));
         TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
     }
     TE_TRY(te_model_randomize(&t->model[0], 0.05f, 7, 100, &here)); /* shards differ by rank */
-    for (int k = 0; k < 2 && joined->fp8; k++) {
+    for (int k = 0; k < 2 && fused->fp8; k++) {
         te_recipes_config config = te_recipes_defaults();
         config.ranks = te_world_group(&here)->size, t->models[k][0] = &t->model[k];
         const size_t bytes = te_recipes_bytes(t->models[k], 1, &config);
@@ -192,43 +192,43 @@ static te_status make(twins *t, const te_plan *joined, const te_plan *apart, int
     }
     return TE_OK;
 }
-static te_status drop(twins *t) {
+static te_status drop(fused_and_unfused *t) {
     te_release(&here, t->params);
     for (int k = 0; k < 2; k++) {
         te_release(&here, t->grads[k]), te_release(&here, t->saved[k]), te_release(&here, t->scales[k]);
-        for (int i = 0; i < 3; i++) te_release(&here, t->made[k][i]);
+        for (int i = 0; i < 3; i++) te_release(&here, t->results[k][i]);
     }
     return TE_OK;
 }
-/* Inference, forward and, now and then, backward of one list; each rank comes late as it likes. */
-static te_status passes(twins *t, int k, int rows, int back, void *const x[2], task *late, uint32_t random) {
+/* Inference, forward and, if asked, backward of one list; each rank is delayed at random. */
+static te_status passes(fused_and_unfused *t, int k, int rows, int backward, void *const x[2], task *delay, uint32_t random) {
     const te_dtype dtype = t->plan[k]->dtype;
-    const int own = te__has_sharded_rows(t->plan[k]) ? rows / here.comm->tensor.size : rows;
-    const te_tensor in = te_matrix(x[0], dtype, own, t->width), dy = te_matrix(x[1], dtype, own, t->width);
+    const int local_rows = te__has_sharded_rows(t->plan[k]) ? rows / here.comm->tensor.size : rows;
+    const te_tensor in = te_matrix(x[0], dtype, local_rows, t->width), dy = te_matrix(x[1], dtype, local_rows, t->width);
     te_batch batch;
     te_saved saved;
     memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
     batch.batch = 1, batch.seq = rows;
     saved.memory = t->saved[k], saved.bytes = te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here);
-    TE_TRY(te_plan_infer(te_matrix(t->made[k][0], dtype, own, t->width), in, t->plan[k], &t->model[k], &batch, &here));
-    late->late = random % 4 ? 0 : random / 4 % 60000, late->count = 0;
-    TE_TRY(fill_kernel_launch(&here, te_grid_of(1, 1), late));
-    TE_TRY(te_plan_forward(te_matrix(t->made[k][1], dtype, own, t->width), &saved, in, t->plan[k], &t->model[k], &batch,
+    TE_TRY(te_plan_infer(te_matrix(t->results[k][0], dtype, local_rows, t->width), in, t->plan[k], &t->model[k], &batch, &here));
+    delay->delay = random % 4 ? 0 : random / 4 % 60000, delay->count = 0;
+    TE_TRY(fill_kernel_launch(&here, te__grid_of(1, 1), delay));
+    TE_TRY(te_plan_forward(te_matrix(t->results[k][1], dtype, local_rows, t->width), &saved, in, t->plan[k], &t->model[k], &batch,
                            &here));
-    if (!back) return TE_OK;
+    if (!backward) return TE_OK;
     TE_TRY(te_fill(&here, t->grads[k], 0, te_plan_grad_bytes(t->plan[k])));
-    TE_TRY(te_plan_backward(te_matrix(t->made[k][2], dtype, own, t->width), dy, &saved, t->plan[k], &t->model[k],
+    TE_TRY(te_plan_backward(te_matrix(t->results[k][2], dtype, local_rows, t->width), dy, &saved, t->plan[k], &t->model[k],
                             &batch, &here));
     return t->plan[k]->fp8 ? te_recipes_step(&t->recipes[k], &here) : TE_OK;
 }
-static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
+static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong) {
     const te_group *g = te_tensor_group(&here);
     const size_t sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
     void *x[2]; /* and dy */
-    static twins all[4];
-    const int blocks = g->peers ? g->peers->blocks : 0;
-    const int64_t largest = g->peers ? g->peers->largest : 0;
+    static fused_and_unfused all[4];
+    const int blocks = g->peers ? g->peers->max_blocks : 0;
+    const int64_t max_bytes = g->peers ? g->peers->max_bytes : 0;
     task t;
     memset(&t, 0, sizeof t);
     for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&here, &x[i], (size_t)ROWS * WIDE * 2));
@@ -236,38 +236,38 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
     TE_TRY(te_allocate(&here, (void **)&t.wrong, sums));
     TE_TRY(te_fill(&here, t.wrong, 0, sums));
     t.rank = g->rank, t.ranks = g->size, t.kind = 0;
-    TE_TRY(make(&all[0], reduced_plan(), reduced_apart_plan(), WIDE));
-    TE_TRY(make(&all[1], product_plan(), product_apart_plan(), NARROW));
-    TE_TRY(make(&all[2], seam_plan(), seam_apart_plan(), NARROW));
-    TE_TRY(make(&all[3], seam_fp8_plan(), seam_fp8_apart_plan(), NARROW));
-    for (int i = 0; i < turns; i++) {
-        const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: own */
-        twins *of = &all[u % 4];
-        const int unit = of >= &all[2] ? g->size : 1, most = (u / 4 % 2 ? 16 : ROWS) / unit;
-        const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
-        const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
-        const int own = rows / unit, back = u / 8 % 4 == 0;
-        int64_t pieces = largest;
-        if (g->peers) { /* blocks that take several rows, pieces of a row of each rank and more, in both forms */
-            g->peers->blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
-            if (u / 128 % 2 == 0 && !(back && of == &all[1])) /* whose backward has a sum that no row begins with */
+    TE_TRY(make(&all[0], reduced_plan(), reduced_unfused_plan(), WIDE));
+    TE_TRY(make(&all[1], linear_reduced_plan(), linear_reduced_unfused_plan(), NARROW));
+    TE_TRY(make(&all[2], boundary_plan(), boundary_unfused_plan(), NARROW));
+    TE_TRY(make(&all[3], boundary_fp8_plan(), boundary_fp8_unfused_plan(), NARROW));
+    for (int i = 0; i < iterations; i++) {
+        const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: differs by rank */
+        fused_and_unfused *of = &all[u % 4];
+        const int unit = of >= &all[2] ? g->size : 1, max_rows = (u / 4 % 2 ? 16 : ROWS) / unit;
+        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* the number of distinct GEMM shapes is limited */
+        const int rows = (int)(1 + v % (uint32_t)max_of * (uint32_t)(max_rows / max_of)) * unit;
+        const int local_rows = rows / unit, backward = u / 8 % 4 == 0;
+        int64_t pieces = max_bytes;
+        if (g->peers) { /* several rows a block, launches of few rows, one-shot and two-shot */
+            g->peers->max_blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
+            if (u / 128 % 2 == 0 && !(backward && of == &all[1])) /* its backward has a plain all_reduce */
                 pieces = (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
-            g->peers->one_shot = u / 256 % 2 ? pieces : 0;
+            g->peers->one_shot_bytes = u / 256 % 2 ? pieces : 0;
         }
-        t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
-        t.count = (int64_t)own * of->width;
-        TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
-        if (back) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
-        for (int k = 0; k < 2; k++) { /* a sum in pieces is in the order of the ranks; NCCL's is not */
-            if (g->peers) g->peers->largest = k && of < &all[2] ? largest : pieces;
-            TE_TRY(passes(of, k, rows, back, x, &t, mixed(w + (uint32_t)k)));
+        t.seed = u, t.dtype = of->plan[0]->dtype, t.delay = w % 4 ? 0 : w / 4 % 60000;
+        t.count = (int64_t)local_rows * of->width;
+        TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
+        if (backward) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
+        for (int k = 0; k < 2; k++) { /* only patterns may be split: a larger plain all_reduce would go by NCCL */
+            if (g->peers) g->peers->max_bytes = k && of < &all[2] ? max_bytes : pieces;
+            TE_TRY(passes(of, k, rows, backward, x, &t, mixed(w + (uint32_t)k)));
         }
-        for (int m = 0; m < 2 + 2 * back; m++) {
-            alike a;
+        for (int m = 0; m < 2 + 2 * backward; m++) {
+            comparison a;
             memset(&a, 0, sizeof a);
-            a.a = m < 3 ? of->made[1][m] : of->grads[1], a.b = m < 3 ? of->made[0][m] : of->grads[0], a.wrong = t.wrong;
-            a.count = m < 3 ? (int64_t)own * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
-            TE_TRY(differ_kernel_launch(&here, te_grid_of(BLOCKS, 1), &a));
+            a.a = m < 3 ? of->results[1][m] : of->grads[1], a.b = m < 3 ? of->results[0][m] : of->grads[0], a.wrong = t.wrong;
+            a.count = m < 3 ? (int64_t)local_rows * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
+            TE_TRY(differ_kernel_launch(&here, te__grid_of(BLOCKS, 1), &a));
             *compared += a.count;
         }
         if (i % 100 == 99) TE_TRY(te_comm_synchronize(&here));
@@ -281,33 +281,33 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
 }
 
 int main(int argc, char **argv) {
-    const int turns = argc > 1 ? atoi(argv[1]) : 200, must = argc > 2 && !strcmp(argv[2], "peers");
+    const int iterations = argc > 1 ? atoi(argv[1]) : 200, required = argc > 2 && !strcmp(argv[2], "peers");
     const int rows = argc > 3 && !strcmp(argv[3], "rows");
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size, config.peer_bytes = 8 << 20;
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
-    here.gemm_own = rows && getenv("RANKS_GEMM_OWN") ? atoi(getenv("RANKS_GEMM_OWN")) : here.gemm_own;
-    if (status == TE_OK) status = rows ? run_rows(turns, &compared, &wrong) : run(turns, &compared, &wrong);
-    const te_peers *peers = status == TE_OK ? te_tensor_group(&here)->peers : 0;
+    here.gemm_custom = rows && getenv("RANKS_GEMM_CUSTOM") ? atoi(getenv("RANKS_GEMM_CUSTOM")) : here.gemm_custom;
+    if (status == TE_OK) status = rows ? run_patterns(iterations, &compared, &wrong) : run(iterations, &compared, &wrong);
+    const te_peer_memory *peers = status == TE_OK ? te_tensor_group(&here)->peers : 0;
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&here));
-    else if (must && size > 1 && !peers) wrong += printf("rank %d: the ranks cannot map each other's memory\n", rank);
+    else if (required && size > 1 && !peers) wrong += printf("rank %d: the ranks have no symmetric memory\n", rank);
     else if (!rank || wrong)
-        printf("rank %d of %d: %lld values, %lld wrong; %lld of %d collectives through mapped memory\n", rank, size,
-               (long long)compared, (long long)wrong, peers ? (long long)peers->collectives : 0LL, turns);
+        printf("rank %d of %d: %lld values, %lld wrong; %lld of %d collectives through symmetric memory\n", rank, size,
+               (long long)compared, (long long)wrong, peers ? (long long)peers->collectives : 0LL, iterations);
     if (rows && peers && !rank)
-        printf("%lld kernels of rows, %lld that gather FP8, %lld behind a product that sends\n", (long long)peers->rows,
-               (long long)peers->fp8, (long long)peers->sent);
-    if (rows && must && (!peers || peers->rows < turns || !peers->fp8 || !peers->sent))
-        wrong += printf("rank %d: rows were no kernels of their own\n", rank);
+        printf("%lld fused patterns, %lld that gather FP8, %lld behind a GEMM that sends\n", (long long)peers->fused,
+               (long long)peers->fused_fp8, (long long)peers->gemms);
+    if (rows && required && (!peers || peers->fused < iterations || !peers->fused_fp8 || !peers->gemms))
+        wrong += printf("rank %d: the patterns were not fused\n", rank);
     fflush(stdout);
-    te_comm_destroy(&comm); /* does not wait for a rank that has failed */
+    te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&here);
-    if (status == TE_ERROR_COMM) _exit(3); /* MPI would */
+    if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
 }

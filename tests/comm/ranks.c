@@ -1,10 +1,10 @@
-/* ranks.c -- what tests/comm.sh runs as several processes: every collective op against its definition, and a small GPT
- * whose losses do not depend on how many ranks train it.
+/* ranks.c -- every collective op against its definition, fused collective patterns in doubles, and a small GPT whose
+ * losses do not depend on the number of ranks. tests/comm.sh runs it as several processes.
  *
  *     mpirun -n 4 ranks ops                        rank 0 prints how many values were compared
- *     mpirun -n 2 ranks rows COUNT                 a row with an all_reduce, so many times
+ *     mpirun -n 2 ranks rows COUNT                 COUNT times: a fused all_reduce pattern against its unfused steps
  *     mpirun -n 4 ranks gpt TENSOR                 rank 0 prints the losses of 50 steps; TENSOR ranks share a replica
- *     mpirun -n 4 ranks stall SECONDS              rank 1 does not come: the others say so after so many seconds
+ *     mpirun -n 4 ranks stall SECONDS              rank 1 hangs: the others time out after so many seconds
  *     mpirun -n 4 ranks leave SECONDS              rank 1 is killed
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
@@ -32,48 +32,47 @@ LISTS(f32)
 LISTS(bf16)
 LISTS(f16)
 
-/* A row that begins with an all_reduce, and the same list in which it is a step of its own. */
-enum { ROW_WIDTH = 264, ROW_MOST = 300 };
-#define REDUCED_ROW                                                                                                   \
+/* A fused pattern that begins with an all_reduce, and the same list in which the all_reduce is a step of its own. */
+enum { ROW_WIDTH = 264, MAX_ROWS = 300 };
+#define REDUCED_LIST                                                                                              \
     (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, ROW_WIDTH), (add, x2)
-TE_SEQUENTIAL(joined, bf16, REDUCED_ROW)
+TE_SEQUENTIAL(fused, bf16, REDUCED_LIST)
 #undef TE_FORWARD_all_reduce_add_fork_norm
-TE_SEQUENTIAL(apart, bf16, REDUCED_ROW)
+TE_SEQUENTIAL(unfused, bf16, REDUCED_LIST)
 
-/* Rows over ranks, in doubles: of a width that their kernel takes and of one that it does not. */
+/* Fused collective patterns, checked in doubles: a width for which there is a kernel, and one for which there is none. */
 #define SUMMED(dtype, w)                                                                                              \
     TE_INFERENCE(summed_##dtype##_##w, dtype, (input, x1, w), (all_reduce, r), (bias, b, w), (add, x1),               \
         (layernorm, n, w))                                                                                            \
-    TE_INFERENCE(seam_##dtype##_##w, dtype, (input, x1, w), (reduce_scatter, s), (bias, b, w), (add, x1),             \
+    TE_INFERENCE(boundary_##dtype##_##w, dtype, (input, x1, w), (reduce_scatter, s), (bias, b, w), (add, x1),             \
         (layernorm, n, w), (all_gather, g))                                                                           \
-    static_assert((int)summed_##dtype##_##w##_infer_steps == 2 && (int)seam_##dtype##_##w##_infer_steps == 2, "a row");
+    static_assert((int)summed_##dtype##_##w##_infer_steps == 2 && (int)boundary_##dtype##_##w##_infer_steps == 2, "fused");
 SUMMED(f32, 13)
 SUMMED(bf16, 13)
 SUMMED(f32, 264)
 SUMMED(bf16, 264)
 
-typedef struct side { te_tensor t; int64_t rows; } side; /* of a list */
 static int64_t compared, wrong;
 
-/* What a rank has in row, col before the collective: both signs, of several magnitudes. */
+/* A rank's element of row, col before the collective: both signs, several magnitudes. */
 static double value_of(int rank, int64_t row, int col, te_dtype dtype) {
     uint32_t u[4];
-    uint8_t room[4];
+    uint8_t storage[4];
     te_philox(u, 7, (uint64_t)(row * WIDTH + col), (uint32_t)rank, 0);
-    te_store(room, 0, (te_uniform(u[0]) - 0.5f) * (u[1] % 8 ? 1.0f : 100.0f), dtype);
-    return (double)te_load(room, 0, dtype);
+    te_store(storage, 0, (te_uniform(u[0]) - 0.5f) * (u[1] % 8 ? 1.0f : 100.0f), dtype);
+    return (double)te_load(storage, 0, dtype);
 }
-/* Of all ranks: the sum over them, and that of magnitudes. Of these rows. */
+/* The sum over the ranks, and *size: that of the magnitudes. */
 static double sum_of(int64_t row, int col, te_dtype dtype, int ranks, double *size) {
     double sum = 0;
     *size = 0;
     for (int r = 0; r < ranks; r++) sum += value_of(r, row, col, dtype), *size += fabs(value_of(r, row, col, dtype));
     return sum;
 }
-typedef enum what { GATHERED, SCATTERED, REDUCED, TWICE, SAME } what;
+typedef enum expected { GATHERED, SCATTERED, REDUCED, TWICE, SAME } expected;
 
-/* Compare y with the definition, of what value_of gave. Each addition of two rounds once. */
-static te_status check(const char *name, te_tensor y, what w, const te_group *g) {
+/* Compares y with the definition, for inputs from value_of. Each addition of two numbers may round once. */
+static te_status check(const char *name, te_tensor y, expected w, const te_group *g) {
     const size_t bytes = (size_t)(y.rows * y.cols) * te_dtype_bytes(y.dtype);
     const double u = y.dtype == TE_f32 ? 1.0 / (1 << 24) : y.dtype == TE_bf16 ? 1.0 / (1 << 8) : 1.0 / (1 << 11);
     char *got = (char *)malloc(bytes);
@@ -109,8 +108,8 @@ static te_status tensor_of(te_tensor *t, te_dtype dtype, int64_t rows, int rank)
     *t = te_matrix(p, dtype, rows, WIDTH);
     return TE_OK;
 }
-/* Forward and backward of a list; x and dy are what value_of gives. wy, wx: what y and dx are of those. */
-static te_status one(const te_plan *plan, what wy, what wx) {
+/* Forward and backward of a list with x and dy from value_of. wy, wx: the expected y and dx. */
+static te_status run_list(const te_plan *plan, expected wy, expected wx) {
     const te_group *g = te_tensor_group(&ctx);
     const int64_t part = BATCH * SEQ, all = part * g->size;
     te_model m;
@@ -137,8 +136,8 @@ static te_status one(const te_plan *plan, what wy, what wx) {
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
     return TE_OK;
 }
-/* copy_to_group passes on what it gets, which a scale doubles: see TWICE_x. */
-static te_status copied(const te_plan *plan) {
+/* copy_to_group is the identity in forward, and the scale behind it doubles. */
+static te_status run_copy(const te_plan *plan) {
     const te_group *g = te_tensor_group(&ctx);
     te_model m;
     te_saved saved;
@@ -169,7 +168,7 @@ static te_status copied(const te_plan *plan) {
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
     return TE_OK;
 }
-/* y of forward and of inference, of rows of this rank's own. */
+/* y of forward and of inference, on random rows that differ by rank. */
 static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
     const size_t bytes = (size_t)(rows * ROW_WIDTH) * sizeof *y;
     te_model m;
@@ -199,26 +198,26 @@ static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
     te_release(&ctx, saved.memory);
     return TE_OK;
 }
-static te_status rows_alike(int times) {
-    static uint16_t y[2][2 * ROW_MOST * ROW_WIDTH];
-    const int most = TE_CUDA ? 128 : ROW_MOST; /* no more than multiprocessors: norms of more add up in another order */
-    const int64_t first[3] = {1, 15, most};
+static te_status compare_fused(int times) {
+    static uint16_t y[2][2 * MAX_ROWS * ROW_WIDTH];
+    const int max_rows = TE_CUDA ? 128 : MAX_ROWS; /* at most the multiprocessors: norms of more rows sum in another order */
+    const int64_t first[3] = {1, 15, max_rows};
     for (int i = 0; i < times; i++) {
-        const int64_t rows = i < 3 ? first[i] : 1 + (i * 37) % most, count = 2 * rows * ROW_WIDTH;
+        const int64_t rows = i < 3 ? first[i] : 1 + (i * 37) % max_rows, count = 2 * rows * ROW_WIDTH;
         int64_t differ = 0;
-        if (i % 7 == 3 * comm.world.rank) usleep(3000); /* some come late */
-        TE_TRY(reduced(y[0], joined_plan(), rows));
-        TE_TRY(reduced(y[1], apart_plan(), rows));
+        if (i % 7 == 3 * comm.world.rank) usleep(3000); /* random delays */
+        TE_TRY(reduced(y[0], fused_plan(), rows));
+        TE_TRY(reduced(y[1], unfused_plan(), rows));
         for (int64_t k = 0; k < count; k++) differ += y[0][k] != y[1][k];
         compared += count;
-        if (differ && !wrong++) printf("rank %d: %lld of %lld differ in a row with an all_reduce\n", comm.world.rank,
+        if (differ && !wrong++) printf("rank %d: %lld of %lld differ in the fused all_reduce\n", comm.world.rank,
                                        (long long)differ, (long long)count);
     }
     return TE_OK;
 }
-/* y = layernorm(the sum of all x + bias + residual) and how far the list may be off, of row `row` of all; in[w + 3 w]:
- * the residual, and bias, gamma and beta. Values are rounded where they are stored, a sum of ranks at each addition, and
- * the sums of a row's elements are of f32. */
+/* Row `row` of y = layernorm(the sum of all x + bias + residual), and a bound for its error. in[w + 3 w]: the residual;
+ * bias, gamma and beta. Values are rounded when they are stored, sums over ranks at each addition; the norm's sums are
+ * in f32. */
 static void in_doubles(double *y, double *bound, int w, int64_t row, const double *in, te_dtype dtype, int ranks) {
     const double f32 = 1.0 / (1 << 24), u = dtype == TE_f32 ? f32 : 1.0 / (1 << 8);
     double v[ROW_WIDTH], off[ROW_WIDTH], mean = 0, off_mean = 0, square = 0, off_square = 0;
@@ -243,13 +242,13 @@ static void in_doubles(double *y, double *bound, int w, int64_t row, const doubl
         bound[i] = fabs(in[2 * w + i]) * rstd * (off[i] + off_mean) + fabs(of_d) * (off_rstd + 8 * f32) + u * fabs(y[i]);
     }
 }
-/* One of these lists, of `rows` rows a rank. */
-static te_status summed(const te_plan *plan, int64_t rows, int is_seam) {
+/* One of these lists, with `rows` rows a rank. */
+static te_status summed(const te_plan *plan, int64_t rows, int is_boundary) {
     const te_group *g = te_tensor_group(&ctx);
     const int w = plan->in;
-    const int64_t all = is_seam ? rows * g->size : rows, first = is_seam ? g->rank * rows : 0;
+    const int64_t all = is_boundary ? rows * g->size : rows, first = is_boundary ? g->rank * rows : 0;
     const size_t size = te_dtype_bytes(plan->dtype);
-    static char text[4 * ROW_MOST * ROW_WIDTH * sizeof(float)];
+    static char text[4 * MAX_ROWS * ROW_WIDTH * sizeof(float)];
     static double in[4 * ROW_WIDTH], y[ROW_WIDTH], bound[ROW_WIDTH];
     const int64_t counts[4] = {3 * w, all * w, rows * w, all * w}; /* parameters, x, the residual, y */
     void *at[4] = {0, 0, 0, 0};
@@ -269,7 +268,7 @@ static te_status summed(const te_plan *plan, int64_t rows, int is_seam) {
         TE_TRY(te_copy(&ctx, params[k].data, text, (size_t)w * size));
         TE_TRY(te_synchronize(&ctx));
     }
-    for (int k = 1; k < 3; k++) { /* a residual that all ranks have is the same on all */
+    for (int k = 1; k < 3; k++) { /* the residual of an all_reduce is the same on all ranks */
         for (int64_t i = 0; i < counts[k]; i++)
             te_store(text, i, (float)value_of(k == 1 ? g->rank : 30, (i / w + (k == 1 ? 0 : first)) * 31, (int)(i % w), plan->dtype),
                      plan->dtype);
@@ -296,9 +295,9 @@ static te_status summed(const te_plan *plan, int64_t rows, int is_seam) {
 }
 #define SUMMED_OF(dtype, w)                                      \
     TE_TRY(summed(summed_##dtype##_##w##_plan(), rows, 0));      \
-    TE_TRY(summed(seam_##dtype##_##w##_plan(), rows, 1))
+    TE_TRY(summed(boundary_##dtype##_##w##_plan(), rows, 1))
 static te_status all_summed(void) {
-    const int64_t of[3] = {1, 7, ROW_MOST};
+    const int64_t of[3] = {1, 7, MAX_ROWS};
     for (int i = 0; i < 3; i++) {
         const int64_t rows = of[i];
         SUMMED_OF(f32, 13);
@@ -309,12 +308,12 @@ static te_status all_summed(void) {
     return TE_OK;
 }
 #define EACH(dtype)                                             \
-    TE_TRY(one(gather_##dtype##_plan(), GATHERED, SCATTERED));  \
-    TE_TRY(one(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
-    TE_TRY(one(reduce_##dtype##_plan(), REDUCED, SAME));        \
-    TE_TRY(copied(copy_##dtype##_plan()))
-/* Bytes in FP8 are gathered as they are, NaNs too, in pairs. */
-static te_status bytes_gathered(void) {
+    TE_TRY(run_list(gather_##dtype##_plan(), GATHERED, SCATTERED));  \
+    TE_TRY(run_list(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
+    TE_TRY(run_list(reduce_##dtype##_plan(), REDUCED, SAME));        \
+    TE_TRY(run_copy(copy_##dtype##_plan()))
+/* An all_gather of FP8 keeps all bits, NaNs too; the count must be even. */
+static te_status gather_fp8(void) {
     enum { COUNT = 514 };
     const te_group *g = te_tensor_group(&ctx);
     uint8_t *got = (uint8_t *)malloc((size_t)(COUNT * g->size));
@@ -330,7 +329,7 @@ static te_status bytes_gathered(void) {
     TE_TRY(te_synchronize(&ctx));
     for (int i = 0; i < COUNT * g->size; i++, compared++)
         if (got[i] != (uint8_t)(i % COUNT + 31 * (i / COUNT)) && !wrong++)
-            printf("rank %d: byte %d of what is gathered in FP8 is %d\n", g->rank, i, got[i]);
+            printf("rank %d: byte %d of the gathered FP8 is %d\n", g->rank, i, got[i]);
     if (te_group_all_gather(g, y, x, COUNT - 1, TE_e4m3, &ctx) != TE_ERROR_SHAPE && !wrong++)
         printf("rank %d: an odd number of bytes was gathered\n", g->rank);
     free(got), te_release(&ctx, x), te_release(&ctx, y);
@@ -340,9 +339,9 @@ static te_status run_ops(void) {
     EACH(f32);
     EACH(bf16);
     EACH(f16);
-    TE_TRY(bytes_gathered());
+    TE_TRY(gather_fp8());
     TE_TRY(all_summed());
-    return rows_alike(3);
+    return compare_fused(3);
 }
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
@@ -369,7 +368,7 @@ TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2)) /* for tensor groups of 2 rank
 
 static int frozen; /* some of the parameters */
 
-/* Freeze parameters of several kinds, shared out by the tensor group and not, with NaN for their gradients. */
+/* Freezes parameters of several kinds, sharded over the tensor group and not, with NaN in the memory of their gradients. */
 static te_status freeze_some(te_model *m) {
     TE_TRY(te_freeze(m, "at", 0, &ctx));
     TE_TRY(te_freeze(m, "b0_qkv", 0, &ctx));
@@ -381,7 +380,7 @@ static te_status freeze_some(te_model *m) {
     }
     return TE_OK;
 }
-/* Nobody has written them. */
+/* The NaN must still be there. */
 static te_status check_frozen(const te_model *m) {
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
@@ -394,7 +393,7 @@ static te_status check_frozen(const te_model *m) {
     }
     return TE_OK;
 }
-/* The rows of this rank, of this replica; all replicas together have SEQUENCES. */
+/* Trains on this replica's share of SEQUENCES sequences, of which this rank has its rows. */
 static te_status losses_of(te_model *m, void *params, void *grads) {
     const te_plan *plan = m->plan;
     te_model *models[1] = {m};
@@ -424,7 +423,7 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
     for (int step = 0; step < STEPS; step++) {
         float mean = 0;
-        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* each is a function of the one before, now and then */
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens are a function of the one before */
             uint32_t u[4];
             te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
             text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
@@ -494,7 +493,7 @@ int main(int argc, char **argv) {
     frozen = argc > 3 && !strcmp(argv[3], "frozen");
     const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
     int rank, size;
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
@@ -503,15 +502,15 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();
-        else if (!strcmp(mode, "rows")) status = rows_alike(number);
+        else if (!strcmp(mode, "rows")) status = compare_fused(number);
         else if (fails) status = run_without(!strcmp(mode, "leave"));
         else status = number == 2 ? run_gpt2() : run_gpt1();
     }
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (compared && !rank) printf("%lld values of %d ranks\n", (long long)compared, size);
     fflush(stdout);
-    te_comm_destroy(&comm); /* does not wait for a rank that has failed */
+    te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);
-    if (status == TE_ERROR_COMM) _exit(3); /* MPI would */
+    if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
 }

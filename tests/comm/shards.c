@@ -1,14 +1,14 @@
-/* shards.c -- what ranks share out beside products and rows: optimizer states, the vocabulary, and what lies in a
- * checkpoint. tests/comm.sh runs it as several processes.
+/* shards.c -- optimizer states, the vocabulary, checkpoints and FP8 scales of several ranks. tests/comm.sh runs it as
+ * several processes.
  *
- *     mpirun -n 4 shards states TENSOR FILE        an optimizer with shared-out states beside one that has all; both
+ *     mpirun -n 4 shards states TENSOR FILE        an optimizer with sharded states against one with all states; both
  *         write the same FILE
- *     mpirun -n 4 shards scales TENSOR             FP8 scales are those of what is largest on any rank
- *     mpirun -n 4 shards vocabulary                embedding and cross_entropy of ranks beside those of one
+ *     mpirun -n 4 shards scales TENSOR             FP8 scales follow the amax over all ranks
+ *     mpirun -n 4 shards vocabulary                vocabulary-parallel embedding and cross_entropy against one rank's
  *     mpirun -n 4 shards train TENSOR SHARDED FIRST LAST FROM TO
- *         losses of steps FIRST to LAST of a small GPT, by rank 0. SHARDED: 1: the optimizer's states are shared out.
- *         It begins from the file FROM and leaves the file TO; "-" is none
- *     mpirun -n 2 shards refuse                    calls that are wrong, and what they say
+ *         rank 0 prints the losses of steps FIRST to LAST of a small GPT. SHARDED 1: with sharded optimizer states.
+ *         Starts from the checkpoint FROM and writes the checkpoint TO; "-" is none
+ *     mpirun -n 2 shards refuse                    wrong calls and their error texts
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -31,7 +31,7 @@ static uint32_t bits_of(float x) {
     memcpy(&u, &x, 4);
     return u;
 }
-/* The same bits, or apart by `off` at most. */
+/* The bits must be the same, or the values differ by at most `off`. */
 static void compare(const char *name, int64_t at, float got, float want, double off) {
     compared++;
     if (bits_of(got) == bits_of(want) || fabs((double)got - want) <= off) return;
@@ -48,14 +48,14 @@ static void refuses(te_status status, te_status want, const char *words) {
 
 /* ---- optimizer states -------------------------------------------------------------------------------------------- */
 
-/* Sizes that no number of ranks divides; one that is smaller than a slice; one in 16 bits; one of a tensor group. */
+/* Sizes that no number of ranks divides; a model smaller than a shard; one in bf16; one sharded over a tensor group. */
 TE_SEQUENTIAL(odd, f32, (linear, a, 13, 37), (bias, a_b, 37), (linear, c, 37, 5))
 TE_SEQUENTIAL(tiny, (f32, (width, 5)), (mul_param, s, 1))
 TE_SEQUENTIAL(wide, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 131))
 TE_SEQUENTIAL(parts, f32, (copy_to_group, g), (linear, p, 13, 24, (shard, columns)), (gelu, act),
               (linear, q, 24, 13, (shard, rows)), (all_reduce, r), (bias, q_b, 13))
 
-/* Beside Muon it is AdamW's, and large enough to be cut by itself. */
+/* Under the rule muon it is updated by AdamW, and large enough to be sharded by itself. */
 TE_SEQUENTIAL(large, f32, (embedding, rows, 1031, 67))
 
 enum { MODELS = 5, LARGEST = 1031 * 67 };
@@ -93,11 +93,11 @@ static te_status bind_replica(replica *r, const te_adamw_config *config) {
     TE_TRY(te_fill(&ctx, r->memory[2 * MODELS], 0xff, bytes));
     return te_adamw_init(&r->opt, r->memory[2 * MODELS], bytes, r->models, MODELS, config, &ctx);
 }
-/* Gradients of this rank: multiples of 1/8, whose sums are exact in any order. bad: one of them is an infinity. */
+/* Fills in gradients that are multiples of 1/8, whose sums are exact in any order. bad: one of them is infinite. */
 static te_status fill_gradients(replica *r, int step, int bad) {
     static float v[LARGEST];
     const te_group *t = te_tensor_group(&ctx), *d = te_data_group(&ctx);
-    te_param_walk w = te_params_of(r->models, MODELS);
+    te_param_iter w = te_params_of(r->models, MODELS);
     for (int k = 0; te_params_next(&w); k++) {
         const int64_t n = w.param->rows * w.param->cols;
         const uint32_t rank = (uint32_t)(d->rank * 64 + (w.param->shard == TE_SHARD_none ? 0 : t->rank));
@@ -114,11 +114,11 @@ static te_status fill_gradients(replica *r, int step, int bad) {
 }
 static te_status compare_replicas(const char *name, const replica *got, const replica *want, int clips) {
     static char a[LARGEST * 4], b[LARGEST * 4];
-    te_param_walk g = te_params_of(got->models, MODELS), w = te_params_of(want->models, MODELS);
+    te_param_iter g = te_params_of(got->models, MODELS), w = te_params_of(want->models, MODELS);
     while (te_params_next(&g) && te_params_next(&w)) {
         const int64_t n = g.param->rows * g.param->cols;
         const te_dtype dtype = g.param->dtype;
-        /* clipped, gradients have a factor that the order of the norm's sum rounds: of a step, lr, or of the format */
+        /* the clipping factor is rounded by the order of the norm's sum: relative to lr, or to the format */
         const double off = !clips ? 0 : dtype == TE_f32 ? 1e-6 : 1.0 / 64;
         TE_TRY(read_back(a, g.param->data, (size_t)n * te_dtype_bytes(dtype)));
         TE_TRY(read_back(b, w.param->data, (size_t)n * te_dtype_bytes(dtype)));
@@ -146,7 +146,7 @@ static int64_t bytes_of(char **bytes, const char *path) {
     if (f) (void)fclose(f);
     return got == n ? n : -1;
 }
-/* Both save the same file. Then `own` forgets all that it has, and finds it there. */
+/* Both must save the same file. Then `own` is overwritten, and loads it. */
 static te_status through_file(const char *name, replica *own, replica *all, const char *path) {
     const te_named_model of_own[MODELS] = {{"a", &own->a.model}, {"b", &own->b.model}, {"c", &own->c.model},
                                            {"d", &own->d.model}, {"e", &own->e.model}},
@@ -175,17 +175,17 @@ static te_status states_of(const char *name, te_adamw_config config, int bad, co
     TE_TRY(bind_replica(&all, &config));
     config.shards = ranks;
     TE_TRY(bind_replica(&own, &config));
-    /* as many states as belong to it, and those that all ranks have; of Muon one matrix more, and the small tensors */
+    /* a shard of the states and the rounding; with Muon one matrix more, and the small tensors */
     const int64_t rest = config.rule == TE_RULE_muon ? 67 * 131 + 13 * 37 + 61 * 67 + 12 * TE_PARAM_ALIGN : 0;
-    const int64_t most = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN + rest;
-    wrong += ranks > 1 && own.opt.m_elements > most;
+    const int64_t amax = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN + rest;
+    wrong += ranks > 1 && own.opt.m_elements > amax;
     for (int step = 0; step < 4; step++) {
         if (step == 3 && !clips) TE_TRY(through_file(name, &own, &all, path));
         TE_TRY(fill_gradients(&all, step, bad && step == 1));
         TE_TRY(fill_gradients(&own, step, bad && step == 1));
         TE_TRY(te_reduce_gradients(all.models, MODELS, &ctx));
         if (step < 2) TE_TRY(te_adamw_reduce(&own.opt, &ctx));
-        else TE_TRY(te_reduce_gradients(own.models, MODELS, &ctx)); /* more than it needs, and as good */
+        else TE_TRY(te_reduce_gradients(own.models, MODELS, &ctx)); /* it sums more than necessary, which must not matter */
         TE_TRY(te_adamw_step(&all.opt, &ctx));
         TE_TRY(te_adamw_step(&own.opt, &ctx));
         TE_TRY(compare_replicas(name, &own, &all, clips));
@@ -206,7 +206,7 @@ static te_status run_states(const char *path) {
     d.moments = TE_bf16, d.no_master = 1;
     TE_TRY(states_of("adamw, no master weights", d, 0, path));
     TE_TRY(states_of("sgd", sgd, 0, path));
-    if (te_tensor_group(&ctx)->size == 1) { /* Muon takes no matrix of which ranks have parts */
+    if (te_tensor_group(&ctx)->size == 1) { /* Muon refuses matrices that are sharded over a tensor group */
         te_adamw_config muon = te_muon_defaults(0.01f);
         TE_TRY(states_of("muon", muon, 0, path));
         muon.moments = TE_bf16, muon.match_rms = 1, muon.muon_takes = two_of_them;
@@ -220,7 +220,7 @@ static te_status run_states(const char *path) {
 
 /* ---- the vocabulary ---------------------------------------------------------------------------------------------- */
 
-/* Of 4 ranks each has 15 columns of the small vocabulary. Of the large one pieces of a linear_cross_entropy are of rows
+/* With 4 ranks each has 15 columns of the small vocabulary. For the large one linear_cross_entropy works on pieces of rows
  * or, of 2 ranks, of columns. */
 enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300 };
 
@@ -248,10 +248,10 @@ ROW(f32, 1) ROW(f32, 2) ROW(f32, 3) ROW(f32, 4) ROW(bf16, 1) ROW(bf16, 2) ROW(bf
 #undef TE_BACKWARD_cross_entropy_linear
 static_assert((int)row_f322_forward_steps == 2 && (int)row_f322_backward_steps == 2, "copy_to_group, linear_cross_entropy");
 
-/* What a list makes of x, tokens and labels: y of forward and of inference, dx, the gradient of its weight. */
+/* The results of a list: y of forward and of inference, dx, the weight's gradient. */
 typedef struct made {
     float y[2][ROWS * WIDTH], dx[ROWS * WIDTH], grad[LARGE * WIDTH];
-    int64_t elements, first; /* of the weight: this rank has these */
+    int64_t elements, first; /* of the weight: this rank's */
 } made;
 static te_status make(made *m, const te_plan *plan, int vocabulary) {
     static uint8_t v[ROWS * WIDTH * 4];
@@ -300,9 +300,9 @@ static te_status make(made *m, const te_plan *plan, int vocabulary) {
     return TE_OK;
 }
 static double largest(const float *v, int64_t n) {
-    double most = 0;
-    for (int64_t i = 0; i < n; i++) most = fabs((double)v[i]) > most ? fabs((double)v[i]) : most;
-    return most;
+    double amax = 0;
+    for (int64_t i = 0; i < n; i++) amax = fabs((double)v[i]) > amax ? fabs((double)v[i]) : amax;
+    return amax;
 }
 /* An embedding has the same bits. The rest are sums over rows or the vocabulary of terms whose magnitudes add up to no less than
  * the largest element: f32 rounds as often, and in 16 bits dlogits, each rank's dx and their sum are rounded. */
@@ -313,8 +313,8 @@ static te_status vocabulary_of(const te_plan *shared, const te_plan *whole, int 
     TE_TRY(make(&got, shared, vocabulary));
     TE_TRY(make(&want, whole, vocabulary));
     for (int k = 0; k < 2; k++) {
-        const double most = tokens ? 0 : f32 * largest(want.y[k], ROWS);
-        for (int64_t i = 0; i < ROWS * whole->out; i++) compare(whole->name, i, got.y[k][i], want.y[k][i], most);
+        const double amax = tokens ? 0 : f32 * largest(want.y[k], ROWS);
+        for (int64_t i = 0; i < ROWS * whole->out; i++) compare(whole->name, i, got.y[k][i], want.y[k][i], amax);
     }
     const double dx = off * largest(want.dx, ROWS * WIDTH), grad = off * largest(want.grad, vocabulary * WIDTH);
     for (int64_t i = 0; !tokens && i < ROWS * WIDTH; i++) compare("dx", i, got.dx[i], want.dx[i], dx);
@@ -388,7 +388,7 @@ static te_status losses_of(te_model *m, te_param *table, te_param *head, task t)
     batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
     for (int step = t.first; step < t.last; step++) {
         float mean = 0;
-        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* each is a function of the one before, now and then */
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens are a function of the one before */
             uint32_t u[4];
             te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
             text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
@@ -427,19 +427,19 @@ TRAIN(gpt1)
 TRAIN(gpt2)
 TRAIN(gpt4)
 
-/* ---- scales of FP8 ----------------------------------------------------------------------------------------------- */
+/* ---- FP8 scales -------------------------------------------------------------------------------------------------- */
 
 TE_SEQUENTIAL(fp8, (f32, (recipe, fp8_delayed)), (linear, up, 16, 32), (gelu, act), (linear, down, 32, 16))
 enum { FP8_ROWS = 16, FP8_STEPS = 4, FP8_PRODUCTS = 2, FP8_TENSORS = 3 * FP8_PRODUCTS };
 
-/* What a rank has seen since the last step: in the first one, of which each scale is its own, histories have it. */
-static te_status largest_here(float most[FP8_TENSORS], const te_recipes *r, int step) {
-    static float history[FP8_TENSORS * TE_SCALES_MOST_HISTORY];
+/* A rank's amaxes since the last step; in the first step, when scales are current ones, they are in the histories. */
+static te_status local_amax(float amax[FP8_TENSORS], const te_recipes *r, int step) {
+    static float history[FP8_TENSORS * TE_SCALES_MAX_HISTORY];
     const te_scales *s = &r->scales;
-    TE_TRY(read_back(most, s->amax, FP8_TENSORS * sizeof(float)));
+    TE_TRY(read_back(amax, s->amax, FP8_TENSORS * sizeof(float)));
     TE_TRY(read_back(history, s->history, (size_t)(FP8_TENSORS * s->length) * sizeof(float)));
     for (int i = FP8_PRODUCTS; i < FP8_TENSORS && !step; i++)
-        for (int h = 0; h < s->length; h++) most[i] = fmaxf(most[i], history[i * s->length + h]);
+        for (int h = 0; h < s->length; h++) amax[i] = fmaxf(amax[i], history[i * s->length + h]);
     return TE_OK;
 }
 static te_status run_scales(void) {
@@ -451,16 +451,16 @@ static te_status run_scales(void) {
     te_recipes_config config = te_recipes_defaults();
     te_saved saved;
     te_batch batch;
-    float most[64][FP8_TENSORS], scale[FP8_TENSORS], past[FP8_TENSORS] = {0};
+    float amax[64][FP8_TENSORS], scale[FP8_TENSORS], past[FP8_TENSORS] = {0};
     void *params, *grads, *memory, *x, *all;
     memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
     config.history = 8, config.ranks = ranks + 1;
     TE_TRY(te_allocate(&ctx, &params, fp8_param_bytes()));
     TE_TRY(te_allocate(&ctx, &grads, fp8_grad_bytes()));
     TE_TRY(te_allocate(&ctx, &x, 3 * FP8_ROWS * 16 * sizeof(float)));
-    TE_TRY(te_allocate(&ctx, &all, sizeof most));
+    TE_TRY(te_allocate(&ctx, &all, sizeof amax));
     TE_TRY(fp8_bind(&m, params, (float *)grads, &ctx));
-    TE_TRY(te_model_randomize(&m.model, 0.3f, 8, 64 * (uint32_t)te_tensor_group(&ctx)->rank, &ctx)); /* as of shards */
+    TE_TRY(te_model_randomize(&m.model, 0.3f, 8, 64 * (uint32_t)te_tensor_group(&ctx)->rank, &ctx)); /* different weights on each tensor rank */
     TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 1, &config)));
     refuses(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 1, &config), models, 1, &config, &ctx),
             TE_ERROR_VALUE, "recipes: ranks is");
@@ -475,38 +475,38 @@ static te_status run_scales(void) {
         const uint32_t draw = (uint32_t)(64 * step + comm.world.rank);
         for (int micro_batch = 0; micro_batch < 2; micro_batch++) {
             TE_TRY(te_fill_normal(x, TE_f32, FP8_ROWS * 16, 0, 1.0f + (float)(draw % 3), 17, 2 * draw, &ctx));
-            if (step == 2 && comm.world.rank == ranks - 1) TE_TRY(te_fill(&ctx, x, 0xff, 4)); /* a NaN of one rank */
+            if (step == 2 && comm.world.rank == ranks - 1) TE_TRY(te_fill(&ctx, x, 0xff, 4)); /* one rank has a NaN */
             TE_TRY(fp8_forward(y, &saved, in, &m, &batch, &ctx));
             TE_TRY(fp8_backward(dx, y, &saved, &m, &batch, &ctx));
             batch.accumulate = 1;
         }
         batch.accumulate = 0;
-        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* as an optimizer would */
-        TE_TRY(largest_here(most[comm.world.rank], &recipes, step));
-        TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, most[comm.world.rank], sizeof most[0]));
+        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* as an optimizer step would change them */
+        TE_TRY(local_amax(amax[comm.world.rank], &recipes, step));
+        TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, amax[comm.world.rank], sizeof amax[0]));
         TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
                                    &ctx));
-        TE_TRY(read_back(most, all, (size_t)ranks * sizeof most[0]));
+        TE_TRY(read_back(amax, all, (size_t)ranks * sizeof amax[0]));
         TE_TRY(te_recipes_step(&recipes, &ctx));
         TE_TRY(read_back(scale, recipes.scales.scale, sizeof scale));
         for (int i = FP8_PRODUCTS; i < FP8_TENSORS; i++) {
             float now = 0;
             int finite = 1;
-            for (int r = 0; r < ranks; r++) finite &= most[r][i] <= 3e38f, now = fmaxf(now, most[r][i]);
+            for (int r = 0; r < ranks; r++) finite &= amax[r][i] <= 3e38f, now = fmaxf(now, amax[r][i]);
             if (finite) past[i] = fmaxf(past[i], now);
             wrong += !(past[i] > 0) || (!step && !finite);
-            compare("scale", i, scale[i], te_scale_of_amax(past[i], te_fp8_most(i < 4 ? TE_e4m3 : TE_e5m2), &config.rule), 0);
+            compare("scale", i, scale[i], te_scale_of_amax(past[i], te_fp8_max(i < 4 ? TE_e4m3 : TE_e5m2), &config.rule), 0);
         }
-        /* weights: of all ranks, whatever this one has of them */
+        /* weights: the scale is common to all ranks, whatever this one's amax is */
         TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, scale, sizeof scale));
         TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
                                    &ctx));
-        TE_TRY(read_back(most, all, (size_t)ranks * sizeof most[0]));
+        TE_TRY(read_back(amax, all, (size_t)ranks * sizeof amax[0]));
         float w[16 * 32], largest = 0;
         TE_TRY(read_back(w, m.up.weight.data, sizeof w));
         for (int i = 0; i < 16 * 32; i++) largest = fmaxf(largest, fabsf(w[i]));
-        wrong += scale[0] > te_scale_of_amax(largest, te_fp8_most(TE_e4m3), &own);
-        for (int i = 0; i < FP8_TENSORS; i++) compare("scale of rank 0", i, scale[i], most[0][i], 0);
+        wrong += scale[0] > te_scale_of_amax(largest, te_fp8_max(TE_e4m3), &own);
+        for (int i = 0; i < FP8_TENSORS; i++) compare("scale of rank 0", i, scale[i], amax[0][i], 0);
     }
     recipes.config.ranks = ranks + 1;
     refuses(te_recipes_step(&recipes, &ctx), TE_ERROR_STATE, "recipes: ranks is");
@@ -515,9 +515,9 @@ static te_status run_scales(void) {
     return TE_OK;
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
+static te_status run_refuse(void) { /* 2 ranks, which are replicas */
     static odd m;
     te_adamw opt;
     te_adamw_config c = te_adamw_defaults(0.01f);
@@ -541,10 +541,10 @@ static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
     refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     refuses(te_adamw_reduce(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     opt.config.shards = 2;
-    /* a list for 3 ranks of a tensor group, and this one has one */
+    /* a list for tensor groups of 3 ranks on one of 1 */
     static made nothing;
     refuses(make(&nothing, loss_f323_plan(), VOCABULARY), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
-    /* checkpoints: rank 0 cannot write; the ranks have other tensors; one has an infinity */
+    /* checkpoints: rank 0 cannot write; the ranks have different tensors; a value is infinite */
     const te_named_model named[1] = {{"m", &m.model}}, other[1] = {{"other", &m.model}};
     const te_checkpoint all = {named, 1, &opt, 0, 0, 0, 0, 0},
                         differs = {comm.world.rank ? other : named, 1, 0, 0, 0, 0, 0, 0};
@@ -564,7 +564,7 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "states", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     const int number = argc > 2 ? atoi(argv[2]) : 1;
     int rank, size;
-    te_comm_launched(&rank, &size);
+    te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "vocabulary") ? size : !strcmp(mode, "refuse") ? 1 : number;
@@ -584,8 +584,8 @@ int main(int argc, char **argv) {
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (compared && !rank) printf("%s: %lld values of %d ranks\n", mode, (long long)compared, size);
     fflush(stdout);
-    te_comm_destroy(&comm); /* does not wait for a rank that has failed */
+    te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);
-    if (status == TE_ERROR_COMM) _exit(3); /* MPI would */
+    if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
 }

@@ -1,4 +1,4 @@
-// expect: in a backward row the norm comes first
+// expect: in backward a norm begins its pattern
 // A backward row with a norm behind its first op.
 #include "te/te.h"
 

@@ -1,6 +1,6 @@
 // expect: te: m: (cross_entropy, ce) must end the list
 #include "te/fuse/sequential.h"
-#include "te/ops/scale.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
 
 #ifdef TE_FIXED

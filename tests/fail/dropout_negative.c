@@ -1,6 +1,6 @@
 // expect: te: m: (dropout, d): the probability must be at least 0 and less than 1
 #include "te/fuse/sequential.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
 
 #ifdef TE_FIXED

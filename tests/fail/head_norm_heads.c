@@ -1,6 +1,6 @@
 // expect: te: m: (head_norm, n): heads, kv_heads and head_dim must be positive
 #include "te/fuse/sequential.h"
-#include "te/ops/bias.h"
+#include "te/ops/elementwise.h"
 #include "te/ops/head_norm.h"
 
 #ifdef TE_FIXED

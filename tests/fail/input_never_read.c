@@ -1,4 +1,4 @@
-// expect: te_error_side_of_m_is_kept_and_never_read
+// expect: te_error_side_of_m_is_never_used
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

@@ -1,4 +1,4 @@
-// expect: te_error_y_of_m_is_kept_and_never_read
+// expect: te_error_y_of_m_is_never_used
 // What the branch before gave nobody reads.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: (linear, fc): a product in FP8 takes and gives multiples of 16 columns
+// expect: (linear, fc): a GEMM in FP8 needs an input and an output of multiples of 16 columns
 #include "te/te.h"
 #ifdef TE_FIXED
 #define WIDTH 32

@@ -1,4 +1,4 @@
-// expect: a backward row has one bias, mul_param or dyt at most
+// expect: a backward pattern has at most one bias, mul_param or dyt
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,4 +1,4 @@
-// expect: te: block_qkv_linear_gelu_rope: between a linear and a rope of one row stands a bias or nothing
+// expect: te: block_qkv_linear_gelu_rope: only a bias may stand between a linear and the rope of its pattern
 // A row of the fusion list with a map other than a bias between a matrix product and a rope.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te: m_n_rmsnorm_swiglu: a row has one gated op at most, and none beside a norm
+// expect: te: m_n_rmsnorm_swiglu: a pattern has at most one gated op, and none beside a norm
 #include "te/fuse/sequential.h"
 #include "te/ops/activation.h"
 #include "te/ops/norm.h"

@@ -1,4 +1,4 @@
-// expect: a backward row has one bias, mul_param or dyt at most
+// expect: a backward pattern has at most one bias, mul_param or dyt
 // The gradient of a second bias would have nowhere to be summed; in forward a row may have as many as it likes.
 #include "te/te.h"
 

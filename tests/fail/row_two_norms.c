@@ -1,7 +1,7 @@
-// expect: te: m_n1_rmsnorm_layernorm: a row has one norm at most
+// expect: te: m_n1_rmsnorm_layernorm: a pattern has at most one norm
 #include "te/fuse/sequential.h"
 #include "te/ops/norm.h"
-#include "te/ops/scale.h"
+#include "te/ops/elementwise.h"
 
 #ifdef TE_FIXED
 #define TE_FORWARD_norm_scale TE_FUSED

@@ -1,4 +1,4 @@
-// expect: a linear or an op with kernels of its own can only begin a row
+// expect: a linear or a custom op can only begin a pattern
 // A row of the fusion list with a matrix product behind its first op.
 #include "te/te.h"
 

@@ -4,7 +4,7 @@
  * asks for a length that fits.
  */
 #include "te/gemm/gemm.h" /* te_context_create */
-#include "te/io/json_table.h"
+#include "te/io/json.h"
 #include "te/io/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);

@@ -168,19 +168,19 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
 #define TE__BY_FACTS_rows(model, op) TE_ROWS(op, TE_ROWS_IN(model, op))
-#define TE__LOADED_width(model, op) TE_KEPT_WIDTH(model, TE_FORK_OF(op))
-#define TE__LOADED_dtype(model, op, live) TE_KEPT_DTYPE(model, TE_FORK_OF(op))
+#define TE__LOADED_width(model, op) TE_FORK_WIDTH(model, TE_FORK_OF(op))
+#define TE__LOADED_dtype(model, op, live) TE_FORK_DTYPE(model, TE_FORK_OF(op))
 #define TE__LOADED_rows(model, op)                                                    \
-    ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
-                                                  : (int)TE_KEPT_ROWS(model, TE_FORK_OF(op)))
+    ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
+                                                  : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
 /* What a fork keeps, or an input brings: rows -1 are those of who reads it (TE__INPUT_ROWS). */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
-    TE_KEPT_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
+    TE_FORK_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
 #define TE__FORK_FORMAT(model, op)                                                           \
-    TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, TE__INPUT_ROWS(op), TE_ROWS_OUT(model, op)), \
-    TE_KEPT_DTYPE(model, TE_NAME(op)) =                                                      \
+    TE_FORK_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, TE__INPUT_ROWS(op), TE_ROWS_OUT(model, op)), \
+    TE_FORK_DTYPE(model, TE_NAME(op)) =                                                      \
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
             TE_DTYPE_OUT(model, op)),
 
@@ -209,7 +209,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
     TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
-#define TE__MIXED_FORK(model, op) | ((int)TE_KEPT_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
+#define TE__MIXED_FORK(model, op) | ((int)TE_FORK_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
 #define TE__MIXED_A(...) TE__MIXED(__VA_ARGS__) TE__MIXED_B
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
@@ -265,7 +265,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \
-    enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)sizeof(TE_KEPT_READ(model, TE_NAME(op))) };
+    enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)sizeof(TE_FORK_USED(model, TE_NAME(op))) };
 #define TE__CLOSED_A(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_B
 #define TE__CLOSED_B(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_A
 #define TE__CLOSED_A_END

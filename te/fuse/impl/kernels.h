@@ -12,7 +12,7 @@
 #include "../../pointwise/impl/pointwise_macros.h" /* TE_POINTWISE */
 #include "../../linear/impl/linear_cross_entropy.h" /* te__linear_loss_forward */
 #include "../../linear/impl/linear_rope.h" /* TE__LINEAR_ROPE */
-#include "../../linear/impl/linear_step.h" /* te_linear_step_forward, _backward */
+#include "../../linear/impl/linear_step.h" /* te__linear_step_forward, _backward */
 #include "matcher.h" /* TE_EACH_OP */
 #include "../../linear/impl/linear_epilogue.h" /* TE_PRODUCT */
 
@@ -53,12 +53,12 @@
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
     TE__ATTENTION(BACKWARD, name##_own, model, dtype, op)                                                          \
-    TE__ATTENTION_LEARNT(name##_own, dtype, op)                                                                    \
+    TE__ATTENTION_PARAM_GRADS(name##_own, dtype, op)                                                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                                     \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                                     \
         return te__attention_bias_backward(r, s, name##_own_launch, name##_own_scratch_bytes, name##_own_sum_rows, \
             name##_launch, k, TE__IF_SINKS(op, name##_own_sinks_launch, 0), &name##_own_bias,                      \
-            TE__ATTENTION_GIVES_BACKWARD(model));                                                                  \
+            TE__ATTENTION_FP8_OUTPUT_BACKWARD(model));                                                                  \
     }
 
 /* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that
@@ -67,7 +67,7 @@
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
                                                         te_attention_scratch_fn scratch_bytes, int sum_rows,
                                                         te_pointwise_launch_fn launch, te_pointwise_shape k,
-                                                        te_attention_sinks_fn sinks, const te_score_bias *bias,
+                                                        te_sinks_grad_fn sinks, const te_score_bias_kernels *bias,
                                                         int gives) {
     const int tiles = te_pointwise_tiles(k), most = te__max_blocks(r, k, tiles);
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
@@ -83,7 +83,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     if (sums || !sum || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
     c.x = r->current.data, c.rows = r->current.rows, c.half = k.half, c.op[0].sum[0] = sum;
-    return launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c);
+    return launch(r->ctx, te__grid_of((int64_t)blocks * tiles, 1), &c);
 }
 
 /* The kernels of one step, and its function <kernels>_run: by the class of its first op. x is (widths, model, dtype,
@@ -105,7 +105,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...)                                                      \
     TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                         \
-        return te_pointwise_step_##pass(r, s, 0, 0, r->current, name##_launch, name##_shape(te_pointwise_half(r, s, 0))); \
+        return te__pointwise_step_##pass(r, s, 0, 0, r->current, name##_launch, name##_shape(te__pointwise_half(r, s, 0))); \
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
@@ -115,7 +115,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
-        { return te_linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_PLAIN_GEMM_OF(name, dtype, pass)); }
+        { return te__linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_UNFUSED_GEMM_OF(name, dtype, pass)); }
 #define TE__GEMM_PATTERN(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_PATTERN_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_PATTERN_forward(name, widths, model, dtype, pass, ...)                                                \
@@ -128,9 +128,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)          \
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
-        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1)); \
-        return te_linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
-                                     TE_PLAIN_GEMM_OF(name, dtype, pass));                    \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1)); \
+        return te__linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
+                                     TE_UNFUSED_GEMM_OF(name, dtype, pass));                    \
     }
 #define TE__GEMM_PATTERN_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_POINTWISE) \

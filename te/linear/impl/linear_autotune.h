@@ -1,44 +1,44 @@
-/* linear_autotune.h -- which of the ways to run a forward row (linear_strategy.h): by rule or, where the context
- * tunes, the fastest of those that were timed.
+/* linear_autotune.h -- chooses a strategy for a forward step that begins with a linear (linear_strategy.h): by rule or,
+ * where the context tunes, the fastest of those that were timed.
  */
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
 
-#include "../../core/fill.h" /* te_fill_normal, for what splits are timed on */
+#include "../../core/tensor_kernels.h" /* te_fill_normal, for the operands of timed steps */
 #include "../../plan/impl/executor_state.h" /* te__begin */
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_split */
 
-/* A step to time: a walk with scratch memory in all places. */
+/* A step to time: a run in which all memory is scratch memory. */
 typedef struct te__linear_trial {
     te_run run;
     const te_step *step;
     const te__linear_kernels *kernels;
     te_gemm gemm;
     int count;
-    te_split split[TE_SPLIT_COUNT];
+    te_gemm_strategy split[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
-    te_param next; /* of the product behind the step, where that reads FP8 */
+    te_param next; /* parameter of the next product, if that reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
-/* The product behind the step, for which the step stores FP8; -1: it does not. */
+/* The product for which the step stores its result in FP8; -1: there is none. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
-    const int next = te_last_step(r, s) ? -1 : te_consumer_of(r, s->op[s->count - 1]);
-    return next >= 0 && te_policy(r, next)->stored_by_producer ? next : -1;
+    const int next = te_last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
+    return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
- * transpose of what is kept, that. */
+/* The work that a strategy leaves for product `next`, which reads FP8: a cast and, if forward saves no transpose for
+ * the weight's gradient, a transpose. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *kept = te_saved_input_of(r, next).x, *p;
+    void *kept = te__saved_input_of(r, next).x, *p;
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
         return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0,
                                   0);
     }
-    if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->saved_transposed, next)) return TE_OK;
+    if (r->pass != TE_FORWARD || !kept || te__saved_is_transposed(r->saved_transposed, next)) return TE_OK;
     return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->current.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
@@ -52,12 +52,12 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
-/* Bytes of the widest value that op i reads or writes. */
+/* Bytes of the largest value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
-    return (size_t)te_padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
+    return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
-/* Give the trial its memory at `base`. Returns the bytes it takes. */
+/* Lay out the trial's memory from `base` on. Returns its bytes. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
     te_run *r = &t->run;
     const te_step *s = t->step;
@@ -68,7 +68,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
         const int i = s->op[j];
         const te_op *op = &r->plan->op[i];
         const size_t bytes = te__linear_widest(r, i);
-        const int64_t padded = te_padded_rows(r, op->out_rows);
+        const int64_t padded = te__padded_rows(r, op->out_rows);
         widest = bytes > widest ? bytes : widest;
         r->act[i] = base + at, at += bytes;
         r->stats[i] = (float *)(void *)(base + at),
@@ -85,21 +85,21 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    r->x.data = base + at, at += widest; /* stands for an input or output of the list */
+    r->x.data = base + at, at += widest; /* these two stand for an input and an output of the list */
     r->y.data = base + at, at += widest;
     r->current =
         te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
     at += widest;
-    const int next = te__linear_next_in_fp8(of, s); /* what it keeps, and 1 / its scale */
+    const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and 1 / its scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    r->pool.base = base + at; /* a split acquires up to four pieces, what is behind it two, and each fork one */
+    r->pool.base = base + at; /* a strategy acquires up to four blocks, the work behind it two, and each fork one */
     return at + (size_t)(s->count + 6) * widest;
 }
-/* Let the trial's product read FP8 where the step's does, and its last kernel store it where the step's does. */
+/* Let the trial's product read FP8, and its last kernel store FP8, where the step's do. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
-    te_set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
+    te__set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
     if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
 }
 TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
@@ -107,23 +107,25 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* The winner, or one kernel for all of a step with many rows where that takes little more. A race times each by itself
- * on a cool chip. In training the chip is at its power limit: its clock falls, and a pass over memory has its time to
- * itself, where an epilogue has none. linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, as one kernel and as a
- * product with a chain, on H200s: raced 859 to 876 and 854 to 875 us, in a training step 873 and 986. */
+/* The fastest strategy; or, with many rows, one kernel for the whole step if that takes little more. Autotuning times
+ * each strategy alone on a cool chip. In training the chip is at its power limit: its clock falls, and then a pass over
+ * memory costs its full time, which an epilogue hides. linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, on H200s:
+ * timed alone one kernel takes 859 to 876 us, a product and a pointwise kernel 854 to 875; in a training step 873 and
+ * 986. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
-        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
+        if (t->split[i] == TE_STRATEGY_CUSTOM && ns[i] &&
+            ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
             return i;
     return winner;
 }
-/* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
- * it. */
+/* Time the strategies of this step and remember the fastest; where there is no memory for that the first, without
+ * times. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
-    int64_t ns[TE_SPLIT_COUNT] = {0};
+    int64_t ns[TE_STRATEGY_COUNT] = {0};
     int winner = -1;
     size_t bytes = 0;
     void *memory = 0;
@@ -131,10 +133,11 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    te__linear_trial_fp8(t, r); /* and only the step's own parameters are there to say whether products run in FP8 */
+    te__linear_trial_fp8(t, r); /* only the step's own parameters exist here, so the FP8 state of the products cannot
+                                 * be read from the model */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
-    /* normal numbers of the size of weights: sums over k stay small */
+    /* normal numbers of the size of weights: their sums over k stay small */
     const te_dtype dtype = r->plan->dtype;
     if (status == TE_OK)
         status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
@@ -142,73 +145,76 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
         (void)te__linear_lay_out(t, r, (char *)memory);
         t->gemm.a = t->run.current.data, t->gemm.b = t->run.param[t->step->op[0]]->data;
         status = te__linear_fill_fp8(&t->gemm, ctx);
-        if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
+        if (status == TE_OK)
+            status = te__autotune(ns, &winner, t->count, 1, TE__AUTOTUNE_ROUNDS, te__linear_trial_run, t, ctx);
         winner = te__linear_fastest(t, ns, winner);
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
     memcpy(ctx->error, error, sizeof error);
-    c->split = t->split[winner < 0 ? 0 : winner];
+    c->strategy = t->split[winner < 0 ? 0 : winner];
     for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->split[i]] = ns[i];
-    te__gemm_keep_choice(c, ctx);
+    te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
 
-/* What a tuning file calls this step: its row and, in FP8, its operands. Returns 0 if that is too long a name. */
+/* The key of this step in a tuning file: its pattern and, in FP8, its operands. Returns 0 if that name is too long. */
 TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const int fp8 = te_gemm_is_fp8(g);
     memset(c, 0, sizeof *c);
-    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->pattern, fp8 ? ":" : "",
+    const int n = snprintf(c->pattern, sizeof c->pattern, "%s%s%s", s->pattern, fp8 ? ":" : "",
                            fp8 ? te__operands_text_of(&t).text : "");
-    if (n >= (int)sizeof c->row) return 0;
+    if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_policy(r, s->op[j])->output_saved != 0) << j;
-    c->kept |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
+    for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
+    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* a product's own output is never a pointwise kernel's,
+                                                             * so its bit is free */
     return 1;
 }
-/* Time what can be done of the step beside its default. */
-TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
-                                            te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+/* Time the strategies that this step allows, the default one first. */
+TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_own,
+                                                const te_gemm *bare, te_run *r, const te_step *s,
+                                                const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
     t.step = s, t.kernels = kernels, t.gemm = *bare;
     t.split[t.count++] = otherwise;
-    for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
+    for (int i = TE_STRATEGY_COUNT - 1; i >= 0; i--) {
         te_gemm tried = *bare;
-        const int can = i != TE_SPLIT_OWN || can_own;
-        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0)
-            t.split[t.count++] = (te_split)i;
+        const int can = i != TE_STRATEGY_CUSTOM || can_own;
+        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_gemm_strategy)i) >= 0)
+            t.split[t.count++] = (te_gemm_strategy)i;
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel
- * does all where it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a
- * bias whose result backward needs. Where steps are tuned, the fastest. */
-TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
-                                              const te__linear_kernels *kernels) {
+/* Set up the product; *split becomes the strategy, *taken the number of ops that the product's epilogue does. By
+ * default it is one kernel where that should pay (te/gemm/impl/gemm_dispatch.h); else the epilogue takes all ops; if it
+ * cannot, a bias whose result backward needs. Where steps are tuned it is the fastest. */
+TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *split, int *taken, te_run *r,
+                                              const te_step *s, const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
     const int can_own =
-        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_row(kernels->whole, g, r->ctx);
-    int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_can_fuse(kernels->whole, g, r->ctx);
+    int way = can_own && te__gemm_is_fused(kernels->whole, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
     te_gemm_choice c;
-    while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
-    *split = (te_split)way;
-    if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
+    while ((*taken = te__linear_take(g, r, s, (te_gemm_strategy)way)) < 0) way--;
+    *split = (te_gemm_strategy)way;
+    if (te_gemm_has_scale_arrays(&bare)) return TE_OK; /* its epilogue takes no ops that could be timed */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* one kernel where it should pay: it stores less */
-    if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
+        return TE_OK; /* one kernel where that should pay: it stores less */
+    if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
-#if TE_TUNES
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
+#if TE_HAS_AUTOTUNE
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry run, so that both runs do the same */
         TE_TRY(te__linear_autotune(&c, *split, can_own, &bare, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
 #endif
-    if (!found || found->split == *split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
+    if (!found || found->strategy == *split || (found->strategy == TE_STRATEGY_CUSTOM && !can_own)) return TE_OK;
     te_gemm tried = bare;
-    const int takes = te__linear_take(&tried, r, s, found->split);
-    if (takes >= 0) *g = tried, *taken = takes, *split = found->split;
+    const int takes = te__linear_take(&tried, r, s, found->strategy);
+    if (takes >= 0) *g = tried, *taken = takes, *split = found->strategy;
     return TE_OK;
 }
 

@@ -1,40 +1,30 @@
-/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the
- * rows, or of the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_FRACTION of what all of them
- * would take. Both rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
- *     #define TE_FORWARD_linear_cross_entropy TE_FUSED
- *     #define TE_BACKWARD_cross_entropy_linear TE_FUSED
+/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: only a part of the logits exists at a
+ * time, in TE_LOSS_FRACTION (1/16) of their memory. This trades time for memory, so it is not in fusions.h. Do this
+ * before TE_SEQUENTIAL:
  *
- * Forward has pieces of rows with the whole vocabulary: the product, then the loss and the sums of each row, which are
- * saved. Backward makes the logits again, piece by piece, turns each into its gradient where it lies, and has both
- * products of that: dweight += dlogits^T x, dx += dlogits weight.
+ *   #define TE_FORWARD_linear_cross_entropy TE_FUSED
+ *   #define TE_BACKWARD_cross_entropy_linear TE_FUSED
  *
- * These are four products where three would do. Gradients cannot be made in forward here: what they are multiplied by
- * (dy, or batch.loss_scale), whether they are added to what is there (batch.accumulate) and who else has written a
- * tied weight's gradient is known in backward, and nobody but the caller's gradient has room for those of the weight.
- * So it goes the other way: with te_batch.loss_in_backward forward leaves the loss out, and backward computes it with
- * the gradients, from logits that are made once. Losses have the same bits either way.
+ * Forward takes pieces of rows with the whole vocabulary: the product, then the loss and the statistics of each row,
+ * which are saved. Backward recomputes the logits piece by piece, overwrites each with its gradient, and runs both
+ * products of it: dweight += dlogits^T x, dx += dlogits weight.
  *
- * What pieces cost is bytes. dweight, in f32, is read and written for each piece of rows, dx for each slice of the
- * vocabulary; te__logits_of_backward takes the piece with the fewest. Where logits are made once a piece has whole
- * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer
- * than the product that is saved, and forward computes the loss after all (te__loss_in_backward_pays).
+ * Floor: four products where three would do. Forward cannot compute the gradients, because dy or loss_scale,
+ * accumulation and the other uses of a tied weight are known in backward only, and only the caller has memory for the
+ * weight's gradient. With te_batch.loss_in_backward backward computes the loss, too, from logits that are computed
+ * once, where that pays (te__loss_in_backward_pays); the losses have the same bits.
  *
- * Ranks that share the vocabulary: linear_cross_entropy.h.
- *
- * Sums over rows (dweight) and over the vocabulary (dx) are split by the pieces, whose sizes follow from the sizes of
- * the call alone: the same inputs give the same bits, which are not those of the two ops as steps of their own.
- *
- * One H200, bf16, time of forward and backward over that of three bare products, for shares of 1/16, 1/8, 1/4, and for
- * the two ops with all logits: 8192 x 50304 x 768 1.90, 1.44, 1.32; 1.28. 4096 x 151936 x 4096 1.53, 1.37, 1.08; 1.07.
+ * Each piece of rows reads and writes dweight, in f32, and each slice of the vocabulary dx; te__logits_of_backward
+ * takes the pieces that move the fewest bytes. Their sizes follow from those of the call alone, so the same inputs give
+ * the same bits, though not those of the two ops as separate steps. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
 
 #include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
-#include "linear_step.h" /* te_linear_step_forward, _backward */
-#include "../../ops/cross_entropy_ranks.h" /* te_loss_of_ranks */
+#include "linear_step.h" /* te__linear_step_forward, _backward */
 
-/* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
+/* Ops that end a step which begins with a linear; in backward they begin the step that ends with the linear. */
 #define TE_TAKES_LINEAR_cross_entropy ,
 #define TE_CUSTOM_PATTERN_cross_entropy_forward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_FORWARD, TE__LOSS_PATTERN_FORWARD)(name, model, dtype, op)
@@ -43,21 +33,22 @@
 #define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                               \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
-        { return te__linear_loss_forward(r, s, name##_launch, TE_PLAIN_GEMM(dtype, forward)); }
-#define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                      \
-    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                 \
-        (te_dtype)TE_DTYPE_IN(model, op), op)                                                                  \
-    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                   \
-              te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),         \
-                  TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op),  \
-                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                 \
-        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_PLAIN_GEMM(dtype, forward), \
-            TE_PLAIN_GEMM(dtype, backward)};                                                                   \
-        return te__linear_loss_backward(r, s, &kernels);                                                       \
+        { return te__linear_loss_forward(r, s, name##_launch, TE_UNFUSED_GEMM(dtype, forward)); }
+#define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                        \
+    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_loss_and_grad, TE_WIDTH_IN(model, op),             \
+        (te_dtype)TE_DTYPE_IN(model, op), op)                                                                    \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                     \
+              te_cross_entropy_grad_shard(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),      \
+                  TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op),    \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                  \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                   \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_UNFUSED_GEMM(dtype, forward), \
+            TE_UNFUSED_GEMM(dtype, backward)};                                                                   \
+        return te__linear_loss_backward(r, s, &kernels);                                                         \
     }
 
-/* Of a backward: the gradient of a slice, from the sums of its rows; loss and gradient; the two products alone. */
+/* The kernels of backward. slice: the gradient of a slice, from the saved statistics of its rows; at_once: loss and
+ * gradient of whole rows; logits, dx: the library's GEMM. */
 typedef struct te__loss_kernels {
     te_cross_entropy_launch_fn slice, at_once;
     te_product_kernels *logits, *dx;
@@ -66,30 +57,32 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* 4: a quarter of the logits, in hardly more time than all of them */
+#define TE_LOSS_FRACTION 16 /* 4: a quarter of the logits, in hardly more time than with all of them */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* a piece has a multiple of so many rows, */
-    TE_LOSS_COLUMNS = 256,          /* or of so many columns: tiles of the products */
-    TE_LOSS_IN_BACKWARD_ROWS = 384, /* rows of a piece with which dweight's bytes take less than one more product, */
-    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or elements of a dweight that stays in the L2 */
+    TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, */
+    TE_LOSS_COLUMNS = 256,          /* its columns of this: tiles of the GEMM */
+    TE_LOSS_IN_BACKWARD_ROWS = 384, /* with so many rows in a piece dweight's bytes take less time than one more
+                                     * product, */
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or with so few elements dweight stays in the L2 */
 };
-/* Rows with all of their logits, or rows and columns. */
+/* The shape of a piece: rows with all of their logits, or rows and columns. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
-/* `room`: the rows that a call's workspace is sized for. */
+/* room: the rows that the call's workspace is sized for. */
 TE_API te__logits_piece te__logits_of_forward(int64_t room, int64_t vocabulary) {
     te__logits_piece p;
     p.rows = te_min(room, te_max(TE_LOSS_ROWS, room / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
     p.columns = vocabulary;
     return p;
 }
-/* Elements of dweight and dx that backward goes through in all. */
+/* How many elements of dweight and dx backward reads and writes in all. */
 TE_API double te__logits_traffic(te__logits_piece p, int64_t room, int64_t vocabulary, int64_t hidden) {
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * room : 0;
     return (double)hidden * ((double)te_ceil_div(room, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* size: bytes of a logit; dx_bytes: of an element of dx that is summed up beside dx, in the same memory, or 0. */
+/* size: bytes of a logit. dx_bytes: bytes of an element of dx's f32 sum, in the memory of the logits; 0: dx is summed
+ * where it lies. */
 TE_API te__logits_piece te__logits_of_backward(int64_t room, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(room, vocabulary), p;
@@ -109,7 +102,7 @@ TE_API int te__loss_in_backward_pays(int64_t room, int64_t vocabulary, int64_t h
     return rows >= te_min(room, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
 }
 
-/* ---- what both passes share -------------------------------------------------------------------------------------- */
+/* ---- what both passes use ---------------------------------------------------------------------------------------- */
 
 /* A pass over the logits of a step. */
 typedef struct te__linear_loss {
@@ -117,10 +110,10 @@ typedef struct te__linear_loss {
     te_param *weight;
     te_value x;
     char *logits;
-    float *scratch; /* the host's products' */
+    float *scratch; /* scratch memory of products on the host */
 } te__linear_loss;
 
-/* Memory for a pass: of the logits and of dx's sums a share of all logits, whatever the shape of the pieces. */
+/* Memory for a pass: a fraction of all logits, which the f32 sum of dx shares, whatever the shape of the pieces. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t room = te_capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -131,7 +124,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te_convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te_gemm_scratch(&any)) /* a product has an x, a weight and logits, or pieces of them */
+    if (te__gemm_scratch(&any)) /* the operands of any product here are x, a weight and logits, or parts of them */
         TE_TRY(te_scratch(r, &scratch, (size_t)((room + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te_gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -139,13 +132,13 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_bare(bare, g, r->ctx) ? te_plain_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_custom(bare, g, r->ctx) ? te_unfused_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
-/* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
+/* The address of row `row` of a tensor; of the weight, row c belongs to column c of the logits. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* logits[rows, columns] = x weight^T, from that row and column on. */
+/* logits[rows, columns] = x weight^T, from this row and column on. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *bare) {
     const te_dtype dtype = r->plan->dtype;
@@ -155,7 +148,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, bare);
 }
-/* The arguments of the rows from `row` on. */
+/* The arguments for the rows from `row` on. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
     te_cross_entropy_args a = *all;
     a.labels += row;
@@ -167,20 +160,20 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
+/* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *bare) {
     te_step first = *s;
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_forward(r, s, launch);
 }
 TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                     te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
+    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
     const int64_t rows = r->current.rows, room = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
@@ -200,7 +193,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
             p.rows = te_min(most, rows - row);
             const te_cross_entropy_args a = te__linear_loss_rows(&all, row);
             TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
-            TE_TRY(launch(r->ctx, te_grid_of(p.rows, 1), &a));
+            TE_TRY(launch(r->ctx, te__grid_of(p.rows, 1), &a));
         }
     }
     te_set_current(r, y);
@@ -209,8 +202,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The rest of a piece whose gradient lies at `logits`. dweight[columns, in] (+)= dlogits^T x, if the weight trains;
- * dx[rows, in] (+)= dlogits weight, in dx's format. */
+/* The rest of a piece, whose gradient lies at `logits`: dweight[columns, in] (+)= dlogits^T x, if the weight trains,
+ * and dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p, te_product_kernels *bare) {
     const te_dtype dtype = r->plan->dtype;
@@ -225,7 +218,7 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, bare);
 }
-/* All pieces of the rows [row, row + p.rows): dx of them is summed up in `sums` if that is not null. */
+/* All pieces of the rows [row, row + p.rows). Their dx is summed in `sums` unless that is null. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -238,7 +231,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
         p.columns = te_min(most, l->linear->out - column);
         a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
         TE_TRY(te__linear_loss_logits(l, r, logits, row, column, p, kernels->logits));
-        TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
+        TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te__grid_of(p.rows, 1), &a));
         TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
@@ -252,7 +245,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_s
     one.count = 1;
     TE_TRY(te__cross_entropy_backward(r, &one, kernels->slice));
     one.op[0] = s->op[1];
-    return te_linear_step_backward(r, &one, 0, none, 0, kernels->dx);
+    return te__linear_step_backward(r, &one, 0, none, 0, kernels->dx);
 }
 TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
@@ -283,60 +276,60 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
     return TE_OK;
 }
 
-/* linear_cross_entropy.h -- linear_cross_entropy.h where ranks of a tensor group share the vocabulary: (linear, ..,
- * (shard, columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns. Forward leaves
- * what it says of each row, and gathers that once behind the last piece; backward then needs nothing of the other
- * ranks. The loss is always made in forward: te_batch.loss_in_backward would have all ranks wait for each other at
- * each piece.
- */
+/* ---- a vocabulary that is sharded over ranks ---------------------------------------------------------------------
+ *
+ * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns.
+ * Forward stores this rank's statistics of each row, and gathers those of all ranks once, behind the last piece;
+ * backward then needs nothing from the other ranks. Forward always computes the loss: with te_batch.loss_in_backward
+ * all ranks would have to wait for each other at every piece. */
 
-/* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
-TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+/* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *bare) {
     te_step first = *s;
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
-    return te__cross_entropy_of_ranks(r, s, loss);
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
+    return te__vocab_parallel_forward(r, s, loss);
 }
-TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                      te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
+    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
     te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
     const int64_t rows = r->current.rows, most = p.rows;
-    te_loss_ranks_args all;
+    te_vocab_parallel_args all;
     te__linear_loss l;
     te_value y;
     if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, bare);
-    TE_TRY(te__loss_ranks_open(&all, &y, r, s, loss));
+    TE_TRY(te__vocab_parallel_begin(&all, &y, r, s, loss));
     r->loss_in_backward = 0;
     l.x = r->current;
     TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
     for (int64_t row = 0; row < rows && !r->dry; row += most) {
-        te_loss_ranks_args a = all;
+        te_vocab_parallel_args a = all;
         p.rows = te_min(most, rows - row);
         a.of = te__linear_loss_rows(&all.of, row), a.of.x = l.logits, a.part += row;
         TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
-        TE_TRY(loss->part(r->ctx, te_grid_of(p.rows, 1), &a));
+        TE_TRY(loss->part(r->ctx, te__grid_of(p.rows, 1), &a));
     }
-    if (!r->dry) TE_TRY(te__loss_ranks_join(&all, r, loss));
+    if (!r->dry) TE_TRY(te__vocab_parallel_combine(&all, r, loss));
     te_set_current(r, y);
     return TE_OK;
 }
 
 #define TE__LOSS_PATTERN_OF_RANKS_FORWARD(name, model, dtype, op)                            \
-    TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                               \
+    TE__VOCAB_PARALLEL_KERNELS(name, model, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                           \
-        return te__linear_loss_of_ranks(r, s, &loss, TE_PLAIN_GEMM(dtype, forward));         \
+        const te_vocab_parallel loss = TE__VOCAB_PARALLEL_LOSS(name, op);                           \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_UNFUSED_GEMM(dtype, forward));         \
     }
 #define TE__LOSS_PATTERN_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
-    TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                 \
+    TE__VOCAB_PARALLEL_GRAD(name, model, op)                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te__loss_kernels kernels = {name##_launch, 0, TE_PLAIN_GEMM(dtype, forward),         \
-            TE_PLAIN_GEMM(dtype, backward)};                                                       \
+        const te__loss_kernels kernels = {name##_launch, 0, TE_UNFUSED_GEMM(dtype, forward),         \
+            TE_UNFUSED_GEMM(dtype, backward)};                                                       \
         return te__linear_loss_backward(r, s, &kernels);                                     \
     }
 

@@ -1,66 +1,56 @@
-/* linear_epilogue.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the
- * product's epilogue. For maps with constant widths, in 16 bits, and under a recipe with operands in FP8; which rows
- * run so te/gemm/gemm_choose.h decides. All others are a product and a kernel for the rest, or a product with an
- * epilogue of cuBLASLt's.
+/* linear_epilogue.h -- a step that begins with a matrix product as one kernel: the ops behind the product run in its
+ * epilogue, as a pointwise kernel would run them. There are such kernels for elementwise and gated ops with constant
+ * widths, in 16 bits and, under a recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run
+ * so; all others are a product and a pointwise kernel, or a product with one of cuBLASLt's epilogues
+ * (linear_strategy.h).
  *
- * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
- * with its amax; and the transpose in FP8 that the weight's gradient reads, which behind a chain takes a kernel of its
- * own. Bytes of a row of gelu, 8192 x 16384 from k of 4096: the pre-activation, stored forward and read backward, FP8
- * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n
- * k over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB,
- * 0.21 ms at 4.4 TB/s behind the product.
+ * Under a recipe the epilogue stores what the pointwise kernel would: y in 16 bits or in FP8 for the next product,
+ * with its amax; and the transpose in FP8 that the weight's gradient reads, which otherwise takes another kernel.
  *
- * One H200, us, under a profiler, as one kernel and as the kernels one after the other: linear_bias_gelu in training,
- * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832
- * and 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise
- * takes a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time
- * without.
+ * A gated op has rows that are twice as wide on one side. In backward the epilogue reads and writes both halves of the
+ * wide side (te__sm90_gemm_config.twice), and the narrow side is never stored. In forward a tile has the same columns
+ * of both halves (te__sm90_gemm_pairing.halves), so inference never stores them; under a recipe only inference does
+ * so, because in training forward would have to store both halves as well. With few rows it is a product and a
+ * pointwise kernel.
  *
- * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
- * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
- * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few
- * rows it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192
- * rows, forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052,
- * inference 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
- *
- * Under a recipe that is so in inference alone: a Llama 8B block, 8192 rows, fp8_delayed 3122 and 3228 us, fp8_current
- * 3323 and 3465. In training forward stores both halves as well, and a block took 11157 to 11279 us where with a
- * product and a chain it takes 10880.
+ * Floor: the product's, 2 m n k flops, because the epilogue's bytes move while the tensor cores work. gelu of 8192 x
+ * 16384 from k of 4096 in FP8: the pre-activation, stored by forward and read by backward, y and its transpose are 2 +
+ * 1 + 1 bytes an element, 0.54 GB; the floor is 0.81 ms. Three kernels take 0.21 ms more. Measurements:
+ * docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
 
-#include "../../gemm/gemm_choose.h" /* te_hopper, te_few, te_usual */
+#include "../../gemm/impl/gemm_dispatch.h" /* te__sm90_gemm_params, te_skinny, te_epilogue_outputs */
 #include "../../pointwise/impl/pointwise.h" /* te_pointwise, te_pointwise_result */
 #include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
-#include "linear_gemm.h" /* TE_PLAIN_GEMM */
+#include "linear_gemm.h" /* TE_UNFUSED_GEMM */
 
-/* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that
- * its epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows
- * from the list; but a call may want less, as inference does, or other things, as the first step under fp8_delayed
- * does, which knows no scale. So the kernel looks once, and has the epilogue in up to three forms: all that training
- * stores, the result alone, and anything else.
+/* ---- what is known of the arguments ------------------------------------------------------------------------------
  *
- * It matters in FP8, where a tile takes half the time: with branches, linear_bias_gelu of 8192 x 16384 from k of 4096
- * took 945 us in training, without them 858, where the bare product takes 830 (one H200).
- */
+ * The list says which ops of a step save something and in which form its result is stored. But a call may ask for less,
+ * as inference does, or for something else, as the first step under fp8_delayed does, which knows no scale yet. So in
+ * FP8 the kernel looks at its arguments once and has its epilogue in up to three variants without branches on them: all
+ * that training stores, the result alone, and anything else. In FP8 a tile takes half the time, so branches cost more:
+ * linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us in training with them and 858 us without, where the GEMM
+ * alone takes 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
-    union { te_hopper many; te_few few; te_narrow narrow; };
-    te_pointwise chain; /* x: where the product itself is stored, null: not */
+    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
+    te_pointwise chain; /* x: where the product itself is stored; null: it is not */
 } te_product;
 
-/* What is known of a product in FP8 by its row: what it leaves, bits by place in the row of ops whose input is kept in
- * training, and of ops with a parameter. */
+/* Facts of a step in FP8: in which form it stores its result; bits, by an op's place in the step: ops whose input is
+ * saved in training (bit 0: the product's result), and ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result leaves; int kept, params; } te_product_facts;
 
-/* Whether the product's arguments are those of training or, with nothing kept, of inference. */
-TE_FN te_usual te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
+/* Whether the arguments are those of training or, with nothing saved, those of inference. */
+TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
     const te_pointwise_fp8 *fp8 = &p->chain.fp8;
-    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.ahead;
+    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.source;
     usual = usual && (is.leaves == TE_RESULT_fp8) == (fp8->y != 0);
     if (is.leaves != TE_RESULT_amax) usual = usual && (is.leaves == TE_RESULT_y) == (p->chain.y != 0);
     if (is.leaves != TE_RESULT_fp8) usual = usual && (is.leaves == TE_RESULT_amax) == (fp8->amax != 0);
@@ -68,17 +58,17 @@ TE_FN te_usual te_product_usual(const te_product *p, const te_pointwise_shape k,
         if (p->chain.op[i].out) stores |= 2 << i;
         if (is.params >> i & 1) usual = usual && p->chain.op[i].w[0];
     }
-    if (usual && stores == is.kept) return TE_USUAL_all;
-    return is.kept && usual && !stores ? TE_USUAL_result : TE_USUAL_not;
+    if (usual && stores == is.kept) return TE_OUTPUTS_ALL;
+    return is.kept && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
-/* Its chain then, with what is null and what is not as constants. */
+/* The pointwise arguments in that case: which pointers are null becomes a constant. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts is) {
     c->fp8 = p->chain.fp8, c->rows = p->chain.rows;
     c->x = is.kept & 1 ? p->chain.x : 0;
     if (is.kept & 1) __builtin_assume(c->x != 0);
     c->y = is.leaves == TE_RESULT_fp8 ? 0 : p->chain.y;
     if (is.leaves == TE_RESULT_y)
-        __builtin_assume(c->y != 0); /* with its amax it may be for later (te__pointwise_amax_only) */
+        __builtin_assume(c->y != 0); /* with its amax it may be null (te__pointwise_amax_only) */
     if (is.leaves == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (is.leaves == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -89,39 +79,41 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     }
 }
 
-/* Eight elements of y in FP8, times `scale`. */
+/* Store eight elements of y in FP8, times `scale`. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
-                                 te_epilogue_lane *own) {
+                                 te_epilogue_state *own) {
     float v[8];
     te_vec8 e;
-    own->most = te_amax_bits8(own->most, l->v);
+    own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
     te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
     own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* What the row gives, in the forms that the arguments ask for; fp8: in FP8. */
+/* Store the result in the forms that the arguments ask for. fp8: in FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
-                             const te_pointwise_shape k, te_epilogue_lane *own) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__pointwise_amax_only) */
+                             const te_pointwise_shape k, te_epilogue_state *own) {
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result, whether it is stored or not
+                                         * (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
-        own->most = te_amax_bits8(own->most, l->v);
+        own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, own);
 }
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k,
+                               te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k,
                                te_product_facts is) {
     te_lane l;
     te_vec8 e;
     te_pointwise known;
-    const int usual = own->usual != TE_USUAL_not;
+    const int usual = own->outputs != TE_OUTPUTS_ANY;
     const te_pointwise *c = usual ? &known : &p->chain;
     const int fp8 = k.fp8 && (usual ? is.leaves == TE_RESULT_fp8 : p->chain.fp8.y != 0);
-    if (own->usual == TE_USUAL_result) is.kept = 0;
+    if (own->outputs == TE_OUTPUTS_RESULT) is.kept = 0;
     if (usual) te__product_specialise(&known, p, is);
-    const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* here, so that it is there when it is needed */
+    const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* loaded early, so that it has arrived when it is
+                                                                 * needed */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
@@ -136,11 +128,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
     te__product_store(p, c, &l, fp8, scale, k, own);
     if (!fp8) return;
-    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
+    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
-/* Sixteen elements of a row with a gated op: eight of each half. */
+/* Sixteen elements of a row in front of a gated op: eight of each half. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k) {
+                             te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k) {
     const te_pointwise *c = &p->chain;
     const int fp8 = k.fp8 && c->fp8.y;
     const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
@@ -155,35 +147,36 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     stages(&l, c, 0, TE_MAX_PATTERN);
     te__product_store(p, c, &l, fp8, scale, k, own);
 }
-/* The kernels of a row whose chain is `name` (TE_POINTWISE); in backward the weight lies as it does, in forward
- * transposed. */
+/* The kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). In forward the weight is transposed, in
+ * backward it is read as it lies. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
-/* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
- * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
- * so does that of few rows in forward, by any recipe (name##_skinny_form).
- * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
- * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long again to compile.
- * Of a gated op there is that of many rows in FP8 alone. */
+/* Those of a list that names a recipe. If the product has a recipe with one scale a tensor (name##_by_tensor), the
+ * persistent kernel takes operands in FP8: x and the weight in forward, dy and the weight's transpose in backward
+ * (linear_fp8.h). The skinny kernel does so in forward under any recipe (name##_skinny_form). If the product has any
+ * recipe (name##_in_fp8) there are no kernels in 16 bits: with the recipe switched off the step is a product of
+ * cuBLASLt's and a pointwise kernel, because kernels that run only then would double the compile time. A gated op has
+ * the persistent kernel alone. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                    \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                  \
     enum {                                                                                                             \
         name##_is_light = name##_is_product && !name##_is_gated,                                                       \
         name##_is_persistent_fp8 = name##_is_product && name##_by_tensor,                                              \
         name##_is_skinny_fp8 = name##_is_light && name##_skinny_form,                                                  \
-        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_FEW_SCALED                            \
+        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_OPERANDS_FP8                          \
     };                                                                                                                 \
     template <int EXISTS>                                                                                              \
-    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                  \
+    TE_SM90_GEMM_KERNEL_FUSED_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,             \
                              name##_epilogue, name##_pair, name##_is_gated,                                            \
                              te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                 \
                              name##_sums >= 0, EXISTS)                                                                 \
     template <int EXISTS>                                                                                              \
-    TE_FEW_KERNEL(name##_skinny_product_fp8, te_product, (te_few_form)name##_skinny_form, TE_##dtype, name##_epilogue, \
+    TE_SKINNY_KERNEL(name##_skinny_product_fp8, te_product, (te_gemm_operands)name##_skinny_form, TE_##dtype,          \
+                     name##_epilogue,                                                                                  \
                   EXISTS)                                                                                              \
     template <int EXISTS>                                                                                              \
-    TE_NARROW_KERNEL(name##_small_m_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
+    TE_SMALL_M_KERNEL(name##_small_m_product_fp8, te_product, TE_OPERANDS_FP8, TE_##dtype, name##_epilogue, EXISTS)    \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                       \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny_product_fp8, (EXISTS), te_product)                                \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m_product_fp8, (EXISTS), te_product)                               \
@@ -191,59 +184,62 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                         (const void *)name##_product_fp8_if<name##_is_persistent_fp8>(),                               \
                         (const void *)name##_skinny_product_fp8_if<name##_is_skinny_fp8>(),                            \
                         (const void *)name##_small_m_product_fp8_if<name##_is_small_m_fp8>())
-#define TE__PRODUCT_EPILOGUE(name, dtype)                                                                              \
-    enum {                                                                                                             \
-        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                                \
-        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                                \
-        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                      \
-            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                      \
-            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                      \
-            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                      \
-        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                  \
-            && !name##_sums_three                                                                                      \
-            && name##_is_plain                                                                                         \
-    };                                                                                                                 \
-    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                            \
-        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff, name##_params}; \
-        return is;                                                                                                     \
-    }                                                                                                                  \
-    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,  \
-        te_epilogue_lane *own) {                                                                                       \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),            \
-            name##_facts());                                                                                           \
-    }                                                                                                                  \
-    TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,    \
-                             int, te_epilogue_lane *own) {                                                             \
-        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));      \
+#define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
+    enum {                                                                                                            \
+        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
+        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                               \
+        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                     \
+            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                     \
+            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                     \
+            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
+        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
+            && !name##_sums_three                                                                                     \
+            && name##_is_plain                                                                                        \
+    };                                                                                                                \
+    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
+        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff,          \
+                                     name##_params};                                                                  \
+        return is;                                                                                                    \
+    }                                                                                                                 \
+    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
+        te_epilogue_state *own) {                                                                                     \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
+            name##_facts());                                                                                          \
+    }                                                                                                                 \
+    TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,   \
+                             int, te_epilogue_state *own) {                                                           \
+        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));     \
     }
-/* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                       \
-    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated, \
-           name##_is_small_m = name##_is_skinny && TE_NARROW_SIXTEEN };                                             \
-    template <int EXISTS>                                                                                           \
-    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
-                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                \
-    template <int EXISTS>                                                                                           \
-    TE_FEW_KERNEL(name##_skinny, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                   \
-    template <int EXISTS>                                                                                           \
-    TE_NARROW_KERNEL(name##_small_m, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)               \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                        \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                         \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                        \
-    TE_API te_product_kernels *name##_kernels(void) {                                                               \
-        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},       \
-                                             {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},            \
-                                             {fp8, 0, 0},                                                           \
-                                             {few_fp8, 0, 0},                                                       \
-                                             (te_few_form)name##_skinny_form,                                       \
-                                             {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},          \
-                                             {narrow_fp8, 0, 0},                                                    \
-                                             (int)name##_draws};                                                    \
-        return &kernels;                                                                                            \
+/* many, few: whether there are persistent and skinny kernels in 16 bits. fp8, few_fp8, narrow_fp8: the kernels in FP8,
+ * or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                          \
+    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated,    \
+           name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT };                                                 \
+    template <int EXISTS>                                                                                              \
+    TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue,            \
+                              name##_pair,                                                                             \
+                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                   \
+    template <int EXISTS>                                                                                              \
+    TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)                \
+    template <int EXISTS>                                                                                              \
+    TE_SMALL_M_KERNEL(name##_small_m, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)              \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                           \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                            \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                           \
+    TE_API te_product_kernels *name##_kernels(void) {                                                                  \
+        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},          \
+                                             {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},               \
+                                             {fp8, 0, 0},                                                              \
+                                             {few_fp8, 0, 0},                                                          \
+                                             (te_gemm_operands)name##_skinny_form,                                     \
+                                             {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},             \
+                                             {narrow_fp8, 0, 0},                                                       \
+                                             (int)name##_draws};                                                       \
+        return &kernels;                                                                                               \
     }
 
-/* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
- * edge, or as what the step gives. */
+/* Whether memory at `p` is read after the kernel's arguments are set up: by an op of the step itself, by the other use
+ * of a fork, or as the step's result. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -253,66 +249,67 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_point
     }
     return read;
 }
-/* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
- * gradient. Forward keeps the transpose alone. */
+/* The result in FP8 is an operand of the next product, and its transpose one of the next product's weight gradient:
+ * have the kernel store that, too. Forward saves the transpose alone. */
 TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
-    const int next = te_consumer_of(r, s->op[s->count - 1]);
+    const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
-    if (r->pass == TE_INFER || te_gathered_consumer(r, next) >= 0) return TE_OK;
-    p->many.turned_rows = (int)te__fp8_rows(r->current.rows);
+    if (r->pass == TE_INFER || te__gathered_consumer(r, next) >= 0) return TE_OK;
+    p->many.transposed_rows = (int)te__fp8_rows(r->current.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
-        te_attach_transposed(&current, v);
+        te__attach_transposed(&current, v);
         te_set_current(r, current);
-        p->many.turned = (uint8_t *)v.data;
-    } else if (te_saved_input_of(r, next).x) {
-        p->many.turned = (uint8_t *)te_saved_input_of(r, next).x;
+        p->many.transposed = (uint8_t *)v.data;
+    } else if (te__saved_input_of(r, next).x) {
+        p->many.transposed = (uint8_t *)te__saved_input_of(r, next).x;
         v.scaling = r->current.scaling, p->chain.fp8.y = v.data;
-        te_set_saved_transposed(r, next, 1);
+        te__set_saved_transposed(r, next, 1);
         te_set_current(r, v);
     }
     return TE_OK;
 }
-/* Run the step's kernel once its chain is set up. product: memory for the product itself, which is stored if the walk
- * reads it, or `keep` says so: backward does. */
+/* Run the step's kernel once its pointwise arguments are set up. product: memory for the product itself, which is
+ * stored if the step reads it, or if `keep` says that backward does. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
-    const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
+    const int few = te__gemm_is_skinny(kernels, g, r->ctx), light = te__gemm_is_skinny_or_small_m(kernels, g, r->ctx);
     if (!keep && !te__product_is_read(r, s, &p->chain, product.data)) p->chain.x = 0;
-    if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
+    if (k.sums >= 0) p->many.column_sums = p->chain.op[k.sums].sum[0];
     *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
     if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
     if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p->chain.op[k.reads];
-        p->many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
-        p->many.ahead_twice = k.backward && k.out_halves > 1;
+        p->many.source = k.backward && reads->saved ? reads->saved : reads->edge;
+        p->many.source_has_halves = k.backward && k.out_halves > 1;
     }
-    return r->dry ? TE_OK : te__gemm_run_own(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
+    return r->dry ? TE_OK : te__gemm_run_custom(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
 }
-/* An epilogue does not have what scales of its own are of. */
+/* An epilogue has only a part of a row or tile, so it cannot find scales. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
-TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+/* The step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles no
+ * backward code. */
+TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
-    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
     memset(&p, 0, sizeof p);
     TE_TRY(te__pointwise_forward(r, &w, product));
     if (te__pointwise_amax_only(r, s, 1, k)) te__pointwise_leave_amax_only(r, &p.chain);
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
-TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     te_product p;
-    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
-    const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
+    const int room = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
     const te_sum_blocks sums = {blocks, most};
@@ -320,30 +317,31 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
-#else /* a product, and a kernel or a loop for the rest */
+#else /* a product, and a pointwise kernel or a loop behind it */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
-TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
 }
-TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* What a row's kernels are made by, of its product's recipe. */
+/* Which kernels a step has, by its product's recipe and by pass. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
     name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
     name##_skinny_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
-                          ? TE_FEW_SIXTEEN : TE_IS_BLOCKWISE(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
+                          ? TE_OPERANDS_16BIT                                                            \
+                          : TE_IS_BLOCKWISE(name##_recipe) ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_training` where its chains
- * have kernels for tiles (pointwise_quantize_transpose.h). */
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe; `fixed_training` where its pointwise
+ * kernels have tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -6,12 +6,12 @@
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
  *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows up to a multiple of 16, with zeros
  *
- *   recipe         scales                                     x and dy become FP8 in
- *   fp8_delayed    one a tensor, from earlier steps           the kernel that produces them, else a cast
- *   fp8_current    one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
- *                                                             amax; or that kernel, run again (TE_VALUE_amax_only)
- *   fp8_block      1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
- *   fp8_row        a row of x, a row of the weight            the same; forward alone: backward runs in the list's format
+ *   recipe       scales                                     x and dy become FP8 in
+ *   fp8_delayed  one a tensor, from earlier steps           the kernel that produces them, else a cast
+ *   fp8_current  one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
+ *                                                           amax; or that kernel, run again (TE_VALUE_amax_only)
+ *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
+ *   fp8_row      a row of x, a row of the weight            the same, in forward; backward runs in the list's format
  *
  * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a
  * product stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores
@@ -21,12 +21,12 @@
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
 
-#include "../../fp8/quantize.h" /* te_quantize */
-#include "../../fp8/quantize_rows.h" /* te_quantize_rows */
-#include "../../fp8/quantize_tiles.h" /* te_quantize_tiles */
+#include "../../fp8/impl/cast_transpose.h" /* te_quantize */
+#include "../../fp8/impl/quantize_rowwise.h" /* te_quantize_rowwise */
+#include "../../fp8/impl/quantize_blockwise.h" /* te_quantize_blockwise */
 #include "../../gemm/gemm.h" /* te_gemm */
-#include "../../gemm/gemm_tiles.h" /* TE_GEMM_TILES */
-#include "../../plan/impl/storage.h" /* te_run, te_policy */
+#include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
+#include "../../plan/impl/storage.h" /* te_run, te__policy */
 
 /* Rows of a transpose: products read multiples of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
@@ -47,7 +47,7 @@ TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const flo
 }
 /* One of three tensors of a product with one scale each; scales null: only sizes are measured. */
 TE_API te_gemm_fp8 te__tensorwise_operand(te_dtype dtype, const te_scales *scales, int index) {
-    return te__fp8_operand(TE_SCALING_TENSOR, dtype, scales ? te_scales_inverse(scales, index) : 0);
+    return te__fp8_operand(TE_SCALING_TENSORWISE, dtype, scales ? te_scales_inverse(scales, index) : 0);
 }
 
 /* ---- fp8_row ----------------------------------------------------------------------------------------------------- */
@@ -57,17 +57,17 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
     TE_TRY(te__check_local_scales(r, i));
-    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, f->inverse);
+    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__fp8_operand(TE_SCALING_ROWWISE, TE_e4m3, f->inverse);
     if (te_is_fp8(x.dtype)) {
-        g->a = x.data, g->a_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, x.inverse_scale);
+        g->a = x.data, g->a_fp8 = te__fp8_operand(TE_SCALING_ROWWISE, TE_e4m3, x.inverse_scale);
         return TE_OK;
     }
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-    te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
+    te_quantize_rowwise q = te__quantize_rowwise_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_capacity_rows(r) * x.cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)te_capacity_rows(r) * sizeof(float)));
     q.x = x.data, q.inverse = (float *)inverse, q.rule = f->own;
-    g->a = q.y, g->a_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, q.inverse);
+    g->a = q.y, g->a_fp8 = te__fp8_operand(TE_SCALING_ROWWISE, TE_e4m3, q.inverse);
     return r->dry ? TE_OK : r->plan->fp8->quantize_rowwise(&q, r->ctx);
 }
 
@@ -79,8 +79,8 @@ typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_
 /* Scratch memory for a value of `cols` columns, as it lies or transposed. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te_capacity_rows(r);
-    const int64_t scales = transposed ? te_scaling_count(TE_SCALING_TILES, cols, rows)
-                                      : te_scaling_count(TE_SCALING_TILES, rows, cols);
+    const int64_t scales = transposed ? te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows)
+                                      : te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols);
     void *inverse = 0;
     TE_TRY(te_scratch(r, &t->data, (size_t)(rows * cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)scales * sizeof(float)));
@@ -91,7 +91,7 @@ TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int co
 TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
-    te_quantize_tiles q = te_quantize_tiles_of(v.rows, v.cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of(v.rows, v.cols);
     q.x = v.data, q.y = to.data, q.y_inverse = to.inverse, q.yt = transposed.data, q.yt_inverse = transposed.inverse;
     q.yt_cols = te__fp8_rows(v.rows), q.rule = f->own;
     return r->dry ? TE_OK : r->plan->fp8->quantize_blockwise(&q, r->ctx);
@@ -99,32 +99,32 @@ TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_pr
 /* The operands of y = x weight^T. */
 TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const te_blockwise_matrix transposed = {saved.x, saved.inverse};
     te_blockwise_matrix a = {x.data, x.inverse_scale};
     TE_TRY(te__check_local_scales(r, i));
-    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
+    if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 1);
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te__blockwise_scratch(&a, r, x.cols, 0));
         TE_TRY(te__blockwise_cast_value(r, x, f, a, transposed));
     }
     g->a = a.data, g->b = f->data, g->trans_b = 1;
-    g->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, a.inverse);
-    g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKS, TE_e4m3, f->inverse);
+    g->a_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_1D, TE_e4m3, a.inverse);
+    g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
 /* The transpose of linear i's input, which forward did not save. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
-    if (te_policy(r, i)->input == TE_INPUT_saved_for_others)
+    if (te__policy(r, i)->input == TE_INPUT_saved_for_others)
         return te__blockwise_cast_value(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
 /* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const te_blockwise_matrix none = {0, 0};
     const int frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0, trains = te_is_trained(r->param[i]);
     te_blockwise_matrix a = {dy.data, dy.inverse_scale}, at = {dy.transposed, dy.transposed_inverse_scale};
@@ -141,11 +141,11 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
         if (trains) TE_TRY(te__blockwise_recompute(r, i, xt));
     }
     x->a = a.data, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, a.inverse);
-    x->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKS, TE_e4m3, f->transposed_inverse);
+    x->a_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_1D, TE_e4m3, a.inverse);
+    x->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->transposed_inverse);
     w->a = at.data, w->b = xt.data, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
-    w->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, at.inverse);
-    w->b_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, xt.inverse);
+    w->a_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_1D, TE_e4m3, at.inverse);
+    w->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_1D, TE_e4m3, xt.inverse);
     return TE_OK;
 }
 
@@ -161,7 +161,7 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
-    te_quantize q = te_quantize_of(v.rows, v.cols);
+    te_quantize q = te__quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
     q.x = v.data, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
@@ -175,7 +175,7 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
 }
 /* Transpose v, which is in FP8, to [cols, rows up to a multiple of 16]. */
 TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed) {
-    te_quantize q = te_quantize_of(v.rows, v.cols);
+    te_quantize q = te__quantize_of(v.rows, v.cols);
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
@@ -187,12 +187,12 @@ TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int
 /* The transpose of linear i's input, which forward did not save, with the scale that forward had; wanted 0: only the
  * memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te_input_of(r, i);
     TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * x.cols)));
     if (r->policy[0][i].input == TE_INPUT_saved_for_others) {
         TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-        te_quantize q = te_quantize_of(x.rows, x.cols);
+        te_quantize q = te__quantize_of(x.rows, x.cols);
         q.x = x.data, q.yt = *transposed, q.yt_cols = te__fp8_rows(x.rows), q.scale = saved.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
@@ -202,18 +202,18 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
 /* Linear i's input is TE_VALUE_amax_only: update the scale, and have the producer run again and store it as FP8. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_recompute_target to = {y, 0, te_saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
+    const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
     if (r->dry) return TE_OK;
     TE_TRY(te_scales_update(f->scales, f->x, 1, &f->own, r->ctx));
     return te__recompute_input(r, i, &to);
 }
 TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     void *y = x.data;
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te_scratch(r, &y, (size_t)(te_capacity_rows(r) * x.cols)));
-        if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
+        if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 1);
         if (x.state == TE_VALUE_amax_only) TE_TRY(te__fp8_run_producer(r, i, y));
         else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, saved.x, saved.inverse));
     }
@@ -225,10 +225,10 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
 /* x_t of linear i for its weight's gradient: saved, or made now. Where the weight is frozen for a while (trains 0) this
  * takes the same memory, and launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
     /* memory for a transpose in any case: the workspace is sized before a forward says how it saved x */
-    const int transposed = te_saved_is_transposed(r->saved_transposed, i);
+    const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te_value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
     if (transposed) *xt = saved.x;
@@ -236,7 +236,7 @@ TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int
 }
 TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const size_t bytes = (size_t)(te_capacity_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.data, *yt = dy.transposed, *xt = saved.x;
@@ -251,7 +251,7 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
     x->a_fp8 = te__tensorwise_operand(r->plan->fp8->gradients, f->scales, f->dy);
     x->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
-    w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_SCALING_TENSOR, TE_e4m3, saved.inverse);
+    w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_SCALING_TENSORWISE, TE_e4m3, saved.inverse);
     return TE_OK;
 }
 
@@ -260,8 +260,8 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
 /* The operands of y = x weight^T. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     switch (te__scaling_of_recipe(r->plan->op[i].recipe)) {
-    case TE_SCALING_TILES: return te__blockwise_forward(g, r, i, x);
-    case TE_SCALING_ROW: return te__rowwise_forward(g, r, i, x);
+    case TE_SCALING_BLOCKWISE_1D: return te__blockwise_forward(g, r, i, x);
+    case TE_SCALING_ROWWISE: return te__rowwise_forward(g, r, i, x);
     default: return te__tensorwise_forward(g, r, i, x);
     }
 }
@@ -284,32 +284,32 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0, 0, backward)
 #define TE__FP8_OPS_fp8_block(name, dtype, weights, rounding, backward)    \
     TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
-    TE_QUANTIZE_TILES(name##_tiles, dtype)                                 \
-    TE_QUANTIZE_TILES_TABLE(name##_tiles, weights)                         \
-    TE_GEMM_TILES(name##_product)                                          \
+    TE_QUANTIZE_BLOCKWISE(name##_tiles, dtype)                                 \
+    TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name##_tiles, weights)                         \
+    TE_GEMM_BLOCKWISE(name##_product)                                          \
     TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, name##_product_takes_bias, 0,            \
-                      name##_tiles_table_run, 0, backward)
+                      name##_tiles_multi_tensor_run, 0, backward)
 #define TE__FP8_OPS_fp8_row(name, dtype, weights, rounding, backward)      \
     TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
-    TE_QUANTIZE_ROWS(name##_rows, dtype)                                   \
-    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)                             \
-    TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_table_run, backward)
+    TE_QUANTIZE_ROWWISE(name##_rows, dtype)                                   \
+    TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name##_rows, dtype)                             \
+    TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_multi_tensor_run, backward)
 #define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, takes_bias, rows, cast_by_block, cast_by_row, backward)     \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run, \
                                           tiles, product_of_tiles, takes_bias, rows,                                 \
-                                          name##_quantize_table_run, cast_by_block, cast_by_row,                     \
+                                          name##_quantize_multi_tensor_run, cast_by_block, cast_by_row,              \
                                           te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,           \
                                           !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,       \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
-    TE_QUANTIZE_EIGHTS(name##_quantize, dtype)                             \
-    TE_QUANTIZE_TABLE(name##_quantize, weights)                            \
+    TE_QUANTIZE_VEC8(name##_quantize, dtype)                             \
+    TE_QUANTIZE_MULTI_TENSOR(name##_quantize, weights)                            \
     TE_JOIN1(TE__QUANTIZE_DY_, rounding)(name##_quantize, dtype)           \
-    TE_TURN(name##_turn)
+    TE_TRANSPOSE_FP8(name##_turn)
 #define TE__QUANTIZE_DY_nearest(name, dtype)                               \
     TE_API te_status name##_dy_run(const te_quantize *q, te_context *ctx) { return name##_run(q, ctx); }
 #define TE__QUANTIZE_DY_stochastic(name, dtype)                            \
-    TE_QUANTIZE_BY_CHANCE(name, dtype)                                     \
-    TE_API te_status name##_dy_run(const te_quantize *q, te_context *ctx) { return name##_by_chance_run(q, ctx); }
+    TE_QUANTIZE_STOCHASTIC(name, dtype)                                     \
+    TE_API te_status name##_dy_run(const te_quantize *q, te_context *ctx) { return name##_stochastic_run(q, ctx); }
 
 #endif

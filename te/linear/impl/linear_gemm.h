@@ -1,24 +1,26 @@
-/* linear_gemm.h -- a matrix product by itself on the library's own kernels (te/gemm/gemm_choose.h). */
+/* linear_gemm.h -- a matrix product without an epilogue of the list's, by the library's own GEMM kernels
+ * (te/gemm/impl/gemm_dispatch.h).
+ */
 #ifndef TE_LINEAR_GEMM_H
 #define TE_LINEAR_GEMM_H
 
-#include "../../gemm/gemm_choose.h" /* te_product_kernels, te__gemm_run_own */
+#include "../../gemm/impl/gemm_dispatch.h" /* te_product_kernels, te__gemm_run_custom */
 
 #define TE__IS_BACKWARD_forward 0
 #define TE__IS_BACKWARD_backward 1
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-typedef struct te_plain_gemm {
-    union { te_hopper many; te_few few; te_narrow narrow; };
+typedef struct te_unfused_gemm {
+    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
     void *d;
-    const void *c; /* added; null: nothing */
+    const void *c; /* added to the product; null: nothing is */
     int n;
-} te_plain_gemm;
+} te_unfused_gemm;
 
 template <te_dtype T>
-TE_FN void te_plain_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                            te_epilogue_lane *own) {
-    const te_plain_gemm *p = (const te_plain_gemm *)arg;
+TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                            te_epilogue_state *own) {
+    const te_unfused_gemm *p = (const te_unfused_gemm *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], c[8];
     te_vec8 e;
@@ -34,55 +36,57 @@ TE_FN void te_plain_gemm_epilogue(const void *arg, const uint32_t w[4], const ui
     (void)own;
 }
 template <te_dtype T, int FORWARD>
-TE_HOPPER_KERNEL(te_plain_gemm_persistent, te_plain_gemm, T, FORWARD, te_plain_gemm_epilogue<T>, T != TE_f32)
-/* In FP8 it is there to overlap collectives: by itself such a product is cuBLASLt's. */
+TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
+/* The FP8 kernel exists to overlap collectives; without one such a product is cuBLASLt's. */
 template <te_dtype T, te_dtype A>
-TE_HOPPER_KERNEL_OF(te_plain_gemm_fp8, te_plain_gemm, T, A, TE_e4m3, 1, te_plain_gemm_epilogue<T>, 1)
-template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_FEW_KERNEL(te_plain_gemm_skinny, te_plain_gemm, FORM, T, te_plain_gemm_epilogue<T>, EXISTS)
-template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_NARROW_KERNEL(te_plain_gemm_small_m, te_plain_gemm, FORM, T, te_plain_gemm_epilogue<T>, EXISTS)
-TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_plain_gemm_persistent, (T, FORWARD), te_plain_gemm)
-    TE_KERNEL_IF(TE_OVERLAPS &&T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_plain_gemm_fp8, (T, A),
-                 te_plain_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_skinny,
-                                             (T, FORM, EXISTS), te_plain_gemm)
-        TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_small_m, (T, FORM, EXISTS),
-                     te_plain_gemm)
-    /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads,
-     * TE_FEW_SIXTEEN: there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
-    template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
-    TE_API te_product_kernels *te_plain_gemm_kernels(void) {
-    constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
+TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
+template <te_dtype T, te_gemm_operands FORM, int EXISTS>
+TE_SKINNY_KERNEL(te_unfused_gemm_skinny, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
+template <te_dtype T, te_gemm_operands FORM, int EXISTS>
+TE_SMALL_M_KERNEL(te_unfused_gemm_small_m, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent, (T, FORWARD), te_unfused_gemm)
+    TE_KERNEL_IF(TE_HAS_COMM_OVERLAP &&T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_unfused_gemm_fp8, (T, A),
+                 te_unfused_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS),
+                                               te_unfused_gemm_skinny, (T, FORM, EXISTS), te_unfused_gemm)
+        TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m,
+                     (T, FORM, EXISTS), te_unfused_gemm)
+    /* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
+     * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
+    template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
+    TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
+    constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
-    constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
-    static te_product_kernels kernels = {{(const void *)te_plain_gemm_persistent_if<many, FORWARD>(), 0, 0},
-                                         {(const void *)te_plain_gemm_skinny_if<T, TE_FEW_SIXTEEN, few>(), 0, 0},
-                                         {(const void *)te_plain_gemm_fp8_if<T, A>(), 0, 0},
-                                         {(const void *)te_plain_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
-                                         FORM,
-                                         {(const void *)te_plain_gemm_small_m_if<T, TE_FEW_SIXTEEN, narrow>(), 0, 0},
-                                         {(const void *)te_plain_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
+    constexpr int narrow = few && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
+    static te_product_kernels kernels = {
+        {(const void *)te_unfused_gemm_persistent_if<many, FORWARD>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, few>(), 0, 0},
+        {(const void *)te_unfused_gemm_fp8_if<T, A>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
+        FORM,
+        {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, narrow>(), 0, 0},
+        {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
-#define TE_PLAIN_GEMM(dtype, pass) te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
-/* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_PLAIN_GEMM_OF(name, dtype, pass)                                                                     \
-    te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_skinny_form, \
+#define TE_UNFUSED_GEMM(dtype, pass) \
+    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
+/* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
+#define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                                                     \
+    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* D = alpha A op(B), rounded, (+ C where beta is 1). */
-TE_API te_status te_plain_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    te_plain_gemm p;
+/* D = alpha A op(B), rounded, then + C where beta is 1. */
+TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    te_unfused_gemm p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
-    if (!te__gemm_is_light(kernels, g, ctx)) p.many.ahead = p.c;
-    return te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, ctx);
+    if (!te__gemm_is_skinny_or_small_m(kernels, g, ctx)) p.many.source = p.c;
+    return te__gemm_run_custom(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, ctx);
 }
 
 #else
-#define TE_PLAIN_GEMM(dtype, pass) 0
-#define TE_PLAIN_GEMM_OF(name, dtype, pass) 0
-TE_API te_status te_plain_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+#define TE_UNFUSED_GEMM(dtype, pass) 0
+#define TE_UNFUSED_GEMM_OF(name, dtype, pass) 0
+TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif

@@ -1,65 +1,62 @@
-/* linear_rope.h -- the rows linear_rope and linear_bias_rope: the product that makes q, k and v, with rotary positions
- * (te/ops/rope.h) on q and k before they are stored.
+/* linear_rope.h -- the patterns linear_rope and linear_bias_rope: the product that computes q, k and v, which rotates q
+ * and k by their positions (te/ops/rope.h) before it stores them.
  *
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, it is one kernel behind a small one. The
  * small one writes the cosines and sines of all rows, [rows, rotary_dim] in f32: in the product's epilogue they would
- * take double precision, and be computed once for each head. These are 4 MB at 8192 rows of heads of 128, which stay in
- * the L2. The epilogue gets the two vectors of eight that turn with each other at once (te_hopper_couples). Rope by
- * itself reads and writes what the product has stored: 8192 x 12288, 0.4 GB, 0.1 ms at 4.2 TB/s beside a product of 1.2
- * ms; the floor of one kernel is the product's.
+ * need double precision, and be computed once for each head. At 8192 rows and heads of 128 they are 4 MB, which stay in
+ * the L2. The epilogue gets both vectors of eight whose elements form pairs at once (te__sm90_gemm_pairing).
  *
- * Measured on an H200 with 8192 rows, heads of 128, in turns with the bare product by our own kernel: 4096 to 12288
- * 1.003 of its time, 4096 to 6144 1.013. In turns with cuBLASLt's fastest candidate, which at the second shape is 5%
- * faster than our kernel: 1.02 to 1.035 and 1.065, and the two steps 1.096 and 1.10. Where k is 1024 the epilogue waits
- * for cosines and sines longer than the tensor cores work on a tile: 199 us, the bare product 143.
+ * All else is two steps one after the other: other targets and formats, FP8, head sizes that do not divide 256 or are
+ * odd multiples of eight, and products with so few rows or columns that the kernel does not pay
+ * (te/gemm/impl/gemm_dispatch.h).
  *
- * The product is summed in f32 and rounded to 16 bits, as by itself; bias and rope work on that in f32, and the result
- * is rounded. So linear_rope gives the bits of the two steps, and linear_bias_rope rounds once less: not behind the
- * bias.
+ * Floor: the product's. Rope as a kernel of its own reads and writes the product's result: 8192 x 12288, 0.4 GB, 0.1 ms
+ * at 4.2 TB/s, next to a product of 1.2 ms. Measurements: docs/notes/linear.md.
  *
- * All else is the two steps one after the other: other targets and formats, head sizes that do not divide 256 or are
- * odd multiples of eight, products of so few rows or columns that the kernel does not pay (te/gemm/gemm_choose.h), FP8.
+ * The product is summed in f32 and rounded to 16 bits, as it is alone; bias and rope work on that in f32, and the
+ * result is rounded. So linear_rope has the bits of the two steps; linear_bias_rope does not round behind the bias.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
 
 #include "../../pointwise/impl/pointwise_macros.h" /* TE_POINTWISE */
-#include "../../ops/rope.h" /* te__rope_to, te_rope_turns */
+#include "../../ops/rope.h" /* te__rope_apply, te_rope_cos_sin */
 #include "linear_step.h" /* te__linear_forward, te__overlap_gather */
 
 #define TE__ROPE_MARK_rope ,
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_ROPE_TABLE_ROWS = 4 /* of cosines and sines, by one block */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* rows of cosines and sines for a block */ };
 
-/* y: [rows, rotary], by row the cosines of the pairs, then their sines. */
+/* y: [rows, rotary], in each row the cosines of the pairs, then their sines. */
 TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
     int group;
     const int64_t first = (int64_t)b.x * TE_ROPE_TABLE_ROWS;
-    te_rope_turns((float *)a->y + first * rotary, a, first, (int)te_min(TE_ROPE_TABLE_ROWS, a->rows - first),
-                  te_lanes_here(TE_ROPE_THREADS, &group), rotary / 2, rotary, scaled, 1);
+    te_rope_cos_sin((float *)a->y + first * rotary, a, first, (int)te_min(TE_ROPE_TABLE_ROWS, a->rows - first),
+                  te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a row. turns: of cosines and sines; whole: the product with its epilogue. Null: there is none. */
+/* The kernels of a step. rotate: rope as a kernel of its own; table: cosines and sines; fused: the product with rope in
+ * its epilogue. Null: there is none. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* of the linear and its bias by themselves */
+    te__linear_kernels linear; /* of the linear and its bias without rope */
     te_rope_launch_fn turn, turns;
     te_product_kernels *whole;
-    int turned; /* columns of q and k */
+    int turned; /* columns of q and k, which rotate */
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
-    te_hopper many;
+    te__sm90_gemm_params many;
     const void *bias;   /* [n], or null */
     void *y;            /* [m, n] */
-    const float *turns; /* [m, rotary] */
-    int turned;         /* columns of q and k */
+    const float *turns; /* cosines and sines, [m, rotary] */
+    int turned;         /* columns of q and k, which rotate */
 } te_rope_product;
 
-/* All constants. dtype f32: there is no such kernel. */
+/* Constants of the heads. dtype f32: there is no such kernel. */
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;
@@ -74,27 +71,27 @@ TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product
     te_load8(bias, p->bias, col, 8, 1, dtype);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
-/* Interleaved: the pairs of these eight dimensions, from `dim` on, if they turn. */
+/* Interleaved RoPE: rotate the pairs among columns dim..dim+7 of a head that lie below its rotary dimensions. */
 TE_FN void te__rope_rotate_interleaved(float v[8], const float *turns, int dim, const te_rope_heads h) {
     float4 c, s;
     if (dim >= h.rotary) return;
     c = __ldg((const float4 *)(turns + dim / 2)), s = __ldg((const float4 *)(turns + h.rotary / 2 + dim / 2));
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
-    te_turn_near8(v, cosine, sine);
+    te_rotate_interleaved8(v, cosine, sine);
 }
-/* Columns from `col` and from `other` on, of one head. */
+/* Eight columns from `col` on and eight from `other` on, of one head. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
                              int other, const te_rope_heads h) {
     const float *turns = p->turns + (int64_t)row * h.rotary;
     const int dim = col % h.head_dim, pairs = h.rotary / 2, far = !h.interleaved && col < p->turned && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
-    if (far) { /* ahead of what needs them */
+    if (far) { /* loaded early, so that they have arrived when they are needed */
         te_load8(cosine, turns, dim, 8, 1, TE_f32);
         te_load8(sine, turns, pairs + dim, 8, 1, TE_f32);
     }
     te__rope_load8(v, w, p, col, h.dtype);
     te__rope_load8(mate, u, p, other, h.dtype);
-    if (far) te_turn8(v, mate, cosine, sine);
+    if (far) te_rotate8(v, mate, cosine, sine);
     if (h.interleaved && col < p->turned) {
         te__rope_rotate_interleaved(v, turns, dim, h);
         te__rope_rotate_interleaved(mate, turns, other % h.head_dim, h);
@@ -103,18 +100,18 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, h.dtype);
 }
 
-/* One kernel for all lists and passes that have such heads. */
+/* All lists and passes with such heads use the same kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
-                          te_epilogue_lane *) {
+                          te_epilogue_state *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
-/* Pairs that lie 128 columns apart are crossed. */
+/* Pairs that lie 128 columns apart are in two halves of a tile, which the kernel crosses. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
-TE_HOPPER_KERNEL_COUPLES(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
+TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
                          TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
@@ -122,15 +119,16 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_g
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_FEW_SIXTEEN, {0, 0, 0}, {0, 0, 0}};
+        TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}};
     return &kernels;
 }
 
-/* What a tile takes: heads that divide its 256 columns, and pairs that lie in 128 of them or can be crossed. */
+/* The heads that a tile can take: their size divides its 256 columns, and pairs lie within 128 of these or are crossed.
+ */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
-/* fits: whether there is the kernel. Cosines and sines take the place of the product. */
+/* fits: whether the kernel exists. Cosines and sines take the memory that the product alone would take. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, turn)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
@@ -138,7 +136,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
             && (int)TE_WIDTH_IN(model, turn) >= 2 * TE__ROTARY(turn)                                                 \
             && TE__ROPE_FITS(TE_ARG3(turn, 0), TE__ROTARY(turn), TE__INTERLEAVED(turn))                              \
     };
-/* For the linear and its bias by themselves: a kernel for few rows, and for many where none takes the rope along. */
+/* The linear and its bias without rope: a skinny kernel, and a persistent one where the kernel with rope does not
+ * exist. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
@@ -151,7 +150,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
                                TE__INTERLEAVED(turn)>();                                              \
     }
 
-/* The product, with cosines and sines from memory that it would take by itself. */
+/* Run the product with rope in its epilogue. The table of cosines and sines takes the memory that the product alone
+ * would take. */
 TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te__rope_kernels *kernels, int turn,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
@@ -160,15 +160,16 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
     te_value room, turns;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* as many as the two steps take: the number of rows decides which it is */
+    for (int j = 0; j < first->count; j++) /* as much memory as the two steps take, because the number of rows
+                                            * decides which way is taken */
         TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
     turns = y, turns.data = room.data;
-    te__rope_fill(&a, r, turn, turns);
+    te__rope_args(&a, r, turn, turns);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.data, p.turns = (const float *)room.data, p.turned = kernels->turned;
     if (!r->dry) {
-        TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
-        TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
+        TE_TRY(kernels->turns(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
+        TE_TRY(te__sm90_gemm_run(kernels->whole->persistent.kernel, &p, sizeof p, &p.many, g, r->ctx));
     }
     te_set_current(r, y);
     return TE_OK;
@@ -203,43 +204,43 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
     const int turn = s->op[s->count - 1];
     te_gemm g = te__linear_product(r, s->op[0]);
-    te_gemm_ranks ranks;
+    te__gemm_overlap ranks;
     te_step first = *s;
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_policy(r, s->op[0])->fp8 && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
+    if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->whole, &g, r->ctx)) {
         TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->current.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));
-    return te__rope_to(r, turn, y, kernels->turn);
+    return te__rope_apply(r, turn, y, kernels->turn);
 }
 
-/* ---- the row ----------------------------------------------------------------------------------------------------- */
+/* ---- kernels of a pattern ---------------------------------------------------------------------------------------- */
 
-#define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                                         \
-    TE_BY_OP_COUNT(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
-        TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                             \
+    TE_BY_OP_COUNT(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
+        TE__LONG_ROPE, TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__LONG_ROPE(name, ...) \
-    static_assert(0, "te: " #name ": between a linear and a rope of one row stands a bias or nothing");
+    static_assert(0, "te: " #name ": only a bias may stand between a linear and the rope of its pattern");
 #define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, turn)    \
     TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                    \
     TE__ROPE_ROW(name, widths, model, dtype, turn, 0, te_no_shape(), 0)
-#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                \
-    static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                            \
-                  "te: " #name ": between a linear and a rope of one row stands a bias or nothing");    \
-    TE_POINTWISE(name, widths, model, dtype, pass, op)                                                      \
-    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                   \
-    TE__ROPE_BIAS_##widths(name, dtype)                                                                 \
-    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_pointwise_half(r, s, 1)), \
+#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                     \
+    static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                                 \
+                  "te: " #name ": only a bias may stand between a linear and the rope of its pattern");      \
+    TE_POINTWISE(name, widths, model, dtype, pass, op)                                                       \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                        \
+    TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
-/* launch, shape, product: te__linear_kernels. */
+/* launch, shape, product: members of te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
     TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_PLAIN_GEMM_OF(name, dtype, forward)},        \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_UNFUSED_GEMM_OF(name, dtype, forward)},        \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
                                           ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                    \
                                               (int)(TE_ARG3(turn, 0))};                                            \

@@ -1,20 +1,21 @@
-/* linear_step.h -- a step that begins with a linear, forward and backward. */
+/* linear_step.h -- a step that begins with a linear (in backward: ends with it), forward and backward.
+ */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
 
 #include "linear_autotune.h" /* te__linear_choose, te__linear_split */
-#include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te_defer_product */
+#include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te__defer_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* y = x weight^T of linear i, in the list's format: its sizes and formats. */
+/* The sizes and formats of y = x weight^T of linear i, in the list's format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* And its operands. */
+/* The operands of that product. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
@@ -22,50 +23,50 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
-    te_split split = TE_SPLIT_BARE;
-    te_gemm_ranks ranks;
+    te_gemm_strategy split = TE_STRATEGY_BARE;
+    te__gemm_overlap ranks;
     int taken = 0;
     if (r->recompute || r->describe)
-        return te_pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
+        return te__pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
     TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->current.block < 0));
-    if (te_policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
+    if (te__policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
-    if (!g.ranks && te_defers_product(r, s)) {
+    if (!g.ranks && te__defers_product(r, s)) {
         te_value y;
         TE_TRY(te_output(&y, r, s, s->op[0]));
-        return te_defer_product(r, &g, y, kernels->bare);
+        return te__defer_product(r, &g, y, kernels->bare);
     }
     if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
-    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &g, r->ctx))
-        split = TE_SPLIT_OWN;
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &g, r->ctx))
+        split = TE_STRATEGY_CUSTOM;
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* dx = dy weight, and the chain of the ops before. */
+/* dx = dy weight, and the backward of the ops before the linear. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm whole = *x;
     te_value dx, made;
-    whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
-    const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &whole, r->ctx) &&
+    whole.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
+    const int own = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &whole, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
+    if (own) return te__product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
     TE_TRY(te_begin_converted(&made, &dx, r, x->out));
     x->d = made.data;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_end_converted(&dx, &made, r));
-    return te_pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
+    return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
+/* dx[rows, in] = dy weight (+ the gradient of the fork's other use). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, made;
     TE_TRY(te_gradient(&dx, r, s, last));
-    if (dx.data && !x->ranks && te_defers_product(r, s)) return te_defer_product(r, x, dx, kernels->bare);
+    if (dx.data && !x->ranks && te__defers_product(r, s)) return te__defer_product(r, x, dx, kernels->bare);
     if (dx.data) {
         TE_TRY(te_begin_converted(&made, &dx, r, x->out));
         x->d = made.data;
@@ -77,7 +78,7 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
         TE_TRY(te_end_converted(&dx, &made, r));
     }
-    if (s->count > 1) te_set_edge(r, last, te_no_value());
+    if (s->count > 1) te__set_edge(r, last, te_no_value());
     te_set_current(r, dx);
     return TE_OK;
 }
@@ -86,39 +87,39 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     const te_op *op = &r->plan->op[i];
     te_param *p = r->param[i];
     te_value dy = r->current;
-    if (r->describe) return te_pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
-    te_gemm_ranks ranks;
+    if (r->describe) return te__pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
+    te__gemm_overlap ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
     if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
     TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->bare, te_is_trained(p)));
     dy.data = r->current.data;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    if (te_policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
+    if (te__policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_convert_value(&dy, r, r->plan->dtype));
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
-    /* where dy is still on its way dx comes first, for it can begin with a part of dy */
+    /* where dy is still being gathered dx comes first, because it can begin with a part of dy */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te_needs_input_grad(r, i)) return te_set_current(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te_rank_memory.serial) */
-    if (te_policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
+    TE_TRY(te__wgrad_now(r)); /* if nothing runs beside products (te__overlap_memory.serial) */
+    if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
-/* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
-TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+/* Separate entry points, so that an inference-only program compiles no backward code. */
+TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *whole,
                                                    te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_forward(r, s, &kernels);
 }
-TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+TE_API te_status te__linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                          te_pointwise_shape k, te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_backward(r, s, &kernels);

@@ -1,54 +1,54 @@
-/* linear_strategy.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along
- * what its back end can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one
- * kernel in all (linear_epilogue.h).
+/* linear_strategy.h -- the strategies for a forward step that begins with a linear: a matrix product, whose back end
+ * may do some of the following ops in its epilogue (a bias, a gelu, a scale, a residual), and one pointwise kernel for
+ * the rest; or one kernel for all (linear_epilogue.h).
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
 
-#include "../../ops/scale.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te_product_step_forward, te_plain_gemm_run */
+#include "../../ops/elementwise.h" /* te_scale_options */
+#include "linear_epilogue.h" /* te__product_step_forward, te_unfused_gemm_run */
 
-/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
- * none. */
+/* The kernels of a step: the pointwise kernel behind the product, the product with its epilogue, and the product alone;
+ * null: there is none. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
     te_product_kernels *whole, *bare;
 } te__linear_kernels;
 
-/* Whether a kernel for all of the step can store what is read next: FP8 only where the list names a recipe, and of a
- * gated op under one in inference alone (linear_epilogue.h). */
+/* Whether one kernel for the whole step can store what its consumer reads: FP8 only where the list names a recipe, and
+ * behind a gated op under a recipe in inference alone (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
-    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te_policy(r, s->op[0])->fp8) return 0;
-    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_policy(r, next)->stored_by_producer;
+    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
+    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* Which of a product's sizes is the number of rows of the call. */
+/* Which size of a product is the number of rows of the call. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
-/* Run the product, on the host with scratch from the workspace. bare: the library's kernels for it; null: none. */
+/* Run the product, on the host with scratch memory of the workspace. bare: the library's kernels for it; null: none. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
     te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_capacity_rows(r);
-    const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
+    const size_t bytes = te__gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
-    if (r->dry) TE_TRY(te_gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_plain_gemm_run(bare, g, r->ctx);
+    if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
+    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te_unfused_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
-    if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->gemm_blockwise(g, r->ctx);
+    if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
     return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* ---- how a row is split into the product and the kernel behind it ------------------------------------------------ */
+/* ---- the strategies ---------------------------------------------------------------------------------------------- */
 
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Values of the row that the product writes or adds have the format that it gives. */
+/* Whether all values that the product would write or add have the format of its result. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -59,23 +59,22 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
-/* Whether a back end runs the product with what it takes along. */
+/* Whether a back end can run the product with this epilogue. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
-    if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_TILES)
+    if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
-    return te_gemm_supports(g, r->ctx);
+    return te__gemm_supports(g, r->ctx);
 }
-/* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
-TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split split) {
+/* Set up the epilogue that `split` asks for. Returns how many ops it does, or -1 if there is no such epilogue. */
+TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy split) {
     const int rest = s->count - 1;
     int j = 1;
     g->alpha = 1.0f, g->beta = 0, g->epilogue = TE_EPILOGUE_NONE, g->bias = 0, g->aux = 0;
-    if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
+    if (split == TE_STRATEGY_BARE || split == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
-    if (split == TE_SPLIT_BIAS) {
-        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
-         * it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_policy(r, s->op[1])->output_saved;
+    if (split == TE_STRATEGY_BIAS) {
+        /* pays only for a bias whose result backward needs: the product stores it, and the pointwise kernel reads it */
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te__linear_supports(g, r) ? 1 : -1;
@@ -84,9 +83,9 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
         g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
-        /* not where our own gelu runs again in backward: cuBLASLt's has other bits */
+        /* not where the library's gelu is recomputed in backward: cuBLASLt's has other bits */
         const int again = r->pass == TE_FORWARD && j < rest &&
-                          te_policy(r, te_consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
+                          te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
@@ -97,7 +96,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
-/* The product takes all of the row along. */
+/* The product's epilogue does all ops of the step. */
 TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
@@ -115,28 +114,29 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
     te_set_current(r, y);
     return TE_OK;
 }
-/* The product takes the first `taken` ops behind it along, a kernel does the rest. */
+/* The product's epilogue does the first `taken` ops, a pointwise kernel the rest. */
 TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
                                  te_value product) {
     g->d = product.data;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    return te_pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
+    return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Run the forward step as it was chosen to be split. */
+/* Run the forward step by the strategy that was chosen. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
-                                  te_split split, int taken) {
+                                  te_gemm_strategy split, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
+    const int part = split != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
-    /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
-    if (s->count > 1 && (r->pass != TE_FORWARD || !te_policy(r, s->op[0])->output_saved))
+    /* Memory for the product alone, whatever the strategy: the number of rows and timings decide which strategy it is,
+     * and the workspace must not depend on that. */
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();
-    if (r->pass != TE_FORWARD || !te_policy(r, s->op[taken])->output_saved || !product.data)
+    if (r->pass != TE_FORWARD || !te__policy(r, s->op[taken])->output_saved || !product.data)
         product.data = middle.data, product.block = middle.block;
-    if (split == TE_SPLIT_OWN)
-        return te_product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
-                                       r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved);
+    if (split == TE_STRATEGY_CUSTOM)
+        return te__product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
+                                       r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }
 

@@ -10,24 +10,26 @@
 /* ---- the batch --------------------------------------------------------------------------------------------------- */
 
 /* Packed sequences of different lengths. cu_seqlens lies in target memory, so only the host can check its numbers
- * (core/sequences.h). */
+ * (core/tensor.h). */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq;
-    if (!b->sequences && !b->longest && !b->cu_seqlens) return TE_OK;
+    if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
     TE_REQUIRE(b->sequences > 0 && b->sequences <= rows, ctx, TE_ERROR_SHAPE,
                "%s: batch.sequences is %d; with cu_seqlens it is 1 to the number of rows, %lld", name, b->sequences,
                (long long)rows);
-    TE_REQUIRE(b->longest > 0, ctx, TE_ERROR_SHAPE, "%s: batch.longest is %d, with cu_seqlens it must be positive",
-               name, b->longest);
+    TE_REQUIRE(b->max_seqlen > 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch.max_seqlen is %d, with cu_seqlens it must be positive", name, b->max_seqlen);
     TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
                b->sequences);
     TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.cu_seqlens lies at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
     for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
         const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
-        TE_REQUIRE(now >= before && now - before <= b->longest && (i || !now), ctx, TE_ERROR_VALUE,
-                   "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.longest, %d, at "
-                   "most", name, i, (long long)now, (long long)before, b->longest);
+        TE_REQUIRE(
+            now >= before && now - before <= b->max_seqlen && (i || !now), ctx, TE_ERROR_VALUE,
+            "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.max_seqlen, %d, at "
+            "most",
+            name, i, (long long)now, (long long)before, b->max_seqlen);
         TE_REQUIRE(i < b->sequences || now == rows, ctx, TE_ERROR_VALUE,
                    "%s: batch.cu_seqlens ends at %lld, the batch has %lld rows", name, (long long)now, (long long)rows);
     }
@@ -67,7 +69,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
     TE_TRY(te__check_sequences(b, name, ctx));
     if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
-    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->max_seqlen), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(!b->positions || !b->position, ctx, TE_ERROR_VALUE,
                "%s: the batch has positions and begins at position %d; only one can be", name, b->position);
@@ -94,7 +96,7 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 }
 
 /* The batch's edge for (input, name) or (output, name); null while sizes are measured. */
-TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
+TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
@@ -106,7 +108,7 @@ TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_o
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
-    TE_TRY(te_find_edge(&e, r, op));
+    TE_TRY(te__find_edge(&e, r, op));
     if (!e) return TE_OK;
     const te_tensor t = grad ? e->grad : e->value;
     v->data = t.data;
@@ -114,21 +116,21 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     return TE_OK;
 }
 /* The shape and format of the fork's or input's value that `op` uses, with `cols` columns. */
-TE_API te_value te_fork_value_like(const te_run *r, const te_op *op, int cols) {
+TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
 }
 /* That value, in forward, inference or backward. */
-TE_API te_status te_fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
+TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_fork_value_like(r, op, cols), 0);
+    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
     *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
 TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) {
-    return te_fork_value_of_width(v, r, op, op->out);
+    return te__fork_value_of_width(v, r, op, op->out);
 }
 
 /* ---- aliasing ---------------------------------------------------------------------------------------------------- */
@@ -185,7 +187,6 @@ TE_API int te__reads_x(const te_plan *p) {
     return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
 }
-/* Whether backward reads the forward's y. */
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 /* Add a region of memory, and compare it with those before it. */

@@ -8,7 +8,7 @@
 #define TE_EXECUTOR_H
 
 #include "call_checks.h" /* te__check_batch, te__check_tensor, te__check_overlap */
-#include "gradients.h" /* te_reduce_columns_now */
+#include "gradients.h" /* te__reduce_columns_now */
 #include "storage.h" /* te_run, te__begin, te__place */
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
@@ -138,7 +138,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
     if (!draws || !r->take.taken) return TE_OK;
-    TE_TRY(te_rng_take_launch(r->ctx, te_grid_of(1, 1), &r->take));
+    TE_TRY(te_rng_take_launch(r->ctx, te__grid_of(1, 1), &r->take));
     r->take.taken = 0;
     return TE_OK;
 }
@@ -146,7 +146,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te_reduce_columns_now(r)); /* this step's sums may not fit behind them */
+        TE_TRY(te__reduce_columns_now(r)); /* this step's sums may not fit behind them */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -155,7 +155,7 @@ TE_API te_status te__training_after(te_run *r, const te_step *step) {
 }
 TE_IF_USED TE_API te_status te__training_end(te_run *r) {
     TE_TRY(te__take_random_state(r, 0));
-    return te_reduce_columns_now(r);
+    return te__reduce_columns_now(r);
 }
 TE_IF_USED TE_API const te_training *te__training(void) {
     static const te_training training = {te__training_before, te__training_after, te__training_end};
@@ -235,10 +235,10 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     if (r->saved) r->saved->plan = 0; /* not valid until the pass has run */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
-    te_enqueue_open(ctx);
+    te__launch_record_begin(ctx);
     te_status status = te__run_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
-    return te_enqueue_close(ctx, status);
+    return te__launch_record_end(ctx, status);
 }
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
@@ -249,7 +249,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     r->batch = b;
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
-    te_set_recipe_use(r, TE_USE_as_bound);
+    te__set_recipe_use(r, TE_USE_as_bound);
 }
 
 /* Check the arguments of a forward or an inference, and prepare its run. */
@@ -286,7 +286,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
                r.saved_bytes, saved->bytes);
     TE_TRY(te__execute(&r, r.x, m, saved));
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
-    saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
+    saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
     saved->memory_rows = r.memory;
     saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
@@ -305,9 +305,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
-    TE_REQUIRE(saved->sequences == b->sequences && saved->longest == b->longest, ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(saved->sequences == b->sequences && saved->max_seqlen == b->max_seqlen, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %d sequences of at most %d rows in cu_seqlens, this batch has %d of %d", plan->name,
-               saved->sequences, saved->longest, b->sequences, b->longest);
+               saved->sequences, saved->max_seqlen, b->sequences, b->max_seqlen);
     TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
                "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
                (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
@@ -347,7 +347,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
-    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
+    te_run r = te__run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. 0: widths are not
@@ -380,7 +380,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
     for (int i = 0; i < (plan->fp8 ? 3 * (int)TE_USE_common : 3); i++) {
         const te_pass pass = (te_pass)(i % 3);
         if (pass != TE_INFER && !plan->training) continue;
-        te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
+        te_run r = te__run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
         r.x.data = r.y.data = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);

@@ -4,8 +4,8 @@
 #ifndef TE_EXECUTOR_STATE_H
 #define TE_EXECUTOR_STATE_H
 
-#include "../../core/group.h" /* te_tensor_group */
-#include "../../core/sequences.h" /* te_sequences */
+#include "../../core/rank_group.h" /* te_tensor_group */
+#include "../../core/tensor.h" /* te_sequences */
 #include "../../gemm/gemm_types.h" /* te_gemm */
 #include "operand_policy.h" /* te_operand_policy, te_recipe_use */
 #include "value.h" /* te_value, te_pool */
@@ -65,7 +65,7 @@ typedef struct te_run {
 
     /* the list under this call's recipe */
     te_recipe_use use;
-    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* of forward and inference, of backward: te_policy() */
+    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* of forward and inference, of backward: te__policy() */
     te_param *param[TE_MAX_OPS];   /* by op: its first parameter */
 
     /* values */
@@ -82,7 +82,7 @@ typedef struct te_run {
     size_t saved_bytes;            /* of te_saved.memory that this call uses */
     void *act[TE_MAX_OPS];         /* by op: its output; null: not saved */
     float *stats[TE_MAX_OPS];      /* by op: row statistics, [rows, stats] */
-    char *saved_input[TE_MAX_OPS]; /* by product in FP8: its input and scales, te_saved_input_of() */
+    char *saved_input[TE_MAX_OPS]; /* by product in FP8: its input and scales, te__saved_input_of() */
     uint32_t saved_transposed[TE_OP_BITS]; /* by product in FP8, a bit: that input is saved transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* by recompute region: its block; data null: closed */
 
@@ -102,7 +102,7 @@ typedef struct te_run {
 } te_run;
 
 /* How op i's operand comes in this pass, and what of it is saved. */
-TE_API const te_operand_policy *te_policy(const te_run *r, int i) {
+TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
 
@@ -115,22 +115,22 @@ TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
     }
 }
 /* The first of these rows among those of the batch, and among those of all replicas. */
-TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
+TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
 }
-TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
-    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te_first_row(r, rows);
+TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
+    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
 /* Where the batch's sequences lie. */
 TE_API te_sequences te_sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
     s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
-    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
+    s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
 /* Rows that saved memory is sized for. */
-TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
+TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that blocks of the workspace are sized for, whatever rows a value has: a call then places them where the dry run
  * that measured the workspace did, which did not know how many sequences there would be. */
 TE_API int64_t te_capacity_rows(const te_run *r) {
@@ -158,7 +158,7 @@ TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_d
     return te__acquire_bytes(r, v, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
 /* A matrix in e4m3 in the workspace, with its scales behind it: one for each row, or for each 1 x 128. */
-TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
+TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te_capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te_value_of(0, TE_e4m3, rows, cols);
     v->scaling = scaling;
@@ -182,22 +182,22 @@ TE_API te_value te__without_transposed(te_value v) {
     return v;
 }
 /* v is what the step leaves, but not yet: the next step does the rest, which needs `from`. */
-TE_API void te_defer(te_run *r, te_value *v, te_value_state state, te_value from) {
+TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
 /* That is done, or enqueued. */
-TE_API void te_finish_deferred(te_run *r) {
+TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te_no_value());
 }
 /* Keep v for the other end of fork i, without its transpose; te_no_value(): it is no longer needed. */
-TE_API void te_set_edge(te_run *r, int fork, te_value v) {
+TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
 /* Forward: op i has read the value of its fork. Behind the last op that does nobody needs it. */
 TE_API void te_release_fork(te_run *r, int i) {
-    if (te_is_last_use(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
+    if (te_is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te_no_value());
 }
 /* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
@@ -210,11 +210,11 @@ TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
 
 /* Choose which products run in FP8 from now on, and compute the policies. TE_USE_as_bound reads it from te_run.param,
  * which te__take_params has to fill before. */
-TE_API void te_set_recipe_use(te_run *r, te_recipe_use use) {
+TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
-    te__init_policies(r->policy, r->plan, use, r->param);
+    if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
-/* A dry run of this many rows. No product runs in FP8 until te_set_recipe_use says which do. */
+/* A dry run of this many rows. No product runs in FP8 until te__set_recipe_use says which do. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
@@ -232,10 +232,11 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (launch_cuda.h) */
+    memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
-    te_set_recipe_use(r, TE_USE_off);
+    r->use = TE_USE_off;
+    te__init_policies(r->policy, plan, TE_USE_off, r->param);
 }
 /* Set te_run.param to the parameters of this instance. */
 TE_API void te__take_params(te_run *r, const te_model *m) {
@@ -243,10 +244,10 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
 /* A run that only measures: storage and the workspace, for this many rows. */
-TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
+TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);
-    if (use != TE_USE_off) te_set_recipe_use(&r, use);
+    if (use != TE_USE_off) te__set_recipe_use(&r, use);
     return r;
 }
 

@@ -80,19 +80,19 @@ TE_API te_status te__notify_step(te_run *r, const te_step *s) {
 /* ---- deferred column sums ---------------------------------------------------------------------------------------- */
 
 /* Launch the sums of all steps so far, and free their blocks of the workspace. */
-TE_IF_USED TE_API te_status te_reduce_columns_now(te_run *r) {
+TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     const int count = r->sum_count;
     int widest = 0, odd = 0;
     for (int i = 0; i < r->sum_count; i++)
         widest = (int)te_max(widest, r->sums.job[i].width), odd |= r->sums.job[i].width % 2;
     if (widest && !r->dry) {
         const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
-        const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
+        const te_grid grid = te__grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
         if (columns == 2) TE_TRY(te_sum_wide_rows_launch(r->ctx, grid, &r->sums));
         else TE_TRY(te_sum_rows_launch(r->ctx, grid, &r->sums));
     }
     if (r->column_count && !r->dry)
-        TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(1, r->column_count), &r->columns));
+        TE_TRY(te_sum_rows_launch(r->ctx, te__grid_of(1, r->column_count), &r->columns));
     for (int i = 0; i < r->sum_count; i++) te__pool_root(&r->pool, r->partial[i], -1);
     r->sum_count = r->column_count = 0;
     te__pool_sweep(&r->pool);

@@ -9,7 +9,7 @@
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
 
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
+#include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
 /* Which of the products that name a recipe run in FP8: as each parameter says or, where only sizes are asked for, none;
@@ -61,7 +61,7 @@ TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
 /* Whether the kernel that stores an operand finds its scales itself, because each is of a part of a row. */
-TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROW || s == TE_SCALING_TILES; }
+TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
@@ -118,7 +118,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
-    if (o.scaling != TE_SCALING_TENSOR) return o;
+    if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
     /* gradients that are rounded stochastically are rounded by a cast */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
@@ -146,11 +146,10 @@ TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k
 /* All of them: policy[0] of forward and inference, policy[1] of backward. Behind the last op: nothing. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
-    memset(&policy[0][p->op_count], 0, sizeof policy[0][0]);
-    memset(&policy[1][p->op_count], 0, sizeof policy[1][0]);
-    for (int i = 0; i < p->op_count; i++) {
-        policy[0][i] = te__product_policy(p, i, 0, use, param);
-        policy[1][i] = te__product_policy(p, i, 1, use, param);
+    const int on = p->fp8 && use != TE_USE_off;
+    for (int pass = 0; pass < 2; pass++) {
+        memset(policy[pass], 0, (size_t)(p->op_count + 1) * sizeof policy[pass][0]);
+        for (int i = 0; on && i < p->op_count; i++) policy[pass][i] = te__product_policy(p, i, pass, use, param);
     }
     for (int i = 0; i < p->op_count; i++) {
         const int read = te__output_is_read(p, policy[1], i);

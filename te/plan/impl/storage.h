@@ -12,7 +12,7 @@
 TE_API int te_needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
 /* The op that reads the output of op i or, in backward, the gradient of its input: the next one in this pass or, where
  * that passes it through, the one behind. */
-TE_API int te_consumer_of(const te_run *r, int i) {
+TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
         if (i - 1 <= 0 || !te_needs_input_grad(r, i - 1)) return i - 1;
@@ -22,19 +22,19 @@ TE_API int te_consumer_of(const te_run *r, int i) {
 }
 /* The product that reads, in FP8, what op i gathers from all ranks (an all_gather, in backward a reduce_scatter); -1:
  * op i gathers nothing, or in the list's format. */
-TE_API int te_gathered_consumer(const te_run *r, int i) {
+TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
     const te_rows from = back ? op->out_rows : op->in_rows, to = back ? op->in_rows : op->out_rows;
     if (from != TE_ROWS_shard || to != TE_ROWS_tokens || next < 0 || next >= r->plan->op_count) return -1;
     if (back && !te_needs_input_grad(r, i)) return -1;
-    return te_policy(r, next)->gathered ? next : -1;
+    return te__policy(r, next)->gathered ? next : -1;
 }
 /* Whether the kernel that produces the operand of product i, stored as `dtype`, finds its amax. Not in a forward that
  * backward runs again: it may end before the product that would read the amax. */
-TE_API int te_finds_amax(const te_run *r, int i, te_dtype dtype) {
+TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
-    return te_policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
+    return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
 }
 
 /* ---- what a product in FP8 saves of its input -------------------------------------------------------------------- */
@@ -52,16 +52,16 @@ TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     if (input == TE_INPUT_not_needed) return 0;
     if (!TE_IS_BLOCKWISE(op->recipe)) return TE_ALIGN;
     if (input != TE_INPUT_saved_fp8) return 0;
-    const int64_t n = te_scaling_count(TE_SCALING_TILES, op->in, te_padded_rows(r, op->in_rows));
+    const int64_t n = te_scaling_count(TE_SCALING_BLOCKWISE_1D, op->in, te__padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
 }
 TE_API size_t te__saved_input_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int saved = r->policy[0][i].input == TE_INPUT_saved_fp8;
-    const int64_t x = saved ? te_padded_rows(r, op->in_rows) * op->in : 0;
+    const int64_t x = saved ? te__padded_rows(r, op->in_rows) * op->in : 0;
     return te__saved_scale_bytes(r, i) + (size_t)te_round_up(x, TE_ALIGN);
 }
-TE_API te_saved_input te_saved_input_of(const te_run *r, int i) {
+TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     te_saved_input k;
     const int saved = r->policy[0][i].input == TE_INPUT_saved_fp8;
     k.inverse = (float *)(void *)r->saved_input[i];
@@ -69,8 +69,8 @@ TE_API te_saved_input te_saved_input_of(const te_run *r, int i) {
     return k;
 }
 /* Whether the input of product i is saved transposed; its forward says so. */
-TE_API int te_saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
-TE_API void te_set_saved_transposed(te_run *r, int i, int transposed) {
+TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
+TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
@@ -139,7 +139,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         const te_op *op = &plan->op[i];
         const int here = r->pass != TE_INFER && te__recompute_region_of(plan, i) == region;
         const int is_y = i == plan->op_count - 1 && op->out_dtype == plan->out_dtype;
-        const int64_t padded = te_padded_rows(r, op->out_rows);
+        const int64_t padded = te__padded_rows(r, op->out_rows);
         r->act[i] = 0, r->stats[i] = 0, r->saved_input[i] = 0;
         if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x.data;
         else if (op->flags & TE_IS_LOAD) r->act[i] = te__loaded(r, op);
@@ -173,13 +173,13 @@ TE_API int te_last_step(const te_run *r, const te_step *s) {
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
 /* Whether forward saves the output of op i: its memory is then not the step's own. */
-TE_API int te_saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te_policy(r, i)->output_saved; }
+TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
 /* Forward: memory for the output of op i, the last of step s. */
 TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = te_output_of(r, i);
     if (te_last_step(r, s) && r->y.dtype == op->out_dtype) *v = r->y;
-    else if (!te_saves_output(r, i)) v->data = 0;
+    else if (!te__saves_output(r, i)) v->data = 0;
     return v->data ? TE_OK : te_acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
 /* Backward: memory for the gradient of op i's input, i the last of step s. data is null if nobody wants it. */

@@ -7,7 +7,7 @@
 #ifndef TE_VALUE_H
 #define TE_VALUE_H
 
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
+#include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h"              /* te_dtype, te_rows */
 
 /* What is left to do before a value can be read. */
@@ -44,9 +44,9 @@ TE_API te_value te_value_of(void *data, te_dtype dtype, int64_t rows, int cols) 
     return v;
 }
 TE_API te_value te_no_value(void) { return te_value_of(0, TE_f32, 0, 0); }
-TE_API te_value te_value_of_tensor(te_tensor t) { return te_value_of(t.data, t.dtype, t.rows, (int)t.cols); }
+TE_API te_value te__value_of_tensor(te_tensor t) { return te_value_of(t.data, t.dtype, t.rows, (int)t.cols); }
 /* Attach a transpose: a value of its own up to here, with the block that it lies in. */
-TE_API void te_attach_transposed(te_value *v, te_value transposed) {
+TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
 }
@@ -62,7 +62,7 @@ typedef struct te_block_info {
 } te_block_info;
 
 /* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
- * the walk (te_set_current, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end
+ * the walk (te_set_current, te__set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end
  * of the step. */
 typedef struct te_pool {
     char *base;  /* null in the dry run, where addresses are offsets that are never 0 */

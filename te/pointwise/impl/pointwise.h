@@ -1,97 +1,103 @@
-/* pointwise.h -- the one skeleton behind every fused kernel that is not a matrix product: [maps] [norm] [maps].
+/* pointwise.h -- pointwise kernels: one skeleton for every fused kernel that is not a matrix product, [elementwise ops]
+ * [a norm] [elementwise ops].
  *
- * A group of lanes takes a row (or, with no norm in it, a tile of a row), runs the ops of the chain on it in
- * registers, eight elements at a time, and stores what has to be kept. On a CPU the group is one lane. In backward a
- * lane owns its columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a
- * second kernel adds those up in a fixed order. No atomics, so the same inputs give the same bits.
+ * A group of lanes takes a row (without a norm: a part of a row), runs the kernel's ops on it in registers, eight
+ * elements at a time, and stores what other kernels read. On a CPU a group is one lane. In backward a lane keeps to the
+ * same columns, sums them over the rows that it sees (dbias, dgamma, dbeta), and each block stores one partial sum; a
+ * second kernel adds these up in a fixed order. There are no atomics, so the same inputs give the same bits.
  *
- * pointwise_elementwise.h, pointwise_norm.h and pointwise_norm.h have the three bodies, pointwise_kernel.h picks one,
- * pointwise_step.h launches it.
+ * Roles: pointwise_elementwise.h and pointwise_norm.h have the bodies, pointwise_quantize.h and
+ * pointwise_quantize_transpose.h store FP8 operands with scales, pointwise_kernel.h picks a body, pointwise_macros.h
+ * makes the kernels of a list, pointwise_step.h fills in the arguments and launches them.
+ *
+ * Floor: the bytes that a kernel reads and writes, at the memory's rate. Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_H
 #define TE_POINTWISE_H
 
-#include "../../core/amax.h" /* te_amax_bits */
-#include "../../core/fp8_vec.h" /* te_store8_fp8 */
+#include "../../core/lanes.h" /* te_amax_bits */
+#include "../../core/dtype.h" /* te_store8_fp8 */
 #include "../../core/target.h" /* te_rng_args, te_block */
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
-#include "../../fp8/scales.h" /* te_scale_rule */
-#include "../../ops/map.h" /* te_stage, te_place */
+#include "../../fp8/scales.h" /* te_scaling */
+#include "../../ops/elementwise.h" /* te_stage, te_place */
 #include "../../ops/norm.h" /* te_norm_options */
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-/* y in FP8 for a product that reads it so; y null: not stored, and amax is that of what is stored in its place, for the
- * cast. All of it target memory. */
+/* The result in FP8 for a consumer with one scale a tensor. y null: it is not stored so, and amax is that of the result
+ * in the list's format, for the cast that follows. All pointers are to target memory. */
 typedef struct te_pointwise_fp8 {
-    void *y;            /* [rows, out], e4m3, in backward the list's format of gradients */
-    const float *scale; /* what it is multiplied by */
-    float *amax;        /* raised to the largest |y|; null: not wanted */
-    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
+    void *y;            /* [rows, out], e4m3; in backward the list's format of gradients */
+    const float *scale; /* the scale: y is the result times this */
+    float *amax;        /* raised to the largest |result|; null: not wanted */
+    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_save); null: not wanted */
 } te_pointwise_fp8;
 
-/* What a chain leaves once its recipe has scales: y in the list's format; y in FP8; or, under fp8_current, whose scale
- * is of y itself, y in the list's format and its amax. */
+/* How a kernel stores its result under a recipe with one scale a tensor: in the list's format; in FP8; or, under
+ * fp8_current, whose scale follows from the result itself, in the list's format and with its amax. */
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
-/* y in FP8 for a product that has scales of tiles or rows (pointwise_quantize.h), y null: not stored. All of it target
- * memory. */
+/* The result in FP8 with scales that the kernel finds, one for each 1 x 128 or for each row (pointwise_quantize.h); and
+ * its transpose (pointwise_quantize_transpose.h). y null: not stored. All pointers are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
     te_scale_rule rule;
-    int tiles; /* pointwise_quantize_transpose.h or pointwise_quantize_transpose.h stores it, and transposed: */
-    int64_t yt_cols;    /* rows of the transpose, up to a multiple of 16 */
+    int tiles; /* the tile kernel of pointwise_quantize_transpose.h runs */
+    int64_t yt_cols;    /* columns of the transpose: rows, rounded up to a multiple of 16 */
     void *yt;           /* [out, yt_cols]; null: not wanted */
     float *yt_inverse;
-    const void *norm_x; /* what the chain's norm reads */
-    int from;           /* the first op to run, where x is what that reads */
-    const float *scale; /* of the transpose, where it has one scale; null: those of its tiles */
-    int rounded;        /* and that, or fp8.scale, is of the result in the list's format */
+    const void *norm_x; /* the input of the kernel's norm */
+    int from;           /* the first op to run: x is its input */
+    const float *scale; /* the one scale of the transpose; null: it has scales for each 1 x 128 */
+    int rounded;        /* round the result to the list's format before it is multiplied by this scale, or by
+                         * fp8.scale */
 } te_pointwise_quantize;
 
-/* The arguments of a kernel. */
+/* The arguments of a pointwise kernel. */
 typedef struct te_pointwise {
     const void *x; /* [rows, in] */
     void *y;       /* [rows, out]; null: not stored */
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
-    int half; /* te_pointwise_shape.half, for kernels that do not have it as a constant */
-    te_rng_args take; /* the random state, to be taken along; taken null: not */
+    int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
+    te_rng_args take; /* forward advances the random state in this kernel; taken null: not in this one */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
-/* Eight elements in registers. `g`: the second half of a gated op's row. sum: gradients of parameters, the second eight
- * of that half; or those of an op with three parameters. */
+/* A lane's eight elements in registers. g: those of the second half of the row, beside a gated op. sum: gradients of
+ * parameters, [0, 8) of v's columns and [8, 16) of g's; an op with three parameters has 8 for each. */
 typedef struct te_lane {
     float v[8], g[8], sum[24];
     te_place at;
 } te_lane;
 
-/* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
+/* Runs the ops [from, to) of the kernel on one te_lane; a macro makes it, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* All constants; where the list's widths are known only at run time, all but half and what te_shape_at changes. */
+/* What a kernel is made for. All members are constants; where the list's widths are known only at run time, all but
+ * `half` and what te_shape_at changes. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
-    int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
+    int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
     int aligned;               /* half is a multiple of eight */
-    int norm;                  /* which op is the norm, -1: none */
+    int norm;                  /* which op is the norm; -1: none */
     te_norm_options norm_options;
-    te_dtype norm_in, norm_out; /* formats of its input and output in forward */
-    int sums, sum_halves;      /* which op sums the gradient (bias), -1: none; its width is half * sum_halves */
-    int sums_three;            /* it has three parameters */
+    te_dtype norm_in, norm_out; /* formats of the norm's input and output in forward */
+    int sums, sum_halves;      /* which op sums the gradient over rows (bias); -1: none. It has half * sum_halves
+                                * columns */
+    int sums_three;            /* that op has three parameters (dyt) */
     int backward, draws;
-    int reads; /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
-    int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
+    int reads; /* the first op that reads a 16-bit tensor of the row's shape (te_read8); -1: none */
+    int lanes, chunks, groups; /* lanes for a row, vectors of eight for a lane, rows for a block at a time */
     int resident;              /* blocks on a multiprocessor */
-    int smem_gamma;            /* bytes of shared memory for gamma, 0: none */
-    int fp8;                   /* the list names a recipe: y may be stored in this format, a te_dtype; else 0 */
-    te_scaling scaled;         /* and with such scales of its own (pointwise_quantize.h) */
-    int transposes; /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h)
-                     */
-    int norm_reads_x;          /* no op but forks stands before the norm */
+    int smem_gamma;            /* bytes of shared memory for gamma; 0: none */
+    int fp8;                   /* y may be stored in this FP8 format, a te_dtype: the list names a recipe; 0: it may
+                                * not */
+    te_scaling scaled;         /* and with scales of this kind, which the kernel finds (pointwise_quantize.h) */
+    int transposes; /* there is a tile kernel, too, which stores the transpose (pointwise_quantize_transpose.h) */
+    int norm_reads_x;          /* the norm's input is x: no ops but forks come before it */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {
     te_pointwise_shape k;
@@ -99,29 +105,33 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     return k;
 }
 
-/* With which scales, found by the kernel itself, a pointwise kernel stores y for a product: a te_scaling. A kernel
- * without a norm for a width that is known only at run time does not have the whole of a row. In backward a kernel for
- * tiles does that (pointwise_quantize_transpose.h). */
+/* The kind of scales, a te_scaling, with which the pointwise kernel `name` stores its result for the product behind it;
+ * TE_SCALING_NONE: it finds none. In backward the tile kernel does that (pointwise_quantize_transpose.h). Without a
+ * norm, a kernel whose width is known only at run time has only a part of a row, so it cannot find a scale for the row.
+ */
 #define TE__POINTWISE_SCALING(model, name)                                                                        \
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
+/* The norm's index for the choice of the launch: also 0, not -1, where a group of lanes needs the whole row for its
+ * scale. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
-    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
-/* Lanes of a row that has scales of its own fill warps. */
+    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
+/* Lanes for a row with scales: whole warps, because the maximum is taken by shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
+/* Rows that a lane loads at once in a kernel without a norm: the maximum, and for the kernel k. Then the number of
+ * blocks that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
-    if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
-    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
+    if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
+    /* each of 4 lanes finds the scale of one row's tile */
+    if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
@@ -130,25 +140,25 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros of constants: sequential.h makes enumerators of them. `norm`: which op is the norm, -1 none; w: the row's
- * width; `sums`: which op sums a bias's gradient, -1 none. */
+/* Macros of constants, of which pointwise_macros.h makes enumerators. norm: which op is the norm, -1: none; w: columns
+ * of a row; sums: which op sums a bias's gradient, -1: none. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a warp takes a narrow row, 64 to 512 threads a wide one. Backward: one vector a lane up to 4096 columns, for
- * the sums over rows take most of the registers; two where a bias is summed as well. */
+/* Forward: a warp takes a row of up to 1024 columns, 64 to 1024 threads a longer one. Backward: one vector a lane up to
+ * 4096 columns, because the sums over rows take most of the registers; two vectors where a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* Forward, no more rows than multiprocessors: as many threads as the row has vectors. Latency dominates: a thread has
- * one vector, and the kernel half the instructions, which matters because instruction cache misses dominate: the
- * product before this kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with
- * the kernel for many rows 130.2. With many rows this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not
+/* Forward, no more rows than multiprocessors: as many threads as a row has vectors. Latency dominates. A thread then
+ * has one vector, and the kernel half the instructions; instruction cache misses dominate, because the GEMM before this
+ * kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the
+ * kernel for many rows. With many rows this kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of
  * 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
-/* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far
- * apart, or little of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and
- * 210). */
+/* No norm, and no sums: a block takes a few neighbouring rows, and as many columns of each as it can. Rows that lie far
+ * apart, or few columns of many rows, cost up to a tenth more (8192 x 16384: bias_gelu 210 us instead of 200,
+ * bias_dropout_add 210 instead of 195). */
 #define TE_MAP_LANES(w, sums)                                                                                 \
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
@@ -156,8 +166,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
- * busy, fewer where a lane holds more of the row. Where gradients are summed te__max_blocks allows no more. */
+/* Blocks on a multiprocessor that a kernel is compiled for, which bounds its registers: as many threads as keep the
+ * memory busy, and fewer where a lane has more vectors of a row. Where gradients are summed te__max_blocks launches no
+ * more blocks than these. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
@@ -177,8 +188,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
-/* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that
- * many columns at most; a map takes any. One narrow and one wide kernel serve rows that are no multiple of eight. */
+/* The kernels of a pointwise step whose width is known only at run time: X(.., suffix, columns, aligned). With a norm a
+ * row has at most so many columns; without one any number. Rows that are no multiple of eight have one kernel for up to
+ * 1024 columns and one for longer rows. */
 #if TE_CUDA
 #define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, aligned, 1024, 1) X(__VA_ARGS__, any, 1024, 0)
 #define TE_NORM_KERNELS(X, ...)                                                                                 \
@@ -189,7 +201,8 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_NORM_KERNELS(X, ...) X(__VA_ARGS__, any_4k, 4096, half % 8 == 0) X(__VA_ARGS__, any_64k, 65536, \
     half % 8 == 0)
 #endif
-/* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
+/* The parts of a shape that depend on the width at run time: on CUDA the lanes of a kernel without a norm, on the host
+ * the vectors of its one lane. */
 TE_BOTH te_pointwise_shape te_shape_at(te_pointwise_shape k) {
 #if TE_CUDA
     if (k.norm < 0) k.lanes = TE__WARPS_OF(k.scaled, TE_MAP_LANES(k.half, k.sums));
@@ -203,7 +216,8 @@ TE_BOTH te_pointwise_shape te_shape_at(te_pointwise_shape k) {
 TE_FN te_place te_place_of(const te_pointwise_shape k, int64_t row, int vector, int halves) {
     te_place at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
-    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight, at.format.own = 0;
+    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight,
+    at.format.local_fork = 0;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
@@ -216,19 +230,19 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_pointwise_shape k) 
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
-/* v as it would be stored. */
+/* Round v as storing it would. */
 TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8 e;
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* The larger of `most` and the bits of the largest |v| of those that exist. */
+/* The larger of amax_bits and the bits of the largest |v|, of the elements that lie in the row. */
 TE_FN uint32_t te__pointwise_amax(uint32_t most, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(most, v);
     TE_UNROLL for (int i = 0; i < 8; i++) if (i < at.n && te_amax_bits(v[i]) > most) most = te_amax_bits(v[i]);
     return most;
 }
-/* Eight elements of y in FP8, times `scale`. *most: the bits of the largest |y| so far. */
+/* Store eight elements in FP8, times `scale`. *amax_bits: the bits of the largest |y| so far. */
 TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at,
                                    const te_pointwise_shape k, uint32_t *most) {
     float w[8];
@@ -236,7 +250,8 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
-/* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
+/* Store a kernel's result: in the list's format or, under a recipe, in the forms that the arguments ask for.
+ * *amax_bits: the bits of the largest |y| so far. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                                     uint32_t *most) {
@@ -261,16 +276,16 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, most);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }
-/* The bits of the largest |y| as it is stored: rounding keeps the order. */
+/* The bits of the largest |y| as it is stored: rounding is monotonic, so the maximum may be rounded after the fact. */
 TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
     return most > 0x7f800000u ? most : te_amax_bits(te_round_to(te_float_of_bits(most), to));
 }
-/* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
+/* At the end of a kernel: store its largest |y|. block_lanes: all lanes of the block. */
 TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole,
                                    uint32_t most) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
-    if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
-    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_keep(c->fp8.inverse, *c->fp8.scale);
+    if (c->fp8.amax) te_amax_atomic_max(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
+    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_save(c->fp8.inverse, *c->fp8.scale);
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* pointwise_elementwise.h -- maps: how an op is run on a lane's eight elements, and the body of a chain that has no
- * norm. */
+/* pointwise_elementwise.h -- how elementwise and gated ops run on a lane's eight elements, and the bodies of pointwise
+ * kernels without a norm.
+ */
 #ifndef TE_POINTWISE_ELEMENTWISE_H
 #define TE_POINTWISE_ELEMENTWISE_H
 
@@ -10,7 +11,8 @@ typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, 
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
-/* Store what the op gave, if it is to be stored, and go on with what was stored: backward will read it so. */
+/* Store the op's output where s->out has memory, and go on with the value as it was rounded: backward reads that one.
+ */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -23,13 +25,14 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_store_saved(l, s, formats.out);
 }
-/* What is stored in backward is the gradient that an add hands to its fork, unless the op does that itself. */
+/* In backward s->out is memory for the gradient of a fork's value. An op with formats.stores_fork_grad (an add or mul
+ * whose fork has other uses) has stored it itself; here an add stores the gradient that passes through it. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
     f(l->v, l->sum, s, l->at, options);
     if (l->at.halves == 2) f(l->g, l->sum + 8, s, te_second_half(l->at), options);
-    if (!formats.joins) te_store_saved(l, s, formats.edge);
+    if (!formats.stores_fork_grad) te_store_saved(l, s, formats.edge);
 }
 TE_FN void te_gate_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, const void *options,
                            te_formats formats) {
@@ -45,12 +48,14 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* Sums of a lane over the rows that it sees, by slot: the gradient, its second half, dgamma, dbeta, or the gradients of
- * an op with three parameters; [slot][chunk][8] floats. A struct with room for a chain's chunks has them. */
+/* Slots of a lane's sums over the rows that it sees: the gradient (dbias), that of the second half of a row, dgamma and
+ * dbeta; an op with three parameters has its gradients in the first three. The sums are [slot][chunk][8] floats in
+ * registers (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* `count` rows from `row` on, `step` apart, eight columns of each: all are loaded before the first is worked on. sums:
- * of these columns, the second half's `second` floats on. most: see te_pointwise_store. */
+/* Run the kernel on `count` rows from `row` on, `step` apart, on eight columns of each. All rows are loaded before the
+ * first is computed, so that their loads overlap. sums: of these columns; those of the second half lie `second` floats
+ * on. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *most) {
     const int second = 8 * k.chunks;
@@ -66,10 +71,12 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Whether a block takes a few rows beside each other and no more; else rows a grid apart, until there are none. */
+/* Whether a block takes one batch of neighbouring rows; else it takes rows that are a grid apart, until none is left.
+ */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* The body of a chain of maps: a block takes a tile of rows, beside each other or a grid apart. */
+/* The bodies without a norm: a block takes some columns (a tile) of a batch of neighbouring rows, or of rows that are a
+ * grid apart. */
 TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                 const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
                                 float *sums, uint32_t *most) {

@@ -1,12 +1,12 @@
-/* pointwise_kernel.h -- the kernel of a chain: which rows a group of lanes takes, which of the bodies, and the partial
- * sums.
+/* pointwise_kernel.h -- the device function behind every pointwise kernel: which rows a group of lanes takes, which
+ * body runs on them, and the partial sums and the amax at the end.
  */
 #ifndef TE_POINTWISE_KERNEL_H
 #define TE_POINTWISE_KERNEL_H
 
 #include "pointwise_norm.h" /* te_norm_forward */
 
-/* A block leaves its sums over rows: those of its groups, added up. */
+/* Add up the sums over rows of the block's groups, and store them as the block's partial sum. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
@@ -25,8 +25,8 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The rows of a group of lanes, and where it works on them. sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what
- * te_norm_registers points to; smem_gamma: k.smem_gamma bytes. */
+/* The rows of a group of lanes, and its registers and shared memory. sums: [TE_SUM_SLOTS][chunks][8]; rows:
+ * [5][chunks], which te_norm_registers points into; smem_gamma: k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* the first vector of a row */
     int64_t first, step;
@@ -70,8 +70,8 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
                                  rows + 4 * k.chunks, p->most, p->smem_gamma};
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m, p->sums);
 }
-/* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
- * inlined first and thrown away then, half of the time to compile a chain went into those. */
+/* The body of the pointwise kernel `name`. The macro picks it by constants, so that the compiler sees no other:
+ * inlining all of them first and discarding the others took half of a pointwise kernel's compile time. */
 #define TE_POINTWISE_ROWS_OF(name)                                                                          \
     ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
          ? (name##_norm < 0 ? te_pointwise_rows_quantized : te_pointwise_rows_norm_quantized)                         \
@@ -87,7 +87,7 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* neighbours share a row */
+              block = b.x / tiles; /* blocks with neighbouring indices share rows */
     const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group;
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);

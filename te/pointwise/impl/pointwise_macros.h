@@ -15,7 +15,7 @@
 #include "pointwise_kernel.h" /* te_pointwise_body */
 #include "pointwise_quantize_transpose.h" /* te_pointwise_tiles_body */
 
-/* ---- a chain: facts of its row ----------------------------------------------------------------------------------- */
+/* ---- constants of a pointwise kernel, from the ops of its pattern ----------------------------------------------- */
 
 #define TE_POINTWISE(name, widths, model, dtype, pass, ...)                                         \
     TE__POINTWISE(name, widths, model, dtype, pass, TE_JOIN1(TE__POINTWISE_IN_, pass)(TE_WIDTH_, model, \
@@ -27,49 +27,49 @@
 #define TE__POINTWISE_OUT_forward(what, model, op) what##OUT(model, op)
 #define TE__POINTWISE_IN_backward(what, model, op) what##OUT(model, op)
 #define TE__POINTWISE_OUT_backward(what, model, op) what##IN(model, op)
-#define TE__POINTWISE(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                    \
-    enum {                                                                                                            \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */  \
-        name##_in_halves = (int)in / name##_half,                                                                     \
-        name##_out_halves = (int)out / name##_half,                                                                   \
-        name##_in_dtype = (int)gets,                                                                                  \
-        name##_out_dtype = (int)gives,                                                                                \
-        name##_norm = TE_EACH_OP(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                    \
-        name##_norm_code = 0 TE_EACH_OP(TE__NORM_CODE, ~, __VA_ARGS__),                                               \
-        name##_norm_reads_x = ((0 TE_EACH_OP(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0, \
-        name##_norm_in = 0 TE_EACH_OP(TE__NORM_IN, model, __VA_ARGS__),                                               \
-        name##_norm_out = 0 TE_EACH_OP(TE__NORM_OUT, model, __VA_ARGS__),                                             \
-        name##_is_backward = TE_PASS_backward_##pass,                                                                 \
-        name##_sums = (name##_is_backward ? 0 TE_EACH_OP(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                        \
-        name##_sum_halves = name##_is_backward ? (0 TE_EACH_OP(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0, \
-        name##_sums_three = name##_is_backward && (0 TE_EACH_OP(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                 \
-        name##_draws = (0 TE_EACH_OP(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                 \
-        name##_first = TE_ID(model, TE_FIRST_OP(__VA_ARGS__)),                                                        \
-        name##_local_forks = 0 TE_EACH_OP(TE__LOCAL_FORKS, (name, model), __VA_ARGS__),                               \
-        name##_tensor_loads = 0 TE_EACH_OP(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                       \
-        name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                             \
-        name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                             \
-        name##_outputs = 0 TE_EACH_OP(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                 \
-        name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                        \
-        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,   \
-        TE__POINTWISE_SCALING_FACTS(model, name)                                                                      \
-    };                                                                                                                \
-    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_saved_inputs),                                  \
-                  "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");             \
-    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");  \
-    static_assert((0 TE_EACH_OP(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");    \
-    static_assert((0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1), \
-                  "te: " #name ": a row has one gated op at most, and none beside a norm");                           \
-    static_assert(!name##_is_backward || (0 TE_EACH_OP(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                            \
-                  "te: " #name ": a backward row has one bias, mul_param or dyt at most");                            \
-    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),      \
-                  "te: " #name ": a backward row with a dyt has no norm and no gated op");                            \
-    static_assert((0 TE_EACH_OP(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                  \
-                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                   \
-    TE_CALLBACK void name##_stages(te_lane *l, const te_pointwise *c, int from, int to) {                             \
-        TE_EACH_OP(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                 \
-        TE_EACH_OP(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                \
-    }                                                                                                                 \
+#define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
+    enum {                                                                                                             \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */   \
+        name##_in_halves = (int)in / name##_half,                                                                      \
+        name##_out_halves = (int)out / name##_half,                                                                    \
+        name##_in_dtype = (int)x_dtype,                                                                                \
+        name##_out_dtype = (int)y_dtype,                                                                               \
+        name##_norm = TE_EACH_OP(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                     \
+        name##_norm_code = 0 TE_EACH_OP(TE__NORM_CODE, ~, __VA_ARGS__),                                                \
+        name##_norm_reads_x = ((0 TE_EACH_OP(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0,  \
+        name##_norm_in = 0 TE_EACH_OP(TE__NORM_IN, model, __VA_ARGS__),                                                \
+        name##_norm_out = 0 TE_EACH_OP(TE__NORM_OUT, model, __VA_ARGS__),                                              \
+        name##_is_backward = TE_PASS_backward_##pass,                                                                  \
+        name##_sums = (name##_is_backward ? 0 TE_EACH_OP(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                         \
+        name##_sum_halves = name##_is_backward ? (0 TE_EACH_OP(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,  \
+        name##_sums_three = name##_is_backward && (0 TE_EACH_OP(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                  \
+        name##_draws = (0 TE_EACH_OP(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                  \
+        name##_first = TE_ID(model, TE_FIRST_OP(__VA_ARGS__)),                                                         \
+        name##_local_forks = 0 TE_EACH_OP(TE__LOCAL_FORKS, (name, model), __VA_ARGS__),                                \
+        name##_tensor_loads = 0 TE_EACH_OP(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                        \
+        name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                              \
+        name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                              \
+        name##_outputs = 0 TE_EACH_OP(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                  \
+        name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                         \
+        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,    \
+        TE__POINTWISE_SCALING_FACTS(model, name)                                                                       \
+    };                                                                                                                 \
+    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_saved_inputs),                                   \
+                  "te: " #name ": an (output, ..) may not stand before an op that saves its input");                   \
+    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in backward a norm begins its pattern");    \
+    static_assert((0 TE_EACH_OP(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a pattern has at most one norm"); \
+    static_assert((0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),  \
+                  "te: " #name ": a pattern has at most one gated op, and none beside a norm");                        \
+    static_assert(!name##_is_backward || (0 TE_EACH_OP(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                             \
+                  "te: " #name ": a backward pattern has at most one bias, mul_param or dyt");                         \
+    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),       \
+                  "te: " #name ": a backward pattern with a dyt has no norm and no gated op");                         \
+    static_assert((0 TE_EACH_OP(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                   \
+                  "te: " #name ": a linear or a custom op can only begin a pattern");                                  \
+    TE_CALLBACK void name##_stages(te_lane *l, const te_pointwise *c, int from, int to) {                              \
+        TE_EACH_OP(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                  \
+        TE_EACH_OP(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                 \
+    }                                                                                                                  \
     TE__POINTWISE_OF_##widths(name, model, dtype, pass, (0.0f TE_EACH_OP(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
@@ -91,8 +91,8 @@
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bits, by place in the row: ops whose input lies in memory, from bit 16 on those that read it in backward, too; and
- * those that write to a tensor of the caller's; and those whose forward reads a parameter, among ops that sum. */
+/* Bits, by an op's place in the pattern. SAVED_AT: its input lies in memory; from bit 16 on: backward reads it, too.
+ * PARAM_AT: it sums in backward, so its forward reads a parameter. OUTPUT_AT: it stores to a tensor of the caller's. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
@@ -100,7 +100,8 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Ops that read a tensor of the row's shape in the model's format: what a product may load ahead of its epilogue. */
+/* Ops that read a tensor of the row's shape in the model's format, which a GEMM may prefetch for its epilogue; not
+ * where this same kernel has stored that tensor. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -111,19 +112,21 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* A fork and who reads it in one row: what the second one reads the kernel has stored. */
+/* A fork and its use in one pattern: the fork's value (in backward, its use's gradient) was stored by this same
+ * kernel. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_LOCAL_FORK, TE__IS_NOT_LOCAL)(name, model, op)
 #define TE__IS_LOCAL_FORK(name, model, op) ((int)name##_local_forks >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
-/* Bits, by place in a row of backward: the forks whose readers stand in it. */
+/* Bits, by place in a backward pattern: the forks whose uses stand in it. */
 #define TE__LOCAL_FORKS(x, i, op) TE__LOCAL_FORKS2(TE_UNWRAP(x), op)
 #define TE__LOCAL_FORKS2(...) TE__LOCAL_FORKS3(__VA_ARGS__)
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_PATTERN ? 1 << ((at) & (TE_MAX_PATTERN - 1)) : 0)
-/* In backward a mul stores the gradient of what its fork kept, and an add where the fork has other readers. */
+/* Whether an op stores the gradient of its fork's value in backward: a mul does, and an add where the fork has other
+ * uses. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_USE_MARK_, TE_FAMILY(op)), TE__JOINS_FORK_USE, TE__JOINS_NONE)(model, op)
@@ -133,7 +136,7 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_readers((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls of the row's ops, each with its options. */
+/* The calls of the pattern's ops, each with its options. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -148,10 +151,9 @@
     if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
 #define TE__STAGE_norm(pass, i, family) (void)l, (void)c, (void)from, (void)to, (void)o##i, (void)f##i;
 
-/* ---- its kernels --------------------------------------------------------------------------------------------------
- */
+/* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* The constants of the launch for rows of `columns`, at most: lanes_of is TE_POINTWISE_LANES, or another such macro. */
+/* The constants of the launch for rows of at most `columns`. lanes_of: TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
 #define TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, columns, lanes_of)                                            \
     enum {                                                                                                            \
         kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                 \
@@ -198,7 +200,8 @@
         (void)half;                                                                                                   \
         return finish(k);                                                                                             \
     }
-/* The kernel. kernel##_registers is what a thread holds of the rows that it works on; exists 0: the body is empty. */
+/* The kernel. kernel##_registers: the parts of its rows, and the sums, that a thread holds in registers. exists 0: the
+ * body is empty. */
 #define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
     typedef struct kernel##_registers {                                                                               \
         float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
@@ -225,7 +228,7 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* A norm has a second kernel for no more rows than multiprocessors, if that would be another one. */
+/* A norm has a second kernel for calls with no more rows than multiprocessors, unless both have as many lanes. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
@@ -234,13 +237,13 @@
     TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                          \
         const int one = (int)kernel##_low_latency_lanes == (int)kernel##_bulk_lanes;                                  \
         if (one || c->rows > ctx->processors) return kernel##_bulk_launch(ctx, grid, c);                              \
-        return kernel##_low_latency_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_low_latency_groups), 1), c); \
+        return kernel##_low_latency_launch(ctx, te__grid_of(te_ceil_div(c->rows, kernel##_low_latency_groups), 1), c); \
     }
 #else
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
 #endif
 
-/* Where the width is known only at run time: several kernels, of which a call takes the first that its width fits. */
+/* A width that is known only at run time: several kernels, of which a call takes the first that fits its width. */
 #define TE__POINTWISE_DIMS(name, dtype, pass, eps, ...)                                                               \
     TE__POINTWISE_KERNELS(                                                                                            \
         TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS),                     \
@@ -267,11 +270,10 @@
 #define TE__POINTWISE_LAUNCH_IF(name, suffix, columns, is_aligned)                                                    \
     if (TE__POINTWISE_FITS(name, columns, is_aligned)) return name##_##suffix##_launch(ctx, grid, c);
 
-/* ---- kernels of lists under a recipe ------------------------------------------------------------------------------
- */
+/* ---- kernels of lists under a recipe ----------------------------------------------------------------------------- */
 
-/* The kernels of a chain, by its list's widths and recipe (linear_epilogue.h). Those of a chain that no product with
- * scales of its own reads have no code for it. */
+/* The kernels, by the list's widths and recipe (TE__PRODUCT_fixed and its variants in linear_epilogue.h). Only a kernel
+ * whose consumer reads scales for rows or tiles has code to find them. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -281,7 +283,7 @@
 #define TE__POINTWISE_NO_CONSUMER(name) \
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
-/* The recipe of the consumer of op i of a list, as te_consumer_of finds it. step: 1 in forward, -1 in backward. */
+/* The recipe of the consumer of op i of a list, as te__consumer_of finds it. step: 1 in forward, -1 in backward. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
@@ -296,13 +298,17 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
                                  name##_is_backward ? -1 : 1,                                                          \
                                  name##_is_backward ? (int)TE_PASSES_GRAD : (int)TE_PASSES_VALUE);                     \
     }                                                                                                                  \
-    TE_BOTH int name##_local_scales(void) { return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe())); } \
+    TE_BOTH int name##_local_scales(void) {                                                                            \
+        return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
+    }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* The kernels of a chain of a list that trains, with constant widths. */
+/* Lists with constant widths that train under a recipe. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
-    TE_BOTH int name##_recomputes(void) { return TE__POINTWISE_RECOMPUTES(name, model, dtype, TE_LAST_OP(__VA_ARGS__)); } \
+    TE_BOTH int name##_recomputes(void) {                                                                              \
+        return TE__POINTWISE_RECOMPUTES(name, model, dtype, TE_LAST_OP(__VA_ARGS__));                                  \
+    }                                                                                                                  \
     TE_BOTH int name##_transposes(void) {                                                                              \
         return name##_is_backward && TE__POINTWISE_HAS_TILES(name) && name##_result() == TE_RESULT_fp8 &&              \
                !((int)name##_saved_inputs >> 16) && (0 TE_EACH_OP(TE__CHANGES, ~, __VA_ARGS__)) > 0;                   \
@@ -312,16 +318,18 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                \
         te_pointwise_shape k = name##_row_shape(half);                                                                 \
         k.transposes = name##_has_tiles() || name##_transposes();                                                      \
-        if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                           \
+        if (name##_has_tiles()) k.scaled = TE_SCALING_BLOCKWISE_1D;                                                    \
         return k;                                                                                                      \
     }                                                                                                                  \
-    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_tiles_shared *s) { \
+    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held,                     \
+                                 te_blockwise_shared *s) {                                                             \
         if (name##_has_tiles()) te_pointwise_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                \
         else if (name##_recomputes() || name##_transposes())                                                           \
             te_pointwise_transpose_body(c, b, name##_stages, name##_shape(0), TE_OP_COUNT(__VA_ARGS__) - 1, held, s);  \
     }                                                                                                                  \
-    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise, te_pointwise_tiles_held, \
-                   te_tiles_shared, name##_tiles_body)                                                                 \
+    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise,                     \
+                   te_pointwise_tiles_held,                                                                            \
+                   te_blockwise_shared, name##_tiles_body)                                                             \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
@@ -330,17 +338,17 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
      TE_IS_TENSORWISE(TE__CONSUMER_RECIPE(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
-/* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what
- * forward has kept (name##_saved_inputs): the loads of that would wait for one another. */
+/* Whether an op may change the gradient that passes through it. A tile kernel stores the transpose (name##_transposes)
+ * where one does, and where none reads a saved input (name##_saved_inputs): these loads would wait for one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
- * a product reads them. */
+/* Whether there can be a tile kernel: no tile may contain columns of both halves of a result. There is one if a product
+ * reads its tiles. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))
-/* Blocks on a multiprocessor, 32768 x 4096 on an H200: with 2, 3 and 4 gelu takes 212, 181 and 169 us, its backward
- * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,
- * 478 with 2 and 505 with 3. */
+/* Blocks on a multiprocessor that a tile kernel is compiled for. 32768 x 4096 on an H200: with 2, 3 and 4 blocks gelu
+ * takes 212, 181 and 169 us, its backward with dbias 367, 316 and 277; swiglu takes 209 with 2 and 205 with 3, its
+ * backward, where a lane has both halves of a row, 478 with 2 and 505 with 3. */
 #define TE__POINTWISE_TILES_RESIDENT(name)                                                \
     (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                      ? 2 \
      : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws          ? 3 \

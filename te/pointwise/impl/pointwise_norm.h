@@ -1,23 +1,25 @@
-/* pointwise_norm.h -- the body of a forward chain with a norm: a group of lanes takes a row. */
+/* pointwise_norm.h -- the bodies of pointwise kernels with a norm (layernorm, rmsnorm, l2norm), forward and backward. A
+ * group of lanes holds a whole row in registers, and sums over it by reductions over its lanes.
+ */
 #ifndef TE_POINTWISE_NORM_H
 #define TE_POINTWISE_NORM_H
 
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Whether a row ends before this column; a constant where y may be stored in FP8 and the lanes have all of a row, for
- * instructions dominate there. */
+/* Whether column `col` lies behind the end of the row. A kernel that may store FP8 is bound by instructions, so where
+ * the lanes cover the row exactly this is a constant, and its branches disappear. */
 TE_FN int te_norm_ends(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
- * needs none; else it also loads gamma into row_x[k.chunks ..]. */
+/* Loads a row to registers, through the ops before the norm. source: an argument of the function's own; null where it
+ * needs none. A function with a source also loads gamma, to row_x[k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
- * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
+/* row_x: the row as it would be stored. Where that is 16 bits an element half the registers suffice, and twice as many
+ * rows are in flight; and the norm computes from the same numbers whether its input is stored or not. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -34,7 +36,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
         }
     }
 }
-/* y = (x - mean) rstd gamma + beta, of eight elements. */
+/* y = (x - mean) rstd gamma + beta, for eight elements. */
 TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
                        const te_pointwise_shape k) {
     const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
@@ -43,7 +45,8 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
     if (has_beta) te_vec8_floats(b, beta, k.weight);
     TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
 }
-/* The normed row, through the ops behind the norm. scaled, a constant: whether y is stored with scales of its own. */
+/* Normalise the row, run the ops behind the norm and store the result. scaled, a constant: in FP8, with scales that are
+ * found here. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                          int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                          const void *source, const int scaled) {
@@ -58,7 +61,7 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
         if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
-        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_opaque(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL
         for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
@@ -70,7 +73,7 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows made = {row, 0, 0, row_x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, made, 1, g);
 }
-/* How it leaves: as the list says, or with scales of its own in those calls that want them. */
+/* How the result is stored: as the list says, or with scales in those calls that ask for them. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
                                  float mean, float rstd, const void *source);
@@ -111,7 +114,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
         if (te_norm_ends(k, k.half - left)) continue;
-        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_opaque(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);
     }
@@ -125,18 +128,17 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     give(c, stages, store, k, row, g, row_x, most, mean, rstd, source);
 }
 
-/* pointwise_norm.h -- the body of a backward chain that begins with a norm: a group of lanes takes row after row,
- * and a lane sums its columns over them.
- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* A lane's part of the rows that it works on, in registers as it is stored; a struct with room for a chain's chunks has
- * it. */
+/* A lane's part of the rows that it works on, as they are stored, in the registers that the kernel declares
+ * (TE__POINTWISE_KERNEL). A backward kernel begins with its norm; a group of lanes takes row after row, and a lane sums
+ * its columns over them. */
 typedef struct te_norm_registers {
-    te_vec8 *dy, *x;           /* [chunks] of the row at hand */
-    te_vec8 *next_dy, *next_x; /* of the one that is being loaded */
-    te_vec8 *gamma;            /* where there is no shared memory for it */
-    uint32_t *most;            /* see te_pointwise_store */
-    te_smem16 *smem_gamma;          /* gamma in shared memory, where k.smem_gamma says so: the sums need the registers */
+    te_vec8 *dy, *x;           /* [chunks] of the current row */
+    te_vec8 *next_dy, *next_x; /* of the next row, which is being loaded */
+    te_vec8 *gamma;            /* where it is not in shared memory */
+    uint32_t *most;            /* see te_store_fn */
+    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma, because the sums need the registers */
 } te_norm_registers;
 
 TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
@@ -154,8 +156,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
                                 int i) {
 #if TE_CUDA
     const uint4 *slot = (const uint4 *)m->smem_gamma + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
-    if (k.smem_gamma) te__load_shared_now(gamma->w, slot);
-    if (k.smem_gamma && k.weight == TE_f32) te__load_shared_now(gamma->w + 4, slot + 1);
+    if (k.smem_gamma) te__load16_shared(gamma->w, slot);
+    if (k.smem_gamma && k.weight == TE_f32) te__load16_shared(gamma->w + 4, slot + 1);
     if (k.smem_gamma) return;
 #endif
     (void)k, (void)g;
@@ -164,8 +166,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
 
 typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
-/* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared
- * memory, three rows ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
+/* Load dy, x and the statistics of a row, while the row before is computed. They go to registers: by cp.async through a
+ * ring of three rows in shared memory 8192 x 4096 took 92 us instead of 72. */
 TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
@@ -178,14 +180,14 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* of the fork behind the norm */
+        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* for the fork behind the norm */
     }
     return n;
 }
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
- * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see pointwise_elementwise.h.
- */
+ * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. sums: by
+ * TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m, float *sums) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -217,9 +219,9 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         l.at = te_place_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
-        te_vec8_forget(&dy[i], k.in), te_vec8_forget(&x[i], k.norm_in);
+        te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        te_vec8_floats(xhat, &x[i], k.norm_in); /* x itself */
+        te_vec8_floats(xhat, &x[i], k.norm_in); /* x itself, not normalised */
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
@@ -232,7 +234,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     }
 }
 
-/* Rows from `first` on, `step` apart. */
+/* Rows from `first` on, `step` apart: each is loaded while the one before it is computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
                                  const te_norm_registers *m, float *sums) {

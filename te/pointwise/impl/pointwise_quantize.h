@@ -1,35 +1,35 @@
-/* pointwise_quantize.h -- a chain's row in FP8 with scales of its own: one for each tile of 1 x 128, or one for the
- * row. Both are of numbers that a group of lanes has in registers, so a kernel that makes a product's operand stores
- * it so in its own pass. The bits are those of the chain's result, rounded to the list's format, and a pass of
- * quantize_tiles.h or quantize_rows.h behind it.
+/* pointwise_quantize.h -- a pointwise kernel's result in FP8 with scales that the kernel finds: one for each 1 x 128
+ * (fp8_block) or one for each row (fp8_row). Both are of numbers that a group of lanes has in registers, so the kernel
+ * that produces a product's operand stores it quantized, without another pass. The bits are those of two passes: the
+ * result rounded to the list's format, then quantized by quantize_blockwise.h or quantize_rowwise.h.
  *
- * Bytes an element of a bf16 list: 2 for x, 1 for y and 1/32 for the scales of tiles. The chain and the cast move 7.
- * One H200, 32768 x 4096, over the rate of a copy of as many bytes, by tiles and by rows: rmsnorm 0.84 and 0.88,
- * layernorm 0.70 and 0.74, add_fork_rmsnorm 0.97 and 0.97, gelu 0.92 and 0.92, swiglu 1.04 and 1.04.
+ * Floor: the bytes of an element at the rate of a copy. In a 16-bit list these are 2 for x, 1 for y and 1/32 for the
+ * scales of tiles; two passes move 7. Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_H
 #define TE_POINTWISE_QUANTIZE_H
 
-#include "../../fp8/fp8_scaling.h" /* te_tile_scale_at */
-#include "../../fp8/scales.h" /* te_scale_of_own */
+#include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile; vectors of it that the one lane of a CPU has */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile of 1 x 128; on a CPU the vectors of a tile, which
+                                         * its one lane has */ };
 
-/* Whether the kernel stores y so in this call. */
+/* Whether the kernel stores y quantized in this call. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Rows in registers, of which a lane has `chunks` vectors each, as y would be stored. */
+/* Rows in registers, in the list's format. A lane has `chunks` vectors of each. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* the first, and how far the next one is */
-    int first;         /* vector of a row that the first lane has */
+    int64_t row, step; /* the first row, and the distance to the next */
+    int first;         /* the vector of a row that the first lane has */
     const te_vec8 *v;  /* [rows][stride] */
     int stride;
 } te_quantized_rows;
 
-/* Where vector i of lane `id` lies in its row, and whether it does: most often all of them. */
+/* The column of vector i of lane `id`, and whether it lies in the row: a constant where the lanes cover the row
+ * exactly. */
 TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
@@ -47,15 +47,16 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     TE_UNROLL for (int j = 0; j < 8; j++) x[j] *= scale;
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
-/* The scale of a tile of this row at column `col`, whose inverse is stored. */
+/* The scale of the tile of this row at column `col`, from its amax. Stores 1 / scale. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
                                         uint32_t most) {
-    const float scale = te_scale_of_own(most, TE_E4M3_MOST, &c->scaled.rule);
-    c->scaled.inverse[te_tile_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
+    const float scale = te_scale_of_amax_bits(most, TE_E4M3_MAX, &c->scaled.rule);
+    c->scaled.inverse[te_blockwise_1d_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
     return scale;
 }
 #if TE_CUDA
-/* Lanes that share a tile have as many tiles as vectors, `count` rows together; each computes the scale of one. */
+/* The lanes that share a tile have, in `count` rows together, as many tiles as each has vectors. Each lane computes the
+ * scales of some of these tiles, and the others get them by shuffles. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -66,7 +67,7 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
-            const uint32_t bits = te_tile_lanes_max(te__pointwise_quantize_amax(
+            const uint32_t bits = te_lanes16_max(te__pointwise_quantize_amax(
                 &rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
             most = lane == j ? bits : most;
         }
@@ -76,7 +77,7 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
             te__pointwise_quantize_store(c, &rows.v[r * rows.stride + i], k, rows.row + r * rows.step,
-                             te__pointwise_quantize_col(rows, k, g.id, i), te_tile_lane(scale, j));
+                             te__pointwise_quantize_col(rows, k, g.id, i), te_lanes16_broadcast(scale, j));
         }
     }
 }
@@ -103,14 +104,16 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         const uint32_t bits = te__pointwise_quantize_amax(&rows.v[i], k, te__pointwise_quantize_col(rows, k, g->id, i));
         most = bits > most ? bits : most;
     }
-    float amax = te_float_of_bits(most < 0x7f800000u ? most : 0x7f800000u); /* the lanes' maximum leaves NaNs out */
+    float amax = te_float_of_bits(most < 0x7f800000u ? most : 0x7f800000u); /* infinity stands for a NaN, which the
+                                                                             * maximum over lanes would drop */
     te_lanes_max(&amax, g);
-    const float scale = te_scale_of_own(te_bits_of_float(amax), TE_E4M3_MOST, &c->scaled.rule);
+    const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* `count` rows, a constant; one where a row has one scale, all of it in the lanes. All lanes of the group arrive. */
+/* Store `count` rows, a constant (1 where each row has one scale), in FP8 and, if y is not null, in the list's format
+ * as well. All lanes of the group take part. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -121,15 +124,15 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
             te_vec8_floats(x, &rows.v[r * rows.stride + i], k.out);
             if (te__pointwise_quantize_exists(k, col)) te_store8(c->y, at, x, 8, 1, k.out);
         }
-    if (k.scaled == TE_SCALING_TILES) te__pointwise_quantize_tiles(c, k, rows, count, *g);
+    if (k.scaled == TE_SCALING_BLOCKWISE_1D) te__pointwise_quantize_tiles(c, k, rows, count, *g);
     else te__pointwise_quantize_row(c, k, rows, g);
 }
 
-/* ---- maps -------------------------------------------------------------------------------------------------------- */
+/* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* `count` rows of a chain without a norm from `row` on, `step` apart, of each the lanes' vectors from `first` on: all
- * are loaded before the first is worked on. rows: [count][in_halves][chunks]. scaled, a constant: whether y is stored
- * so. */
+/* Run a kernel without a norm on `count` rows from `row` on, `step` apart, on the lanes' vectors from `first` on. All
+ * rows are loaded before the first is computed. rows: registers, [count][in_halves][chunks]. scaled, a constant: y is
+ * stored quantized. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t row, int64_t step, const int count,
                                  int first, te_vec8 *rows, uint32_t *most, const int scaled) {
@@ -157,8 +160,8 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     const te_quantized_rows made = {row, step, first, rows, stride};
     if (scaled) te_pointwise_store_quantized(c, k, made, count, g);
 }
-/* The body of such a chain: a group of lanes takes rows from `row` on, `step` apart; where `beside` as many as
- * are loaded at once. */
+/* The body: a group of lanes takes rows from `row` on, `step` apart; if `adjacent` one batch of them, else until none
+ * is left. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, int first, int64_t row, int64_t step, const int beside, te_vec8 *rows,
                           uint32_t *most, const int scaled) {

@@ -1,53 +1,55 @@
-/* pointwise_quantize_transpose.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one
- * pass: as it lies with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x
- * 1. The bits are those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
+/* pointwise_quantize_transpose.h -- tile kernels: the result of a pointwise kernel in FP8, and transposed, in one pass.
+ * The transpose is what a weight's gradient reads. The bits are those of the result, rounded to the list's format, and
+ * a separate quantize pass (quantize_blockwise.h), or a separate transpose.
  *
- * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward; under
- * recipes with one scale a tensor as well, by the scale that forward has kept.
+ *   fp8_block, training           both layouts, each with a scale for each 128 elements along a row of it
+ *   recipes with one scale a      a gradient in both layouts, with the scale known beforehand, its amax and
+ *   tensor                        the sums over rows
+ *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
- * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
- * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies
- * and leaves the statistics; this one makes the norm again from what it read and stores the transpose. A gradient that
- * the chain sums over rows leaves one partial sum a tile.
+ * A block has a tile of 128 x 128; a lane runs the kernel's ops on 8 x 8 of its elements, and holds them in registers.
+ * Behind a norm the row kernel runs first: it stores y and the statistics, and the tile kernel then normalises the
+ * norm's input again and stores the transpose. A gradient that is summed over rows leaves one partial sum for each
+ * tile.
  *
- * Bytes an element of a bf16 list, its floor at the rate of a copy: gelu 2 + 1 + 1 and 1/16 for scales, where the
- * chain and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06. One H200,
- * between products, at the clock that they leave, us and those of a copy of as many bytes: 8192 x 16384, gelu's
- * backward with dbias 248 and 190, the transpose of gelu again 146 and 96; 8192 x 4096, add_dropout_bias with its sums
- * 61 and 48, the transpose of a norm again 40 and 24. Instructions dominate.
+ * Floor: a copy of as many bytes. Bytes an element in a 16-bit list under fp8_block: gelu 2 + 1 + 1 and 1/16 for
+ * scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a gradient 2 + 1 + 1 and
+ * what its ops read, a recomputed transpose 2 + 1. Instructions dominate. Measurements, and a norm of persistent
+ * clusters that did not pay: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 
-#include "../../fp8/quantize_tiles.h" /* te__tiles_store */
+#include "../../fp8/impl/quantize_blockwise.h" /* te__blockwise_store */
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* What a lane holds: of a gated op's backward both halves of its result. */
-typedef struct te_pointwise_tiles_held { te_tiles_held half[2]; } te_pointwise_tiles_held;
+/* The elements that a lane holds; of a gated op's backward those of both halves. */
+typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
-/* A lane's piece of the tile at (row0, col0): where it begins, and how many of its rows exist. */
+/* A lane's piece of the tile at (row0, col0): where it begins, and how many of its eight rows exist. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
 TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
                                                   int64_t col0, int i) {
     te__tile_piece p;
-    p.row = row0 + i / TE_TILES_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    p.rows = te__tiles_rows(c->rows, k.half, p.row, 8 * p.vector);
+    p.row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_BLOCKWISE_LANES_A_SIDE;
+    p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* Rows [first, first + count) of a piece of a tensor of `halves` halves, half `half`, as they lie. */
+/* Load rows [first, first + count) of a piece, as they are stored, from half `half` of a tensor that has `halves`
+ * halves. */
 TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_pointwise_shape k,
                                     int first, const int count, const int half, const int halves,
                                     const te_dtype dtype) {
     const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
     const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
-    const char *p = (const char *)te_hold((const char *)from + place * (int64_t)size);
+    const char *p = (const char *)te_opaque_pointer((const char *)from + place * (int64_t)size);
     TE_UNROLL for (int r = 0; r < count; r++) {
         memset(&x[r], 0, sizeof x[r]);
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
 }
-/* The rows of a piece as they are read, into x[0] and x[1]. */
+/* Load a piece's input, as it is stored: to x[0], and of a gated op's second half to x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
     const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
@@ -56,8 +58,8 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
         te__pointwise_tiles_rows(x[h], from, at, k, 0, 8, h, halves, k.norm < 0 ? k.in : k.norm_in);
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* What the norm of a piece needs beside x: its columns' gamma and beta, its rows' statistics. They are loaded with x,
- * for a load that is behind a row's stores waits for them. */
+/* What the norm of a piece needs beside x: gamma and beta of its columns, the statistics of its rows. They are loaded
+ * together with x, because a load that is issued behind the stores of a row waits for them. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -65,7 +67,7 @@ typedef struct te__piece_norm {
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    if (!TE_CUDA) memset(n, 0, sizeof *n); /* gcc does not see that nobody reads what is not loaded */
+    if (!TE_CUDA) memset(n, 0, sizeof *n); /* quiets gcc: elements that are not loaded are not read */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
@@ -80,7 +82,7 @@ TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *
         else n->row[r].rstd = s->stats[p.row + r];
     }
 }
-/* The norm of eight elements, as te_norm_forward has it. */
+/* Normalise eight elements, as te_norm_forward does, and run the ops behind the norm. */
 TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                 const te_vec8 *x, const te__piece_norm *n, int r) {
     const te_stage *s = &c->op[k.norm];
@@ -90,7 +92,8 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
     te_store_saved(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }
-/* Run the chain on row r of a piece, which l->at names. sums: of its eight columns, and of those of the second half. */
+/* Run the kernel's ops on row r of a piece, at l->at. sums: of the piece's eight columns, then of those of the second
+ * half. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                const te_vec8 *x, const te_vec8 *second, const te__piece_norm *n, int r,
                                float sums[16]) {
@@ -104,8 +107,8 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l->sum[j];
 }
-/* Rows of a piece that are worked on at a time, and what an op of them reads beside the gradient: it is loaded for all
- * of them, for the loads of one row would wait for the one before. */
+/* Rows of a piece that are computed together. What an op reads of them beside the gradient is loaded for all of them at
+ * once, because the loads of one row would wait for the row before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
     const te_stage *of; /* null: nothing is loaded ahead */
@@ -119,7 +122,7 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
     a->of = s && s->saved ? s : 0;
     if (a->of) te__pointwise_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
 }
-/* On a piece. */
+/* Run the kernel's ops on a piece. */
 TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                      te_vec8 *x[2], te__tile_piece at, float sums[16]) {
     te__piece_norm n;
@@ -138,31 +141,35 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
     }
 }
-/* Where the sums of the tile's columns wait for those of the lanes above and below: in the room of the largest. */
-TE_FN float *te__pointwise_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
-    return (float *)(void *)s->u.most + (half * TE_TILES_SIDE + down) * TE_FP8_TILE + col;
+/* A column sum of one lane, in shared memory, for the sum over the lanes above and below it. It uses the memory of the
+ * tile's amaxes, which are found later. */
+TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
+    return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
-static_assert((int)TE_TILES_LINES >= (int)TE_FP8_TILE,
+static_assert((int)TE_BLOCKWISE_LINE_PITCH >= (int)TE_FP8_TILE,
               "the sums of a tile's columns fit where the largest of its lines are");
-TE_FN void te__pointwise_tiles_put_sums(te_tiles_shared *s, const te_pointwise_shape k, int i, const float sums[16]) {
+TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwise_shape k, int i,
+                                        const float sums[16]) {
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
-        *te__pointwise_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+        *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
+            sums[j];
 }
-/* The tile's partial sums, to be added up with those of the tiles above and below (te_defer_column_sum). */
-TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_tiles_shared *s,
+/* Store the tile's partial sums; te_defer_column_sum adds them up with those of the tiles above and below. */
+TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
     for (int i = g.id; to && i < k.sum_halves * TE_FP8_TILE; i += g.count) {
         const int half = i / TE_FP8_TILE, col = i % TE_FP8_TILE;
         float sum = 0;
-        for (int down = 0; down < TE_TILES_SIDE; down++) sum += *te__pointwise_tiles_sum(s, half, down, col);
+        for (int down = 0; down < TE_BLOCKWISE_LANES_A_SIDE; down++)
+            sum += *te__pointwise_tiles_sum(s, half, down, col);
         if (col0 + col < k.half) to[(row0 / TE_FP8_TILE * k.sum_halves + half) * k.half + col0 + col] = sum;
     }
     te_block_sync();
 }
-TE_FN te_tiles_args te__pointwise_tiles_args(const te_pointwise *c, const te_pointwise_shape k) {
-    te_tiles_args a;
+TE_FN te_blockwise_args te__pointwise_tiles_args(const te_pointwise *c, const te_pointwise_shape k) {
+    te_blockwise_args a;
     memset(&a, 0, sizeof a);
     a.q.rows = c->rows, a.q.cols = (int64_t)k.half * k.out_halves, a.q.yt_cols = c->scaled.yt_cols, a.q.to = TE_e4m3;
     a.q.rule = c->scaled.rule;
@@ -173,14 +180,14 @@ TE_FN te_tiles_args te__pointwise_tiles_args(const te_pointwise *c, const te_poi
     return a;
 }
 TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_fn stages, const te_pointwise_shape k,
-                               te_pointwise_tiles_held *held, te_tiles_shared *s) {
+                               te_pointwise_tiles_held *held, te_blockwise_shared *s) {
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__pointwise_tiles_args(c, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(c, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     if (!k.backward && c->take.taken && b.x == 0 && g.id == 0) te_rng_take_body(&c->take);
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
@@ -190,35 +197,16 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
-    te__tiles_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
+    te__blockwise_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
     if (k.out_halves == 1) return;
     te_block_sync();
-    te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
+    te__blockwise_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
 }
 
-/* pointwise_quantize_transpose.h -- a chain's result in FP8 for a product with one scale a tensor, in tiles, so that
- * its transpose is stored in the same pass: the gradient that a chain of maps hands on, as it lies and transposed,
- * with its amax and the sums over rows; and what backward makes again of forward, the transpose alone. The bits are
- * those of the kernel for rows and a transpose behind it.
- *
- * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, as in pointwise_quantize_transpose.h. The scale is
- * known: a lane rounds its rows as it makes them. Bytes an element of a bf16 list: a gradient 2 + 1 + 1 and what its
- * ops read, where the kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy
- * of as many. One H200 under a profiler, between products in FP8, each with its wait for the kernel before:
- * add_dropout_bias with its sums, 8192 x 4096, 45 us and 70 for the transpose behind it, 56 in one pass. At that clock
- * instructions dominate.
- *
- * A norm in front of a product whose input is kept has two kernels, 2 + 1 and 1 + 1 bytes. What did not pay is one of
- * persistent clusters, a block 32 rows of 256 columns: copies of three tiles ahead by TMA, each row's mean and squares
- * sent to all blocks of the cluster, both forms stored from one pass. Over a copy of 2 + 1 + 1 bytes, with an add and
- * a fork 6 + 1 + 1, 32768 x 4096, one H100 and one H200: layernorm 0.83 and 0.62, rmsnorm 0.82 and 0.76, with an add
- * 0.90 and 0.77 to 0.86; in us on the H200, and in two kernels: 206 and 194, 169 and 178, 343 and 309 (layernorm), 309
- * and 300 (rmsnorm); 32768 x 8192 369 and 399, 307 and 351, 704 and 624, 658 and 607. Its 206 us are 330 cycles of a
- * scheduler for each 256 elements; the memory of an H100 takes as long.
- */
+/* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Eight elements: into x as FP8 and, of a gradient, stored where they lie. rounded, a constant: to the list's format
- * first. */
+/* Round eight elements to FP8, into x, and store them, if they are of a gradient, in the layout of the rows. rounded, a
+ * constant: to the list's format first. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *most) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -227,8 +215,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
-/* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
- * them nothing is stored, and no op reads what lies by rows but the row itself. */
+/* Run the kernel's ops on a piece, whose elements become FP8 in their registers. Rows of forward that lie behind the
+ * last one are computed like others: nothing of them is stored, and no op reads a tensor of their rows but the input,
+ * which is zero there. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te_vec8 *x[2], te__tile_piece at, const te__piece_norm *n, const int rounded,
                                          float sums[16], uint32_t *most) {
@@ -238,45 +227,45 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= at.rows) continue; /* zeros, in FP8 as well */
+        if (k.backward && r >= at.rows) continue; /* they stay zero, in FP8 as well */
         te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
-        l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row is half as wide */
+        l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row has half as many columns */
         te__pointwise_transpose_row(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
     }
 }
-/* What of a forward's chain its kernel knows where it makes the result of op `last` again: that op alone runs, and
- * nothing but the transpose is stored. */
+/* The arguments of forward's kernel for the recomputation of the result of op `last`: that op alone runs, and nothing
+ * but the transpose is stored. */
 TE_FN void te__pointwise_keep_last_op(te_pointwise *again, const te_pointwise *c, const int last) {
     memset(again, 0, sizeof *again);
     again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
     again->op[last] = c->op[last], again->op[last].out = 0;
 }
-/* The tile transposed, from the FP8 that the lanes hold. */
-TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
-                                int64_t row, int64_t col) {
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+/* Store the tile transposed, from the FP8 that the lanes hold. */
+TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *turned,
+                                        te_lanes g, int64_t row, int64_t col) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         uint32_t word[8][2];
         TE_UNROLL for (int r = 0; r < 8; r++) word[r][0] = held->x[h][r].w[0], word[r][1] = held->x[h][r].w[1];
-        te__fp8_turn(turned, word, i / TE_TILES_SIDE * 8, i % TE_TILES_SIDE * 8);
+        te__fp8_transpose_piece(turned, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
     }
     te_block_sync();
     te__fp8_store_tile(out, turned, row, col, g);
 }
-/* last: the row's last op. */
+/* The tile kernel. last: the index of the kernel's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
-                                       te_tiles_shared *s) {
+                                       te_blockwise_shared *s) {
     int group;
     uint32_t most = 0;
     te_pointwise again;
     const te_pointwise *c = k.backward ? chain : &again;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__pointwise_tiles_args(chain, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(chain, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     if (!k.backward) te__pointwise_keep_last_op(&again, chain, last);
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
@@ -289,11 +278,11 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
-    if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.turned, g, row, col);
+    if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.transposed, g, row, col);
     if (k.backward) te_pointwise_store_amax(c, k, b, g, most);
 }
 
-/* Launch what the call needs: the kernel for rows, that for tiles, or both. */
+/* Launch the kernels that the call needs: the row kernel, the tile kernel, or both. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,
@@ -302,7 +291,7 @@ TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const
     if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
     if (!c->scaled.tiles || !c->rows) return TE_OK;
     if (k.norm >= 0) behind.take.taken = 0;
-    return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
+    return tiles(ctx, te__grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
 }
 
 #endif

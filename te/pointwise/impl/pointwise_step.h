@@ -23,7 +23,7 @@ typedef struct te_pointwise_work {
     int launches; /* there is something to compute or to store */
 } te_pointwise_work;
 
-TE_API te_pointwise_work te_pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
+TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
     te_pointwise_work w;
     w.step = s, w.skip = skip, w.applied = 0, w.shape = k, w.args = args, w.launches = 0;
     return w;
@@ -34,7 +34,7 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     memset(st, 0, sizeof *st);
     for (int k = 0; k < op->params; k++) st->w[k] = r->param[i][k].data;
     st->stats = r->stats[i], st->rng = r->rng, st->id = (uint32_t)i;
-    st->first = te_first_row_of_all(r, op->out_rows) * op->out;
+    st->first = te__first_row_of_all(r, op->out_rows) * op->out;
 }
 
 /* ---- the step's result, for its consumer ------------------------------------------------------------------------- */
@@ -54,10 +54,10 @@ typedef struct te_pointwise_exit {
 /* Whether the kernel stores the operand of product i with scales that it finds; saved: forward saves the result in the
  * list's format, too. In training fp8_block reads it transposed as well, which takes a kernel for tiles. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
-    const te_operand_policy *o = te_policy(r, i);
+    const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
-    if (o->scaling == TE_SCALING_ROW) return 1;
-    if (o->scaling != TE_SCALING_TILES || saved) return 0;
+    if (o->scaling == TE_SCALING_ROWWISE) return 1;
+    if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
 /* The result of op i, of this dtype, the last of step s. */
@@ -65,10 +65,10 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
     if (te_last_step(r, w->step) || (r->pass == TE_BACKWARD && i == 0)) return e;
-    e.consumer = te_consumer_of(r, i), e.gathered = te_gathered_consumer(r, e.consumer);
+    e.consumer = te__consumer_of(r, i), e.gathered = te__gathered_consumer(r, e.consumer);
     if (dtype == r->plan->dtype && te__pointwise_quantizes(r, e.consumer, w->shape, saved))
         e.form = TE_RESULT_with_scales;
-    else if (!saved && (e.gathered >= 0 || te_policy(r, e.consumer)->stored_by_producer)) e.form = TE_RESULT_in_fp8;
+    else if (!saved && (e.gathered >= 0 || te__policy(r, e.consumer)->stored_by_producer)) e.form = TE_RESULT_in_fp8;
     return e;
 }
 
@@ -80,12 +80,12 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
     else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
-    v->scaling = TE_SCALING_TENSOR;
+    v->scaling = TE_SCALING_TENSORWISE;
     c->fp8.y = v->data;
-    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 0);
+    if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 0);
     if (!f->scales) return TE_OK; /* only sizes are measured */
     c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
-    c->fp8.inverse = r->pass == TE_FORWARD ? te_saved_input_of(r, i).inverse : 0;
+    c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
 }
 /* TE_RESULT_with_scales: let the kernel store v so, as the operand of product i. v becomes that; where v has memory it
@@ -93,7 +93,7 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
-    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, k.scaled));
+    TE_TRY(te__acquire_scaled(r, v, v->rows, v->cols, k.scaled));
     c->scaled.y = v->data, c->scaled.inverse = v->inverse_scale, c->scaled.rule = r->param[i]->fp8.own;
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
@@ -101,18 +101,18 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
 /* And its transpose with scales for each 1 x 128, for the weight's gradient of product i: forward saves it, backward
  * has it beside v. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
-    const te_saved_input saved = te_saved_input_of(r, i);
-    if (te_policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
+    const te_saved_input saved = te__saved_input_of(r, i);
+    if (te__policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
     c->scaled.tiles = 1, c->scaled.yt = saved.x, c->scaled.yt_inverse = saved.inverse;
-    te_set_saved_transposed(r, i, 1);
+    te__set_saved_transposed(r, i, 1);
     return TE_OK;
 }
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te_acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_TILES));
-    te_attach_transposed(v, transposed);
+    TE_TRY(te__acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_BLOCKWISE_1D));
+    te__attach_transposed(v, transposed);
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
@@ -129,7 +129,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te_value transposed = te_no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
         TE_TRY(te_acquire(r, &transposed, r->plan->op[i].out_rows, v->cols, v->dtype));
-    te_attach_transposed(v, transposed);
+    te__attach_transposed(v, transposed);
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
@@ -151,20 +151,20 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
     if (e.form == TE_RESULT_in_list_format) {
         TE_TRY(te_output(v, r, w->step, i));
         c->y = v->data;
-        if (e.consumer >= 0 && te_finds_amax(r, e.consumer, v->dtype)) te__pointwise_find_amax(v, r, c, e.consumer);
+        if (e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype)) te__pointwise_find_amax(v, r, c, e.consumer);
         return TE_OK;
     }
     *v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
     if (e.form == TE_RESULT_in_fp8 && e.gathered >= 0)
         return te__pointwise_store_fp8_operand(v, r, c, e.gathered, op->out_rows, 0);
     if (e.form == TE_RESULT_in_fp8)
-        return te__pointwise_store_fp8_operand(v, r, c, e.consumer, op->out_rows, te_saved_input_of(r, e.consumer).x);
-    if (te_saves_output(r, i)) {
+        return te__pointwise_store_fp8_operand(v, r, c, e.consumer, op->out_rows, te__saved_input_of(r, e.consumer).x);
+    if (te__saves_output(r, i)) {
         *v = te_output_of(r, i);
         if (!v->data) TE_TRY(te_acquire(r, v, op->out_rows, op->out, op->out_dtype));
     }
     TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
-    if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_TILES)
+    if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_BLOCKWISE_1D)
         return te__pointwise_save_transposed(r, c, e.consumer);
     return TE_OK;
 }
@@ -204,15 +204,15 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
         }
         TE_TRY(te__pointwise_forward_edges(r, w, i, st));
         if (op[i].flags & TE_IS_FORK) {
-            if (r->pass == TE_INFER && !(op[i].flags & TE_IS_INPUT)) te_set_edge(r, i, stored);
+            if (r->pass == TE_INFER && !(op[i].flags & TE_IS_INPUT)) te__set_edge(r, i, stored);
             continue;
         }
         const int is_forked = j + 1 < s->count && (op[s->op[j + 1]].flags & TE_IS_FORK);
         if (j == last) {
             te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
-            if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te_saves_output(r, i));
+            if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te__saves_output(r, i));
             TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
-        } else if (r->pass == TE_FORWARD ? te_saves_output(r, i) : is_forked) {
+        } else if (r->pass == TE_FORWARD ? te__saves_output(r, i) : is_forked) {
             stored = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !stored.data)
                 TE_TRY(te_acquire(r, &stored, op[i].out_rows, op[i].out, op[i].out_dtype));
@@ -245,7 +245,7 @@ TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, 
     } else {
         TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
         st->edge = first ? 0 : r->edge[op->edge].data;
-        te_set_edge(r, op->edge, v);
+        te__set_edge(r, op->edge, v);
     }
     st->out = v.data, w->launches = 1;
     return TE_OK;
@@ -263,7 +263,7 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
             TE_TRY(te_acquire(r, &g->stored, op->out_rows, op->out, op->edge_dtype));
             st->out = g->stored.data, g->changed = 0, w->launches = 1;
         }
-        te_set_edge(r, op->edge, g->stored);
+        te__set_edge(r, op->edge, g->stored);
     } else if (op->flags & TE_IS_MUL) {
         TE_TRY(te_fork_value(&v, r, op));
         st->w[0] = v.data, g->changed = 1;
@@ -311,10 +311,10 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
     } else if (g->changed || to_dx || v->dtype != op->in_dtype) {
         TE_TRY(te_gradient(v, r, w->step, end));
         c->y = v->data, w->launches |= c->y != 0;
-        if (c->y && e.consumer >= 0 && te_finds_amax(r, e.consumer, v->dtype))
+        if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
         /* nobody wants the gradient: only sums, in the order of the kernel for tiles */
-        if (!c->y && g->changed && w->shape.transposes && end > 0 && te_policy(r, end - 1)->stored_by_producer)
+        if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
     return TE_OK;
@@ -338,7 +338,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
-        if (r->plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
+        if (r->plan->op[s->op[j]].flags & TE_IS_FORK) te__set_edge(r, s->op[j], te_no_value());
     te_set_current(r, g.stored);
     return TE_OK;
 }
@@ -352,7 +352,7 @@ TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
 /* Columns of a half of the rows that the ops [skip, count) of the step work on. */
-TE_API int te_pointwise_half(const te_run *r, const te_step *s, int skip) {
+TE_API int te__pointwise_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
@@ -373,13 +373,13 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->half = k.half, c->rows = x.rows, c->x = c->scaled.norm_x = x.data, c->scaled.rounded = to->rounds_first;
     if (to->data) {
         c->fp8.y = to->data, c->fp8.scale = to->scale, c->fp8.inverse = to->inverse_scale;
-        return launch(r->ctx, te_grid_of(te__pointwise_blocks(r, x.rows, k) * te_pointwise_tiles(k), 1), c);
+        return launch(r->ctx, te__grid_of(te__pointwise_blocks(r, x.rows, k) * te_pointwise_tiles(k), 1), c);
     }
     c->scaled.tiles = 1, c->scaled.from = last - w->skip, c->scaled.rule = r->param[i + 1]->fp8.own;
     c->scaled.yt = to->transposed, c->scaled.yt_inverse = to->inverse_scale,
     c->scaled.yt_cols = te_round_up(x.rows, 16);
     c->scaled.scale = to->scale;
-    return launch(r->ctx, te_grid_of(1, 1), c);
+    return launch(r->ctx, te__grid_of(1, 1), c);
 }
 /* Whether the kernel finds only the amax of the result and stores nothing, because it runs again once the scale is
  * known (TE_VALUE_amax_only). That pays where its last op reads no more than it writes, and the ops before it do
@@ -388,9 +388,9 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te_last_step(r, s)) return 0;
     if (k.norm >= 0 || k.in_halves + k.out_halves != 2 || k.out == TE_f32) return 0;
-    const int consumer = te_consumer_of(r, last);
-    if (!te_finds_amax(r, consumer, r->plan->op[last].out_dtype)) return 0;
-    if (te_policy(r, consumer)->input != TE_INPUT_recomputed) return 0;
+    const int consumer = te__consumer_of(r, last);
+    if (!te__finds_amax(r, consumer, r->plan->op[last].out_dtype)) return 0;
+    if (te__policy(r, consumer)->input != TE_INPUT_recomputed) return 0;
     for (int j = skip; j < s->count - 1; j++)
         if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
     return 1;
@@ -400,10 +400,10 @@ TE_API void te__pointwise_leave_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
 /* Ops [skip, count) of the step as one kernel, of x; `applied` of them the product in front has done. */
-TE_API te_status te_pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
+TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
-    te_pointwise_work w = te_pointwise_work_of(s, skip, k, &c);
+    te_pointwise_work w = te__pointwise_work_of(s, skip, k, &c);
     w.applied = applied;
     if (r->describe) return *r->describe = k, TE_OK;
     if (r->recompute) return te__pointwise_recompute(r, &w, launch);
@@ -413,13 +413,13 @@ TE_API te_status te_pointwise_step_forward(te_run *r, const te_step *s, int skip
     TE_TRY(te__pointwise_forward(r, &w, x));
     if (te__pointwise_amax_only(r, s, skip, k)) te__pointwise_leave_amax_only(r, &c);
     if (w.launches) c.take = r->take, r->take.taken = 0;
-    return w.launches && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
+    return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
 /* The same of the gradient dy; nothing is applied before. */
-TE_API te_status te_pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
+TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
-    te_pointwise_work w = te_pointwise_work_of(s, skip, k, &c);
+    te_pointwise_work w = te__pointwise_work_of(s, skip, k, &c);
     if (r->describe) return *r->describe = k, TE_OK;
     const int tiles = k.transposes ? (int)te_fp8_blocks(te_capacity_rows(r)) : 0;
     const te_sum_blocks blocks = {te__pointwise_blocks(r, dy.rows, k),
@@ -427,7 +427,7 @@ TE_API te_status te_pointwise_step_backward(te_run *r, const te_step *s, int ski
     memset(&c, 0, sizeof c), c.half = k.half, (void)applied;
     TE_TRY(te__pointwise_backward(r, &w, dy, blocks));
     if (!w.launches || r->dry) return TE_OK;
-    return launch(r->ctx, te_grid_of((int64_t)blocks.count * te_pointwise_tiles(k), 1), &c);
+    return launch(r->ctx, te__grid_of((int64_t)blocks.count * te_pointwise_tiles(k), 1), &c);
 }
 
 #endif

@@ -1,0 +1,298 @@
+/* attention_options.h -- the options of an attention, which are constants of its kernels, and the arguments of a call.
+ * An option that is not asked for leaves no instruction in the kernels.
+ *
+ * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
+ *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, bias_dim0, bias_dim1, max_logit, value,
+ *      fp8_output)                                  // options left out at the end are 0
+ *
+ *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
+ *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
+ *     dropout        each probability is dropped with this probability, else multiplied by TE_DROPOUT_FACTOR, after
+ *                    the softmax: lse is that of all probabilities
+ *     varlen         1: the kernels take te_attention_args.cu_seqlens
+ *     alibi          1: linear biases by distance (te__attn_alibi_slope)
+ *     sinks          1: each head has an extra logit under the softmax, te_attention_args.sinks
+ *     only           CUDA kernels to compile: TE_ATTENTION_SM90_ONLY, where they exist; TE_ATTENTION_NO_SM90; 0: all
+ *     cross          1: cross-attention, keys and values are te_attention_args.kv. Not with varlen
+ *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores; bias_dim0 and
+ *                    bias_dim1 are the table's queries and keys, or of a relative bias its buckets and max_distance
+ *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
+ *     value          head size of v and of the output where it differs from head_dim, that of q and k; 0: the same
+ *     fp8_output     1: forward takes te_attention_args.out_scale and amax, backward amax (bf16 and f16); 0: both null
+ */
+#ifndef TE_ATTENTION_OPTIONS_H
+#define TE_ATTENTION_OPTIONS_H
+
+#include "../core/philox.h"      /* te_philox, TE_DROPOUT_LIMIT */
+#include "../core/tensor.h"   /* te_sequences */
+#include "../core/target.h"      /* te_context, TE_KERNEL */
+#include "impl/attention_mask.h" /* TE_ATTENTION_ALL, TE_ATTENTION_MAX_SEQ */
+
+/* ---- ALiBi -------------------------------------------------------------------------------------------------------
+ * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope |i - j| is
+ * subtracted from the score of query i and key j, after softcap and before the mask. Slopes are constants. If the
+ * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 (h + 1) / n). Otherwise the first heads,
+ * as many as the next lower power of two p, have the slopes of p heads, and the rest take every other slope of 2 p
+ * heads, beginning with the first. Backward recomputes the bias with the probabilities; there is no other gradient. */
+TE_BOTH float te__attn_alibi_slope(int head, int heads) {
+    int n = 1;
+    while (2 * n <= heads) n *= 2;
+    return exp2f(head < n ? -8.0f * (float)(head + 1) / (float)n : -4.0f * (float)(2 * (head - n) + 1) / (float)n);
+}
+
+/* ---- score bias --------------------------------------------------------------------------------------------------
+ * A learnt bias that is added to the score of each query and key before the mask. Two layouts:
+ *
+ *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
+ *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, T5 (Raffel et al. 2020)
+ *
+ *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
+ *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (and, of TE_BIAS_shared, heads)
+ *
+ * Queries and keys are counted from the beginning of their sequence, also in packed batches: a shorter sequence uses
+ * the upper left corner of a table. For a relative bias a query's position is its position among the keys (see shift in
+ * attention_mask.h). A table may hold -inf, which masks that pair; a query all of whose keys are masked yields 0.
+ *
+ * The bias is added after softcap, as ALiBi is, and as FlashAttention 2 and vLLM do it, so that its gradient does not
+ * pass through the tanh. (Pax caps the sum of both.)
+ *
+ * The gradient has its own kernels (TE_ATTENTION_DBIAS): a block owns a tile of the table and loops over the sequences
+ * in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of summation is fixed. */
+enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
+
+/* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
+ * such keys count as distance 0. Half of the buckets of a side hold one distance each, the others grow geometrically up
+ * to max_distance, and the last one holds all larger distances. Computed in double, so that both targets and all
+ * kernels agree. */
+TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
+    const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
+    const int first = bidirectional && distance > 0 ? side : 0;
+    const int n = distance < 0 ? -distance : bidirectional ? distance : 0;
+    if (n < exact) return first + n;
+    const double fraction = log((double)n / exact) / log((double)max_distance / exact);
+    const int bucket = exact + (int)(fraction * (side - exact) + 1e-9);
+    return first + (bucket < side - 1 ? bucket : side - 1);
+}
+
+/* ---- dropout -----------------------------------------------------------------------------------------------------
+ * Which probabilities dropout drops: Philox of (seed, draw, op; sequence, head, query, key), so that every kernel of
+ * every target drops the same ones, and backward recomputes the mask instead of loading it.
+ *
+ * One Philox counter serves eight pairs: queries q and q + 8 of 16, and keys k, k + 8, k + 16 and k + 24 of 32. In the
+ * accumulators of the tensor cores these belong to one thread, whether rows are queries or keys.
+ *
+ * Do this, where the rows of scores are queries:
+ *     head = te__attn_global_head(args->whole, batch * heads + head, heads);
+ *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
+ *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
+
+/* Which heads a rank computes, counted over (sequence, head), when several ranks share one computation: `first` is the
+ * number of its first head, and each sequence has `more` heads beside those of this rank. Zeros on one rank. */
+typedef struct te_attention_shard { int first, more; } te_attention_shard;
+
+/* head: batch * heads + head of this call. Returns the same counted over all ranks. */
+TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
+    return head + s.first + head / heads * s.more;
+}
+/* The block of 16 queries that a query is in, counted over all heads. */
+TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
+    return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
+}
+/* The random words of the eight pairs that (query, key) is one of. row: te__attn_draw_row. */
+TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
+    const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
+    te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
+}
+/* Whether the low (or high) 16 bits of a word are below the limit, 65536 p: this pair is dropped. */
+TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
+    return (high ? word : word << 16) < limit << 16; /* compare in the upper half */
+}
+/* Whether one pair is dropped. */
+TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
+    uint32_t word[4];
+    te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
+    const int w = key / 8 % 4;
+    return te__attn_drops(w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3], query / 8 % 2, limit);
+}
+
+/* ---- the variant: all options as constants -----------------------------------------------------------------------
+ * Score arithmetic in the kernels: with softcap a score is a tanh in [-1, 1], in units of softcap; without, a product
+ * q k^T in units of scale. The derivative of t = tanh(x) is 1 - t^2, so with P = exp(softcap t - lse) the gradient of
+ * q k^T is scale P (1 - t^2) (dP - delta): where backward has P without softcap, it has P (1 - t^2) with it.
+ * With dropout O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as
+ * without: dV takes m P, and dS takes P and m. (P of a dropped pair is passed on as -P.) */
+enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
+
+/* The options of an attention that has none but causal. */
+#define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
+#define TE__ATTENTION_STRIP(...) __VA_ARGS__
+/* name##_variant: on CUDA a type, the template parameter F of the kernels; on the host a function that returns it. */
+#define TE__ATTENTION_VARIANT(name, options) \
+    TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
+#define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
+
+#if TE_CUDA
+#define TE__ATTENTION_VARIANT__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias,        \
+                                bias_dim0, bias_dim1, max_logit, value, fp8_output, ...)                             \
+    struct name##_variant {                                                                                          \
+        static constexpr int LEFT = left, RIGHT = right;                                                             \
+        static constexpr float SOFTCAP = (float)(softcap);                                                           \
+        static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
+        static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* the factor of dS is not P itself */              \
+        static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
+        static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0;                                    \
+        static constexpr int BIAS = bias;                                                                            \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
+        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
+        static constexpr int VALUE = value;                                                                          \
+        static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
+        static constexpr int ONLY = only;                                                                            \
+        TE__ATTENTION_VARIANT_ASSERT(LEFT, RIGHT, VARLEN && CROSS, VALUE)                                            \
+    };
+/* The head size of v. */
+template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { return F::VALUE ? F::VALUE : D; }
+#else
+typedef struct te__attn_variant {
+    int left, right;
+    float softcap;
+    uint32_t drop; /* te__attn_drops' limit; 0: no dropout */
+    float factor;
+    int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output;
+    int bias_queries, bias_keys;         /* of a table */
+    int bias_buckets, bias_max_distance; /* of a relative bias */
+} te__attn_variant;
+
+#define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
+                                bias_, bias_dim0_, bias_dim1_, max_logit_, value_, fp8_output_, ...)                 \
+    TE__ATTENTION_VARIANT_ASSERT(left_, right_, (varlen_) && (cross_), value_)                                       \
+    enum { name##_variant_value = value_ };                                                                          \
+    TE_FN te__attn_variant name##_variant(void) {                                                                    \
+        te__attn_variant f;                                                                                          \
+        f.left = left_, f.right = right_, f.softcap = (float)(softcap_);                                             \
+        f.drop = TE_DROPOUT_LIMIT((float)(dropout_)), f.factor = TE_DROPOUT_FACTOR((float)(dropout_));               \
+        f.varlen = (varlen_) != 0, f.alibi = (alibi_) != 0, f.sinks = (sinks_) != 0, f.cross = (cross_) != 0;        \
+        f.bias = bias_, f.bias_queries = f.bias_buckets = bias_dim0_;                                                \
+        f.bias_keys = f.bias_max_distance = bias_dim1_;                                                              \
+        f.max_logit = (max_logit_) != 0, f.value = value_, f.fp8_output = (fp8_output_) != 0;                        \
+        return f;                                                                                                    \
+    }
+/* The head size of v. */
+TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value ? f.value : head_dim; }
+#endif
+#define TE__ATTENTION_VARIANT_ASSERT(left, right, varlen_and_cross, value)                                           \
+    static_assert((value) >= 0 && (value) <= 256, "te: attention: value must be 1 to 256, or 0");                    \
+    static_assert(!(varlen_and_cross), "te: attention: cross-attention does not go with varlen");                    \
+    static_assert((left) >= TE_ATTENTION_ALL && (left) <= TE_ATTENTION_MAX_SEQ,                                      \
+                  "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                                     \
+    static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
+                  "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
+
+/* ---- the arguments of a call ------------------------------------------------------------------------------------- */
+
+/* Tensors are in target memory and of the kernels' dtype where they are void *. rows = batch * seq, or with cu_seqlens
+ * the `rows` below. value_dim is head_dim but for the option value. */
+typedef struct te_attention_args {
+    void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
+    const float *out_scale; /* fp8_output, forward: out is stored in e4m3, times *out_scale; null: in the dtype */
+    float *lse;             /* [batch, heads, seq], natural log of the sum of exp(score) of each row, sinks included;
+                               forward: output or null, backward: input */
+    float *amax;            /* fp8_output: raised (te_amax_atomic_max) to the largest magnitude of out, or of dqkv, before
+                               out_scale; null: not wanted */
+    const void *sinks;      /* sinks: [heads] */
+    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, k, v;
+                               cross: the queries alone, [rows, heads * head_dim] */
+    void *dqkv;             /* backward: output, like qkv, every element is written */
+    const void *dout;       /* backward: input, like out */
+    float *delta;           /* backward: scratch, like lse: rowsum(dout * out) */
+    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv]: column sums of
+                               that many rows of dqkv, for the gradient of a bias before the attention; or null */
+    void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: run slower kernels without it */
+    int batch, seq;         /* sequences, and tokens of each (with cu_seqlens: a bound of all lengths) */
+    float scale;            /* of the scores, often 1 / sqrt(head_dim) */
+    /* Dropout: the random state of this forward, in target memory, or null for inference, which drops nothing; the op's
+     * number; and which heads of all ranks these are. */
+    const te_rng *rng;
+    uint32_t id;
+    te_attention_shard whole;
+    /* varlen, or null: [batch + 1], sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] of `rows`. lse and delta
+     * are [heads, rows] then, on CUDA by all kernels with varlen. Dropout draws as for batch sequences of seq
+     * tokens. */
+    const int32_t *cu_seqlens;
+    int rows;
+    /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
+    const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: all keys, then values */
+    void *dkv;      /* backward: output, like kv, every element is written; null: not wanted */
+    int kv_seq;
+    /* bias: the table or the buckets. A relative bias needs scratch, [heads, 2 max_distance + 1], which
+     * te__attention_relative_bias has filled. dbias is the gradient: of a table it is written, or added to if
+     * `accumulate`; of a relative bias it is [<name>_parts(seq), buckets, heads], to be summed over the first axis. */
+    const void *bias;
+    float *bias_by_distance, *dbias;
+    int accumulate;
+    float *row_max_logit; /* max_logit, forward: output, like lse, the largest score of each row; or null */
+} te_attention_args;
+
+TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
+    te_sequences s;
+    s.first = a->cu_seqlens, s.count = a->batch, s.max_seqlen = a->seq;
+    s.rows = a->cu_seqlens ? a->rows : a->batch * a->seq;
+    return s;
+}
+
+enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
+
+/* Compile-time checks of the constants, for both targets. */
+#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
+    static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
+        "te: attention: kv_heads must divide heads");                           \
+    static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
+        "te: attention: head_dim must be 1 to 256");
+
+/* Checks of a call's sizes and pointers. name: for the error text. */
+TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
+                                     int sinks, const char *name) {
+    TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);
+    TE_REQUIRE(!a->cu_seqlens || varlen, ctx, TE_ERROR_VALUE,
+               "%s: cu_seqlens is given, and the attention was declared without (varlen, 1)", name);
+    TE_REQUIRE(!a->cu_seqlens || (a->batch <= a->rows && !a->sum), ctx, TE_ERROR_SHAPE,
+               "%s: %d sequences in %d rows, or sum is given", name, a->batch, a->rows);
+    TE_REQUIRE(a->batch >= 1 && a->seq >= 1, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be 1 or more", name,
+               a->batch, a->seq);
+    TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->seq, 32), ctx, TE_ERROR_OVERFLOW,
+               "%s: batch %d of %d heads and %d tokens is too much for one launch", name, a->batch, heads, a->seq);
+    TE_REQUIRE(a->seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq,
+               (int)TE_ATTENTION_MAX_SEQ);
+    TE_REQUIRE(a->scale > 0, ctx, TE_ERROR_VALUE, "%s: scale is %g, it must be positive", name, (double)a->scale);
+    return TE_OK;
+}
+TE_API te_status te__attention_check_fp8_output(te_context *ctx, const te_attention_args *a, int fp8_output,
+                                                const char *name) {
+    TE_REQUIRE(fp8_output || !(a->out_scale || a->amax), ctx, TE_ERROR_VALUE,
+               "%s: out_scale or amax is given, and the attention was declared without `fp8_output`", name);
+    return TE_OK;
+}
+TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_args *a, int heads, int cross,
+                                           const char *name) {
+    if (!cross) return TE_OK;
+    TE_REQUIRE(a->kv, ctx, TE_ERROR_NULL, "%s: kv is null", name);
+    TE_REQUIRE(a->kv_seq >= 1, ctx, TE_ERROR_SHAPE, "%s: kv_seq %d must be 1 or more", name, a->kv_seq);
+    TE_REQUIRE(a->kv_seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: kv_seq %d is above %d", name, a->kv_seq,
+               (int)TE_ATTENTION_MAX_SEQ);
+    TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->kv_seq, 32), ctx, TE_ERROR_OVERFLOW,
+               "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
+    return TE_OK;
+}
+/* bias, bias_dim0, bias_dim1: the options of these names. */
+TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_args *a, int cross, int bias,
+                                          int bias_dim0, int bias_dim1, const char *name) {
+    const int keys = cross ? a->kv_seq : a->seq, is_table = bias == TE_BIAS_heads || bias == TE_BIAS_shared;
+    TE_REQUIRE(a->bias || !bias, ctx, TE_ERROR_NULL, "%s: bias is null", name);
+    TE_REQUIRE(!is_table || a->seq <= bias_dim0, ctx, TE_ERROR_SHAPE,
+               "%s: sequences of %d queries, its bias was declared with bias_queries %d", name, a->seq, bias_dim0);
+    TE_REQUIRE(!is_table || keys <= bias_dim1, ctx, TE_ERROR_SHAPE,
+               "%s: sequences of %d keys, its bias was declared with bias_keys %d", name, keys, bias_dim1);
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,346 @@
+/* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
+ * call runs, and the macros that declare them. Also the gradient of a score bias.
+ *
+ *     f32              attention_simt_f32.h, on CUDA cores
+ *     bf16 and f16     attention_sm90_forward.h and attention_sm90_backward.h (wgmma) on compute capability 9.0
+ *     where
+ *                      they support the options: head sizes te__attn_sm90_supports, value only 128 beside 192, no score
+ *                      bias, no max_logit (forward); in cross-attention only where each query sees a key; backward
+ *                      needs scratch
+ *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_CUDA_H
+#define TE_ATTENTION_CUDA_H
+
+#include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
+#include "attention_sm90_forward.h"  /* and forward */
+#include "attention_simt_f32.h"           /* f32 */
+#include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
+#include "attention_sm80_forward.h"       /* and forward */
+
+/* The kernels for compute capability 9.0. They do not exist for f32, which stands here for the options that they do not
+ * support: a score bias, and in forward max_logit. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+
+/* ---- which kernels have code -------------------------------------------------------------------------------------
+ * H: the kernel for compute capability 9.0, F: the options. In cross-attention a call may need either kernel. */
+
+/* Whether all other kernels are left empty, as the option `only` asks for. */
+template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
+    return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
+}
+/* Whether the other forward kernel is left empty because the code is for sm_90a, where it would never run. */
+template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
+    return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
+}
+/* Whether each query sees a key, which the kernels for compute capability 9.0 require. Self-attention always does. */
+template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
+    return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
+}
+template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
+    TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
+               "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
+    return TE_OK;
+}
+/* For a forward that was compiled for sm_90a alone. Does not ask the driver on other devices. */
+template <class H, class F>
+TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
+    struct cudaFuncAttributes is;
+    const int replaced = te__attn_replaced_by_sm90<H, F>() && ctx->capability == 900 && te__sm90_kernel_compiled(k, &is);
+    TE_REQUIRE(!replaced, ctx, TE_ERROR_DEVICE,
+               "%s: it was compiled for sm_90a, and its kernel does not run: the driver is older than CUDA 12, or nvcc "
+               "did not inline (then define TE_KEEP_CALLS)", name);
+    return TE_OK;
+}
+
+/* ---- kernels as types --------------------------------------------------------------------------------------------
+ * A type holds all of a kernel but its name: THREADS, BLOCKS (at least so many on a multiprocessor), args, and body;
+ * these three also ROWS (of a sequence in a block) and BYTES (of shared memory). */
+
+template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
+template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_forward : te__attn_select_shape<T, te__attn_forward_shape<D, te__attn_value_dim<D, F>()>,
+                                                te__attn_f32_forward_shape<D, te__attn_value_dim<D, F>()>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
+        if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_only_sm90<hopper, F>() && !te__attn_replaced_by_sm90<hopper, F>())
+            te__attention_forward_sm80<T, HEADS, KV_HEADS, D, F>(a);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_dq : te__attn_select_shape<T, te__attn_dq_shape<D, te__attn_value_dim<D, F>()>,
+                                           te__attn_f32_dq_shape<D, te__attn_value_dim<D, F>()>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_only_sm90<te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F>, F>())
+            te__attention_dq_sm80<T, HEADS, KV_HEADS, D, F>(a);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>,
+                                             te__attn_f32_dkdv_shape<D, te__attn_value_dim<D, F>()>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_only_sm90<te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F>, F>())
+            te__attention_dkdv_sm80<T, HEADS, KV_HEADS, D, F>(a);
+    }
+};
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* A kernel, and the devices (bit d: device d) on which its shared memory has been configured. */
+typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
+
+/* Launches a kernel of type K: K::ROWS of `rows` rows of each of batch_heads heads in a block. More than 48 KB of
+ * shared memory needs an attribute, set once on each device (from the 64th device on each time, which is harmless).
+ * That is not a stream operation, so it is legal while the stream is being captured. */
+template <class K>
+TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
+                                  const te_attention_args *a, const char *name) {
+    static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES");
+    const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
+    if (K::BYTES > 48 * 1024 && !(__atomic_load_n(&k->configured, __ATOMIC_ACQUIRE) & bit)) {
+        const cudaError_t e = cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);
+        TE_TRY(te__cuda_status(ctx, e, name));
+        (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
+    }
+    return te__cuda_launch(ctx, k->kernel, te__grid_of(batch_heads, te_ceil_div(rows, K::ROWS)), K::THREADS, K::BYTES,
+                           1, a, sizeof *a, name);
+}
+template <int HEADS, class F>
+TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention_args *a, const char *name) {
+    TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
+    TE_TRY(te__attention_check_fp8_output(ctx, a, F::FP8_OUTPUT, name));
+    TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
+    return te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_QUERIES, F::BIAS_KEYS, name);
+}
+
+typedef struct te__attn_forward_kernels {
+    te__attn_kernel fallback;
+    te_sm90_kernel hopper;
+} te__attn_forward_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_forward_dispatch {
+    typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
+    typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
+
+    /* Non-null if the kernel for compute capability 9.0 exists for these constants and runs on the context's device. */
+    static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_forward_kernels *k) {
+        const te__tensor_map_encode_fn encode = hopper::EXISTS ? te__tensor_map_encoder(ctx) : 0;
+        return encode && te__sm90_kernel_ready(&k->hopper, hopper::SHARED, ctx->device) ? encode : 0;
+    }
+    static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
+                            const char *name) {
+        TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
+        const te__tensor_map_encode_fn encode = te__attn_every_query_sees_a_key<F>(a) ? ready(ctx, k) : 0;
+        if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
+        TE_TRY((te__attn_check_only_sm90<hopper, F>(ctx, name)));
+        TE_TRY((te__attn_check_replaced<hopper, F>(ctx, &k->hopper, name)));
+        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
+    }
+};
+
+typedef struct te__attn_backward_kernels {
+    te__attn_kernel dq, dkdv;
+    te_sm90_kernel wgmma;
+    const void *delta, *round; /* run before the wgmma kernel, and after it */
+} te__attn_backward_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
+    typedef te__attn_dq<T, HEADS, KV_HEADS, D, F> dq;
+    typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, F> dkdv;
+    typedef te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F> hopper;
+    typedef typename hopper::delta delta;
+    typedef typename hopper::wgmma wgmma;
+    typedef typename hopper::round round;
+    static constexpr int V = te__attn_value_dim<D, F>();
+    /* rows of a column sum of te_attention_args.sum: those of a warp */
+    static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
+
+    /* As te__attn_forward_dispatch::ready. */
+    static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
+        const te__tensor_map_encode_fn encode = hopper::EXISTS && ctx ? te__tensor_map_encoder(ctx) : 0;
+        return encode && te__sm90_kernel_ready(&k->wgmma, wgmma::SHARED, ctx->device) ? encode : 0;
+    }
+    static size_t scratch_bytes(te_context *ctx, te__attn_backward_kernels *k, int64_t rows) {
+        return ready(ctx, k) ? hopper::scratch_bytes(rows) : 0;
+    }
+    static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
+                            const char *name) {
+        TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
+        const int can_use_sm90 = a->scratch && te__attn_every_query_sees_a_key<F>(a) && hopper::pays(a);
+        const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
+        if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
+        TE_TRY((te__attn_check_only_sm90<hopper, F>(ctx, name)));
+        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* writes delta for dkdv */
+        if (F::CROSS && !a->dkv) return TE_OK;
+        return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
+    }
+};
+
+/* ---- the gradient of a score bias --------------------------------------------------------------------------------
+ * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table, and adds up dS of
+ * its pairs in registers, sequence after sequence. With a relative bias it owns a row of such tiles: the sums of a
+ * tile's diagonals, then of the diagonals in each bucket, become one part of the gradient.
+ *
+ * Floor: the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of it if causal), beside the
+ * 14 of the rest of backward; and the gradient once, 4 bytes a pair. Measurements: docs/notes/attention.md. */
+
+/* The sums of a tile: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F> {};
+template <int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_dbias_sums<TE_f32, HEADS, KV_HEADS, D, F> : te__attn_dbias_f32<HEADS, KV_HEADS, D, F> {};
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias {
+    static_assert(F::BIAS != TE_BIAS_none, "te: attention: no bias, no gradient of it");
+    typedef te_attention_args args;
+    typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F> sums;
+    static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
+    static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
+    static constexpr int LD = TILE + 1;                /* avoids bank conflicts along a diagonal */
+    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* of a tile */
+    static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
+    static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
+    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* of keys in a table */
+
+    /* Grid: (tiles of keys * tables, tiles of queries); TE_BIAS_heads has a table for each head, TE_BIAS_shared one. */
+    static __device__ __forceinline__ void table(const args *a) {
+        const int table = (int)blockIdx.x / TILES, k0 = (int)blockIdx.x % TILES * TILE, q0 = (int)blockIdx.y * ROWS;
+        sums s;
+        s.clear();
+        for (int head = table; head < (F::BIAS == TE_BIAS_heads ? table + 1 : HEADS); head++) s.add(a, head, q0, k0);
+        float *to = a->dbias + (int64_t)table * F::BIAS_QUERIES * F::BIAS_KEYS;
+        s.each([&](int row, int column, float x) {
+            const int query = q0 + row, key = k0 + column;
+            if (query >= F::BIAS_QUERIES || key >= F::BIAS_KEYS) return;
+            float *p = to + (int64_t)query * F::BIAS_KEYS + key;
+            *p = (a->accumulate ? *p : 0.0f) + x;
+        });
+    }
+    /* Grid: (heads, tiles of queries). Shared memory: the tiles of the products, then a tile of sums, the sums and the
+     * buckets of its diagonals, and the sums of the buckets. */
+    static __device__ __forceinline__ void buckets(const args *a) {
+        constexpr int BUCKETS = F::BIAS_BUCKETS;
+        float *tile = (float *)(te__attention_shared + sums::TILES_BYTES), *diagonal = tile + ROWS * LD;
+        int *bucket = (int *)(diagonal + DIAGONALS);
+        float *total = (float *)(bucket + DIAGONALS);
+        const int head = (int)blockIdx.x, q0 = (int)blockIdx.y * ROWS, thread = (int)threadIdx.x;
+        const int keys = F::CROSS ? a->kv_seq : a->seq;
+        const te__attn_mask m = te__attn_mask_between(a->seq, keys, F::LEFT, F::RIGHT);
+        for (int i = thread; i < BUCKETS; i += THREADS) total[i] = 0;
+        for (int k0 = 0; k0 < keys; k0 += TILE) {
+            if (!te__attn_tile_seen<F>(m, q0, ROWS, k0, TILE)) continue;
+            sums s;
+            s.clear();
+            s.add(a, head, q0, k0);
+            __syncthreads(); /* no thread reads the sums of the last tile any more */
+            s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
+            __syncthreads();
+            for (int i = thread; i < DIAGONALS; i += THREADS) { /* keys i - (ROWS - 1) columns right of their queries */
+                float sum = 0;
+                for (int row = 0; row < ROWS; row++) {
+                    const int column = i - (ROWS - 1) + row;
+                    if (column >= 0 && column < TILE) sum += tile[row * LD + column];
+                }
+                diagonal[i] = sum;
+                bucket[i] = te__attn_bucket(k0 - q0 - m.shift + i - (ROWS - 1), BUCKETS, F::BIAS_MAX_DISTANCE,
+                                            F::RIGHT != 0);
+            }
+            __syncthreads();
+            for (int i = thread; i < BUCKETS; i += THREADS)
+                for (int j = 0; j < DIAGONALS; j++)
+                    if (bucket[j] == i) total[i] += diagonal[j];
+        }
+        for (int i = thread; i < BUCKETS; i += THREADS)
+            a->dbias[((int64_t)blockIdx.y * BUCKETS + i) * HEADS + head] = total[i];
+    }
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (RELATIVE) buckets(a);
+        else table(a);
+    }
+    /* After the backward that has written delta. */
+    static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
+        const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
+        return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),
+                                                RELATIVE ? a->seq : F::BIAS_QUERIES, a, name);
+    }
+};
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim) \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                 \
+    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,     \
+                  "te: attention: head_dim must be a multiple of 16 in bf16 and f16 on CUDA");
+#define TE__ATTENTION_VALUE_ASSERT(name, dtype)                                \
+    static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
+                  "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
+
+/* Kernel `name` of the type K. */
+#define TE__ATTENTION_SHELL(name, K)                                          \
+    TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
+        name(const __grid_constant__ K::args te_arg_) {                       \
+        K::body(&te_arg_);                                                    \
+    }
+
+#define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
+    TE__ATTENTION_VARIANT(name, options)                                                                             \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    typedef te__attn_forward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;        \
+    TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
+    TE__ATTENTION_SHELL(name##_sm90, name##_of::hopper)                                                              \
+    TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},              \
+                                                                /* hopper */ {(const void *)name##_sm90, 0, 0}};     \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
+    }
+
+#define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
+    TE__ATTENTION_VARIANT(name, options)                                                                             \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    typedef te__attn_backward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;       \
+    enum { name##_sum_rows = name##_of::SUM_ROWS };                                                                  \
+    TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                                    \
+    TE__ATTENTION_SHELL(name##_dkdv, name##_of::dkdv)                                                                \
+    TE__ATTENTION_SHELL(name##_delta, name##_of::delta)                                                              \
+    TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                              \
+    TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                              \
+    TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                                    \
+        /* dq */ {(const void *)name##_dq, 0}, /* dkdv */ {(const void *)name##_dkdv, 0},                            \
+        /* wgmma */ {(const void *)name##_wgmma, 0, 0}, /* delta */ (const void *)name##_delta,                      \
+        /* round */ (const void *)name##_round};                                                                     \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
+    }                                                                                                                \
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                              \
+        return name##_of::scratch_bytes(ctx, &name##_kernels, rows);                                                 \
+    }
+
+#define TE_ATTENTION_DBIAS(name, dtype, heads, kv_heads, head_dim, options)                                          \
+    TE__ATTENTION_VARIANT(name, options)                                                                             \
+    typedef te__attn_dbias<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;                   \
+    TE__ATTENTION_SHELL(name, name##_of)                                                                             \
+    TE_UNUSED static te__attn_kernel name##_kernel = {(const void *)name, 0};                                        \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        return name##_of::launch(ctx, &name##_kernel, a, #name);                                                     \
+    }                                                                                                                \
+    TE_API int64_t name##_parts(int64_t seq) { return te_ceil_div(seq, name##_of::ROWS); }
+
+#endif

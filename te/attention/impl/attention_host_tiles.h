@@ -1,0 +1,297 @@
+/* attention_host_tiles.h -- the building blocks of attention_host.h: vectors, tiles of 64 rows in memory, one small
+ * matrix product, and what the mask and the options do to a tile of scores.
+ *
+ * A tile of scores is s[key][query] or s[query][key], rows of TE__ATTN_TILE floats, in base 2: softmax uses exp2.
+ */
+/* target: host */
+#ifndef TE_ATTENTION_HOST_TILES_H
+#define TE_ATTENTION_HOST_TILES_H
+
+#include "../../core/lanes.h"      /* te_amax_atomic_max */
+#include "../attention_options.h" /* te_attention_args, te__attn_variant, te__attn_mask */
+
+#if defined(__FMA__)
+#include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
+#endif
+
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
+
+/* A vector register, in the extension of GCC and Clang. */
+#if defined(__AVX512F__)
+#define TE__ATTN_LANES 16
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
+#elif defined(__FMA__)
+#define TE__ATTN_LANES 8
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(c))
+#else
+#define TE__ATTN_LANES 4
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c += (a) * (b)
+#endif
+typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
+typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
+typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
+
+enum { TE__ATTN_TILE = 64 }; /* queries and keys of a tile; the row length of every [.][TE__ATTN_TILE] below */
+#define TE__ATTN_LOG2E 1.4426950408889634f
+#define TE__ATTN_LN2 0.6931471805599453f
+/* Rows of tiles of q, k and v are padded to 32 numbers. The scratch of a block, in floats, is that of the kernel which
+ * needs most, dkdv: three tiles of each head size and two of scores. */
+#define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
+#define TE__ATTENTION_FLOATS(head_dim, value_dim) \
+    (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
+
+/* Vectors are passed through pointers: by value their calling convention would depend on compiler flags. */
+TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
+TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
+
+/* x = 2^x to 2 units in the last place; 0 below 2^-126, NaN for NaN. No branch, no table. */
+TE_FN void te__attn_exp2(te__attn_vector *x) {
+    const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
+    const te__attn_vector f = *x - (shifted - 12582912.0f);
+    /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
+    te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f;
+    y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
+    y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
+    const te__attn_vector_bits scaled =
+        (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
+    *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
+}
+/* x = tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Beyond +-60 it is +-1 in float. */
+TE_FN void te__attn_tanh(te__attn_vector *x) {
+    const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
+    const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
+    *x = (te__attn_vector)(((te__attn_vector_bits)*x & between) | ((te__attn_vector_bits)bound & high) |
+                           ((te__attn_vector_bits)(-bound) & low));
+    te__attn_exp2(x);
+    *x = 1.0f - 2.0f / (1.0f + *x);
+}
+/* m = max(m, x) */
+TE_FN void te__attn_vector_max(te__attn_vector *m, const te__attn_vector *x) {
+    const te__attn_vector_bits above = *x > *m;
+    *m = (te__attn_vector)(((te__attn_vector_bits)*x & above) | ((te__attn_vector_bits)*m & ~above));
+}
+
+TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
+
+/* ---- the matrix product ------------------------------------------------------------------------------------------ */
+
+/* Which elements of a product are needed in the tile that a causal mask cuts along its diagonal. More may be
+ * computed. */
+enum te__attn_region {
+    TE__ATTN_ALL,
+    TE__ATTN_COLUMNS_FROM_ROW, /* columns >= row */
+    TE__ATTN_COLUMNS_TO_ROW,   /* columns <= row */
+    TE__ATTN_DEPTH_FROM_ROW,   /* terms of the sum >= row */
+    TE__ATTN_DEPTH_TO_ROW      /* terms of the sum <= row */
+};
+
+/* c[m][n] = a b, or += with `add`. Element (i, k) of a is a[i * a_row + k * a_step]. m is rounded up to 4 (these rows
+ * are read and written), n is a multiple of 32. */
+typedef struct te__attn_matmul {
+    float *c;
+    const float *a, *b;
+    int ldc, a_row, a_step, ldb, m, n, depth, add;
+    enum te__attn_region region;
+} te__attn_matmul;
+
+/* Four rows by two vectors of sums stay in registers. */
+TE_FN void te__attn_product(const te__attn_matmul *p) {
+    enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
+    const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
+    const int add = p->add;
+    const enum te__attn_region region = p->region;
+    for (int j = 0; j < n; j += 2 * V)
+        for (int i = 0; i < m; i += 4) {
+            const int first = region == TE__ATTN_DEPTH_FROM_ROW ? i : 0;
+            const int last = region == TE__ATTN_DEPTH_TO_ROW ? te__attn_min(depth, i + 4) : depth;
+            const float *pa = p->a + (int64_t)i * row + (int64_t)first * step, *pb = p->b + (int64_t)first * ldb + j;
+            float *pc = p->c + (int64_t)i * ldc + j;
+            if (region == TE__ATTN_COLUMNS_FROM_ROW && j + 2 * V <= i) continue;
+            if (region == TE__ATTN_COLUMNS_TO_ROW && j >= i + 4) continue;
+            te__attn_vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
+            if (add) {
+                memcpy(&c00, pc, W), memcpy(&c01, pc + V, W), memcpy(&c10, pc + ldc, W), memcpy(&c11, pc + ldc + V, W);
+                memcpy(&c20, pc + 2 * ldc, W), memcpy(&c21, pc + 2 * ldc + V, W);
+                memcpy(&c30, pc + 3 * ldc, W), memcpy(&c31, pc + 3 * ldc + V, W);
+            }
+            for (int k = first; k < last; k++, pa += step, pb += ldb) {
+                te__attn_vector b0, b1;
+                memcpy(&b0, pb, W), memcpy(&b1, pb + V, W);
+                TE__ATTN_MULTIPLY_ADD(c00, pa[0], b0), TE__ATTN_MULTIPLY_ADD(c01, pa[0], b1);
+                TE__ATTN_MULTIPLY_ADD(c10, pa[row], b0), TE__ATTN_MULTIPLY_ADD(c11, pa[row], b1);
+                TE__ATTN_MULTIPLY_ADD(c20, pa[2 * row], b0), TE__ATTN_MULTIPLY_ADD(c21, pa[2 * row], b1);
+                TE__ATTN_MULTIPLY_ADD(c30, pa[3 * row], b0), TE__ATTN_MULTIPLY_ADD(c31, pa[3 * row], b1);
+            }
+            memcpy(pc, &c00, W), memcpy(pc + V, &c01, W), memcpy(pc + ldc, &c10, W), memcpy(pc + ldc + V, &c11, W);
+            memcpy(pc + 2 * ldc, &c20, W), memcpy(pc + 2 * ldc + V, &c21, W);
+            memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
+        }
+}
+/* scores[m][TILE] = rows[m][d] (row length ld) times columns[d][TILE], of which n columns are needed */
+TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float *columns, int m, int n, int d,
+                           enum te__attn_region region) {
+    te__attn_matmul p;
+    p.c = scores, p.a = rows, p.b = columns, p.ldc = p.ldb = TE__ATTN_TILE, p.a_row = ld, p.a_step = 1;
+    p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
+    te__attn_product(&p);
+}
+/* out[m][ld] += the transpose of scores[depth][TILE] times rows[depth][ld] */
+TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
+                               enum te__attn_region region) {
+    te__attn_matmul p;
+    p.c = out, p.a = scores, p.b = rows, p.ldc = p.ldb = p.n = ld, p.a_row = 1, p.a_step = TE__ATTN_TILE;
+    p.m = m, p.depth = depth, p.add = 1, p.region = region;
+    te__attn_product(&p);
+}
+
+/* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
+
+/* to[0..n) = from[at..at + n) */
+TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
+    if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
+    else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
+}
+/* to[TE__ATTN_TILE][ld] = `rows` rows of d numbers, from index `at` on, `width` apart; padded with zeros to ld columns
+ * and to a multiple of 4 rows. */
+TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
+                              te_dtype t) {
+    for (int r = 0; r < rows; r++) {
+        te__attn_row_read(to + r * ld, from, at + r * width, d, t);
+        for (int c = d; c < ld; c++) to[r * ld + c] = 0;
+    }
+    memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
+}
+/* to[d][TE__ATTN_TILE] = the transpose of such rows, times `factor`; columns from `rows` on are zeros. */
+TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
+                                              float factor, te_dtype t) {
+    float row[TE_ATTENTION_MAX_HEAD_DIM];
+    if (rows < TE__ATTN_TILE) memset(to, 0, (size_t)d * TE__ATTN_TILE * sizeof(float));
+    for (int r = 0; r < rows; r++) {
+        te__attn_row_read(row, from, at + r * width, d, t);
+        for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
+    }
+}
+/* A row of d numbers, times `factor`. amax: te_attention_args.amax, raised to the largest magnitude stored, or null. */
+TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
+    int group;
+    uint32_t largest = 0;
+    for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
+    if (!amax) return;
+    for (int c = 0; c < d; c++) {
+        const uint32_t bits = te_amax_bits(te_load(to, at + c, t));
+        largest = bits > largest ? bits : largest;
+    }
+    te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
+}
+/* The same to a->out: in e4m3 where out_scale is given, from the value rounded to the dtype. */
+TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
+                              te_dtype t) {
+    if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
+    else for (int c = 0; c < d; c++) {
+        uint32_t rounded = 0;
+        te_store(&rounded, 0, factor * from[c], t);
+        ((uint8_t *)a->out)[at + c] = te_e4m3_of_float(te_load(&rounded, 0, t) * *a->out_scale);
+    }
+}
+
+/* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
+
+/* One row of a tile: -inf for columns outside the range. at: the token of column 0. */
+TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
+    for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
+    for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
+}
+/* -inf for masked pairs of a tile s[key][query], or s[query][key]. */
+TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
+    for (int k = 0; k < keys; k++) te__attn_mask_row(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
+}
+TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
+    for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
+}
+/* Whether one side of the tile's diagonal is masked, so that products may skip it: no query before q0 + i sees key k0 +
+ * i. It is enough to test the last key, since the first query of a key advances by at most one from key to key. */
+TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
+    return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
+}
+
+/* The factor of q (or k) that makes q k^T scores in base 2, or with softcap the argument of te__attn_tanh. */
+TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
+    return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
+}
+/* softcap tanh(score / softcap) of a tile, in base 2; n columns. */
+TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f) {
+    for (int i = 0; f.softcap > 0 && i < rows; i++)
+        for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
+            te__attn_vector e;
+            te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
+        }
+}
+/* x times the derivative of softcap at the score e: 0 where e is masked. */
+TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
+    if (f.softcap > 0) {
+        const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
+        te__attn_vector positive = *x - *x; /* 0 */
+        te__attn_vector_max(&positive, &slope), *x *= positive;
+    }
+}
+
+/* ALiBi: the slope of a head in base 2; 0 without the option. */
+TE_FN float te__attn_alibi(int head, int heads, te__attn_variant f) {
+    return f.alibi ? te__attn_alibi_slope(head % heads, heads) * TE__ATTN_LOG2E : 0;
+}
+/* Subtracts slope |i - j| from scores of pairs at the distances `distance`, `distance` + 1, .. */
+TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
+    if (!f.alibi) return;
+    float bias[TE__ATTN_LANES];
+    for (int i = 0; i < TE__ATTN_LANES; i++) bias[i] = slope * fabsf((float)(distance + i));
+    te__attn_vector b;
+    te__attn_get(&b, bias), *x -= b;
+}
+
+/* Where the score bias of a tile is read. shift: te__attn_mask.shift. */
+typedef struct te__attn_score_bias {
+    const te_attention_args *a;
+    int head, shift;
+    te_dtype dtype;
+} te__attn_score_bias;
+/* Adds the score bias, in base 2: of one query and the keys from `key` on (by_key), or of one key and the queries from
+ * `query` on. Pairs outside a table are beyond the sequence and get 0. */
+TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
+                                   te__attn_variant f) {
+    const te_attention_args *const a = from->a;
+    float bias[TE__ATTN_LANES];
+    if (f.bias == TE_BIAS_none) return;
+    for (int i = 0; i < TE__ATTN_LANES; i++) {
+        const int q = by_key ? query : query + i, k = by_key ? key + i : key, distance = k - q - from->shift;
+        if (f.bias == TE_BIAS_relative) {
+            const int limit = f.bias_max_distance, at = distance < -limit ? -limit : te__attn_min(distance, limit);
+            bias[i] = a->bias_by_distance[from->head * (2 * limit + 1) + limit + at];
+        } else {
+            const int64_t row = (int64_t)(f.bias == TE_BIAS_heads ? from->head : 0) * f.bias_queries + q;
+            const int inside = q < f.bias_queries && k < f.bias_keys;
+            bias[i] = inside ? te_load(a->bias, row * f.bias_keys + k, from->dtype) : 0;
+        }
+        bias[i] *= TE__ATTN_LOG2E;
+    }
+    te__attn_vector b;
+    te__attn_get(&b, bias), *x += b;
+}
+
+/* Dropout on a tile s[key][query] (by_key) or s[query][key]: dropped elements become 0, the others are multiplied by
+ * `factor`. head: te__attn_global_head. q0, k0: multiples of 64. */
+TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
+                                  float factor, te__attn_variant f) {
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one for eight pairs */
+    for (int i = 0; f.drop && a->rng && i < counters; i++) {
+        const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
+        uint32_t word[4];
+        te__attn_draw(word, *a->rng, a->id, te__attn_draw_row(head, q0 + q, a->seq), q0 + q, k0 + k);
+        for (int e = 0; e < 8; e++) {
+            const int query = q + e / 4 * 8, key = k + e % 4 * 8;
+            float *one = s + (by_key ? key * TE__ATTN_TILE + query : query * TE__ATTN_TILE + key);
+            *one = te__attn_drops(word[e % 4], e / 4, f.drop) ? 0 : *one * factor;
+        }
+    }
+}
+
+#endif

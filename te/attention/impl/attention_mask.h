@@ -1,0 +1,128 @@
+/* attention_mask.h -- which keys a query sees. Every attention kernel of every target, forward and backward, takes the
+ * mask from here and nowhere else.
+ *
+ * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
+ * al. 2023 (Mistral); causal is right = 0. So the keys of a query are one contiguous range, and as the query advances
+ * neither end of it moves back; the queries that see a key are a contiguous range, too. The ends of these ranges are
+ * the whole definition of the mask.
+ *
+ * Where queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
+ * has the position i + shift among the keys, shift = keys - queries, and sees key j if i + shift - left <= j <= i +
+ * shift + right. With more queries than keys the first queries may see no key: their range is empty.
+ *
+ * Do this, in a kernel that owns `rows` queries and loops over tiles of keys (one that owns keys and loops over queries
+ * uses te__attn_queries_of and te__attn_seen likewise):
+ *     const te__attn_mask m = te__attn_mask_of(seq, LEFT, RIGHT); // constants fold
+ *     const te__attn_range keys = te__attn_keys_of(m, query, rows), tiles = te__attn_in_tiles(keys, TILE);
+ *     for (int i = tiles.first; i < tiles.end; i++)
+ *         if (te__attn_needs_mask(keys, i * TILE, TILE)) ... score = te__attn_sees(m, query, key) ? score : -INFINITY
+ *
+ * The last tile may extend beyond the sequence. No query sees keys there, and te__attn_seen must not be called for
+ * them. Queries beyond the sequence do see keys: the kernel must discard their results.
+ */
+#ifndef TE_ATTENTION_MASK_H
+#define TE_ATTENTION_MASK_H
+
+#include "../../core/base.h" /* TE_BOTH */
+
+enum {
+    TE_ATTENTION_ALL = -1, /* of left or right: no bound on this side */
+    TE_ATTENTION_MAX_SEQ = 1 << 20
+};
+typedef struct te__attn_mask {
+    int queries, keys;
+    int left, right; /* how many keys before and after its own position a query sees, or TE_ATTENTION_ALL */
+    int shift;       /* keys - queries; the constant 0 in self-attention, so that the compiler removes it */
+} te__attn_mask;
+
+/* The keys that belong to a block of queries, or the queries that belong to a block of keys. */
+typedef struct te__attn_range {
+    int first, end;         /* seen by (or seeing) at least one of the block: tiles outside are skipped */
+    int all_first, all_end; /* seen by (or seeing) all of the block: tiles inside need no mask. Empty if all_end <=
+                               all_first */
+} te__attn_range;
+
+TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
+    te__attn_mask m;
+    m.queries = m.keys = seq, m.left = left, m.right = right, m.shift = 0;
+    return m;
+}
+TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int right) {
+    te__attn_mask m;
+    m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
+    return m;
+}
+/* Whether later queries see more keys (with a window on the left, until it is full). Then kernels process the last
+ * queries first, so that the blocks with the least work come last and the multiprocessors finish together. */
+TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
+
+/* Whether there is a mask at all. If not, every query sees every key. */
+TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
+
+/* The first of the `count` tokens up to `token`, and the end of the `count` tokens after it, in a sequence of `seq`
+ * tokens; count < 0: all. Where there is a shift, `token` may lie outside the sequence, and te__attn_clamp_end is
+ * needed. */
+TE_BOTH int te__attn_range_first(int token, int count) {
+    return count < 0 || token - count < 0 ? 0 : token - count;
+}
+TE_BOTH int te__attn_range_end(int token, int count, int seq) {
+    return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
+}
+TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
+/* The first key that a query sees, and where its keys end. */
+TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
+TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
+    return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
+}
+/* The first query that sees a key, and where its queries end. The first is `key` itself if causal without a shift,
+ * which saves a comparison. */
+TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
+    return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
+}
+TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
+    return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
+}
+
+/* The keys of the `count` queries from `query` on. */
+TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
+    te__attn_range s;
+    s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
+    s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
+    return s;
+}
+/* The queries of the `count` keys from `key` on. */
+TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
+    te__attn_range s;
+    s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
+    s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
+    return s;
+}
+/* The range in tiles of `size` tokens: first, end: tiles that intersect it; all_first, all_end: tiles inside it. */
+TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
+    te__attn_range t;
+    t.first = s.first / size, t.end = (s.end + size - 1) / size;
+    t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
+    return t;
+}
+/* at >= first. Positions are not negative, so it folds to 1 where `first` is the constant 0. */
+TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
+/* Whether one of the `count` tokens from `at` on is in the range. */
+TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
+    return at < s.end && te__attn_reaches(s.first, at + count - 1);
+}
+/* Whether some pair of the block and of these tokens is masked: then each score has to be tested. */
+TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
+    return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
+}
+
+/* Whether a query sees a key. Cheap where a thread has few queries and many keys. */
+TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
+    return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
+}
+/* The same for a key inside the sequence. Cheap where a thread has few keys and many queries. */
+TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
+    return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
+           (m.left < 0 || query < te__attn_queries_end(m, key));
+}
+
+#endif

@@ -1,0 +1,384 @@
+/* attention_simt_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
+ *
+ * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) has the rows y + 16 i; of scores
+ * it has the columns x + 16 j, and of outputs the 4 columns from 4 * (x + 16 j) on. Products sum 4 columns at a time: 8
+ * loads of 16 bytes for 64 multiply-adds with T = 64.
+ *
+ * Floor: the flops of attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate of the CUDA cores.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SIMT_F32_H
+#define TE_ATTENTION_SIMT_F32_H
+
+#include "attention_sm80_tiles.h" /* te__attn_head, te__attention_shared, options of scores */
+
+/* ---- tiles and products ------------------------------------------------------------------------------------------ */
+
+/* Tiles of T rows of D. R: rows and, of scores, columns of a thread; COLS: groups of 4 columns of a thread. PAD: D
+ * rounded up to 4. LD: the row length in shared memory, an odd number of 16-byte units, so that there are no bank
+ * conflicts. LP: the row length of a tile of scores. */
+template <int D, int SIZE> struct te__attn_f32_shape {
+    static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
+    static constexpr int COLS = (PAD / 4 + 15) / 16;
+    static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
+};
+/* V: the head size of v. value: the shape of its tiles. qk: that of q and k. */
+template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
+    typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
+    typedef te__attn_f32_shape<V, qk::T> value;
+    static constexpr int KV_LD = V > D ? value::LD : qk::LD;
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* Q; K or V; and P */
+};
+template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
+    typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
+    typedef te__attn_f32_shape<V, qk::T> value;
+    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* Q, dO, K, V; and dS */
+};
+template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
+
+/* Loads T rows of D, `width` apart; rows from `valid` on and the padding become zeros. ALIGNED: rows are aligned to 16
+ * bytes, because head sizes are multiples of four. */
+template <class C, int D, int ALIGNED>
+TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
+    for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
+        const int r = i / (C::PAD / 4), d = i % (C::PAD / 4) * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (r < valid) {
+            const float *p = from + r * width + d;
+            if (ALIGNED) v = *(const float4 *)p;
+            else v = make_float4(p[0], d + 1 < D ? p[1] : 0, d + 2 < D ? p[2] : 0, d + 3 < D ? p[3] : 0);
+        }
+        *(float4 *)(tile + r * C::LD + d) = v;
+    }
+}
+/* s = A B^T */
+template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
+    for (int d = 0; d < C::PAD; d += 4) {
+        float4 u[C::R], v[C::R];
+        TE_UNROLL for (int i = 0; i < C::R; i++) u[i] = *(const float4 *)(a + (y + 16 * i) * C::LD + d);
+        TE_UNROLL for (int j = 0; j < C::R; j++) v[j] = *(const float4 *)(b + (x + 16 * j) * C::LD + d);
+        TE_UNROLL for (int i = 0; i < C::R; i++)
+            TE_UNROLL for (int j = 0; j < C::R; j++)
+                s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
+    }
+}
+/* o += P B for P [T, T] in shared memory */
+template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    for (int k = 0; k < C::T; k += 4) {
+        float w[C::R][4];
+        TE_UNROLL for (int i = 0; i < C::R; i++) {
+            const float4 u = *(const float4 *)(p + (y + 16 * i) * C::LP + k);
+            w[i][0] = u.x, w[i][1] = u.y, w[i][2] = u.z, w[i][3] = u.w;
+        }
+        TE_UNROLL for (int j = 0; j < C::COLS; j++) {
+            if (C::PAD % 64 && x + 16 * j >= C::PAD / 4) continue;
+            TE_UNROLL for (int n = 0; n < 4; n++) {
+                const float4 v = *(const float4 *)(b + (k + n) * C::LD + (x + 16 * j) * 4);
+                TE_UNROLL for (int i = 0; i < C::R; i++) {
+                    o[i][j][0] += w[i][n] * v.x, o[i][j][1] += w[i][n] * v.y;
+                    o[i][j][2] += w[i][n] * v.z, o[i][j][3] += w[i][n] * v.w;
+                }
+            }
+        }
+    }
+}
+/* Stores scores as a tile in shared memory. */
+template <class C> TE_FN void te__attn_f32_put(float *p, const float (&s)[C::R][C::R]) {
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    TE_UNROLL for (int i = 0; i < C::R; i++)
+        TE_UNROLL for (int j = 0; j < C::R; j++) p[(y + 16 * i) * C::LP + x + 16 * j] = s[i][j];
+}
+template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
+    TE_UNROLL for (int i = 0; i < C::R; i++)
+        TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
+}
+/* Stores o * factor[row], rows before `valid`. */
+template <class C, int D>
+TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
+                              const float (&factor)[C::R]) {
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    TE_UNROLL for (int i = 0; i < C::R; i++)
+        TE_UNROLL for (int j = 0; j < C::COLS; j++)
+            TE_UNROLL for (int n = 0; n < 4; n++) {
+                const int d = (x + 16 * j) * 4 + n;
+                if (y + 16 * i < valid && d < D) to[(y + 16 * i) * width + d] = o[i][j][n] * factor[i];
+            }
+}
+/* The maximum and the sum over the 16 threads of a row. */
+TE_FN float te__attn_f32_row_max(float v) {
+    TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+    return v;
+}
+TE_FN float te__attn_f32_row_sum(float v) {
+    TE_UNROLL for (int o = 8; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* Whether dropout drops the probability of a pair. */
+template <int HEADS, class F>
+TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
+    const int head = te__attn_global_head(a->whole, h.batch * HEADS + h.head, HEADS);
+    return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
+}
+
+/* Grid: (batch * heads, query tiles). Shared memory: Q, then K or V, then P. */
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_forward_shape<D, V> C;
+    typedef typename C::value CV;
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
+    const te__attn_mask m = te__attn_mask_at<F>(h);
+    const int q0 = (int)(te__attn_keys_grow(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    if (F::VARLEN && q0 >= seq) return;
+    const te__attn_range keys = te__attn_keys_of(m, q0, C::T);
+    float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::KV_LD;
+    const float *qkv = (const float *)a->qkv, *from = (const float *)te__attn_kv<F>(a);
+    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
+    float max_logit[C::R]; /* unlike row_max without sinks */
+    te__attn_f32_clear<CV>(o);
+    const float sink = te__attn_sink<TE_f32, F>(a, h.head);
+    TE_UNROLL for (int i = 0; i < C::R; i++) {
+        row_max[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f, max_logit[i] = -INFINITY;
+    }
+    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
+        float s[C::R][C::R];
+        __syncthreads();
+        te__attn_f32_load<C, D, ALIGNED>(kv, from + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        __syncthreads();
+        te__attn_f32_product_nt<C>(s, q, kv);
+        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
+        TE_UNROLL for (int i = 0; i < C::R; i++) {
+            float v = row_max[i], add = 0;
+            TE_UNROLL for (int j = 0; j < C::R; j++) {
+                const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
+                s[i][j] = te__attn_with_alibi<F>(te__attn_softcapped<F>(s[i][j], a->scale), alibi, 16 * (i - j));
+                s[i][j] = te__attn_with_score_bias<TE_f32, F>(s[i][j], bias, 16 * i, 16 * j);
+                if (!te__attn_sees(m, row, key)) s[i][j] = -INFINITY;
+                if (F::MAX_LOGIT) max_logit[i] = fmaxf(max_logit[i], s[i][j]);
+                v = fmaxf(v, s[i][j]);
+            }
+            v = te__attn_f32_row_max(v);
+            const float offset = te__attn_softmax_offset<F>(v), rescale = exp2f((row_max[i] - offset) * c);
+            row_max[i] = v;
+            TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - offset) * c), add += s[i][j];
+            if (F::DROP && a->rng)
+                TE_UNROLL for (int j = 0; j < C::R; j++)
+                    if (te__attn_drops_pair<HEADS, F>(a, h, q0 + y + 16 * i, k0 + x + 16 * j)) s[i][j] = 0;
+            sum[i] = sum[i] * rescale + add;
+            TE_UNROLL for (int j = 0; j < CV::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= rescale;
+        }
+        te__attn_f32_put<C>(p, s);
+        __syncthreads();
+        te__attn_f32_load<CV, V, ALIGNED>(kv, from + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        __syncthreads();
+        te__attn_f32_product_nn<CV>(o, p, kv);
+    }
+    TE_UNROLL for (int i = 0; i < C::R; i++) {
+        const int row = q0 + y + 16 * i;
+        sum[i] = te__attn_f32_row_sum(sum[i]);
+        const int empty = te__attn_sees_no_key<F>(sum[i]);
+        if (a->lse && x == 0 && row < seq)
+            a->lse[h.row + row] = empty ? INFINITY : row_max[i] * te__attn_score_unit<F>(a->scale) + logf(sum[i]);
+        if (F::MAX_LOGIT) {
+            max_logit[i] = te__attn_f32_row_max(max_logit[i]);
+            if (a->row_max_logit && x == 0 && row < seq)
+                a->row_max_logit[h.row + row] = max_logit[i] * te__attn_score_unit<F>(a->scale);
+        }
+        sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
+        if (empty) sum[i] = 0; /* its output is 0 */
+    }
+    te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+/* Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dQ = scale * dS K. Shared memory: Q, dO, K, V, dS. */
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
+    const te__attn_mask m = te__attn_mask_at<F>(h);
+    const int q0 = (int)(te__attn_keys_grow(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    if (F::VARLEN && q0 >= seq) return;
+    const te__attn_range keys = te__attn_keys_of(m, q0, C::T);
+    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
+    float *v = k + C::T * C::LD, *ds = v + C::T * CV::LD;
+    const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
+    const float *out = (const float *)a->out + h.out;
+    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
+    te__attn_f32_clear<C>(dq);
+    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+    __syncthreads();
+    TE_UNROLL for (int i = 0; i < C::R; i++) {
+        const int row = q0 + y + 16 * i;
+        float sum = 0;
+        if (row < seq)
+            for (int d = x; d < V; d += 16) sum += dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
+        delta[i] = te__attn_f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
+        if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
+        factor[i] = a->scale;
+    }
+    for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
+        float s[C::R][C::R], dp[C::R][C::R];
+        __syncthreads();
+        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        __syncthreads();
+        te__attn_f32_product_nt<C>(s, q, k);
+        te__attn_f32_product_nt<CV>(dp, dout, v);
+        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
+        TE_UNROLL for (int i = 0; i < C::R; i++)
+            TE_UNROLL for (int j = 0; j < C::R; j++) {
+                const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
+                s[i][j] = te__attn_softcapped<F>(s[i][j], a->scale);
+                const float with_alibi = te__attn_with_alibi<F>(s[i][j], alibi, 16 * (i - j));
+                const float score = te__attn_with_score_bias<TE_f32, F>(with_alibi, bias, 16 * i, 16 * j);
+                const float p = te__attn_sees(m, row, key) ? exp2f(score * c - lse[i]) : 0;
+                if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
+                s[i][j] = p * te__attn_softcap_grad<F>(s[i][j]) * (dp[i][j] - delta[i]);
+            }
+        te__attn_f32_put<C>(ds, s);
+        __syncthreads();
+        te__attn_f32_product_nn<C>(dq, ds, k);
+    }
+    te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
+}
+
+/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q, dO, K, V, P or dS. */
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, k0 = (int)blockIdx.y * C::T;
+    const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
+    const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
+    const int seq = h0.seq;
+    if (F::VARLEN && k0 >= seq) return;
+    const te__attn_mask m = te__attn_mask_at<F>(h0);
+    const te__attn_range queries = te__attn_queries_of(m, k0, C::T);
+    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
+    float *v = k + C::T * C::LD, *p = v + C::T * CV::LD;
+    const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
+    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    float dk[C::R][C::COLS][4], dv[C::R][CV::COLS][4], one[C::R], scale[C::R];
+    te__attn_f32_clear<C>(dk), te__attn_f32_clear<CV>(dv);
+    TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = F::FACTOR, scale[i] = a->scale;
+    te__attn_f32_load<C, D, ALIGNED>(k, kv + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
+    te__attn_f32_load<CV, V, ALIGNED>(v, kv + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
+    for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
+        const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
+        for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
+            float s[C::R][C::R], dp[C::R][C::R];
+            __syncthreads();
+            te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+            te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                              seq - q0);
+            __syncthreads();
+            te__attn_f32_product_nt<C>(s, k, q);
+            te__attn_f32_product_nt<CV>(dp, v, dout);
+            const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(head, a->scale, q0 + x + m.shift - k0 - y);
+            const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + x, k0 + y, m.shift);
+            TE_UNROLL for (int j = 0; j < C::R; j++) {
+                const int row = q0 + x + 16 * j, ok = row < seq;
+                const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
+                TE_UNROLL for (int i = 0; i < C::R; i++) {
+                    const int key = k0 + y + 16 * i;
+                    const float t = te__attn_softcapped<F>(s[i][j], a->scale);
+                    const float with_alibi = te__attn_with_alibi<F>(t, alibi, 16 * (j - i));
+                    const float score = te__attn_with_score_bias<TE_f32, F>(with_alibi, bias, 16 * j, 16 * i);
+                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(score * c - lse) : 0;
+                    const int drops = F::DROP && te__attn_drops_pair<HEADS, F>(a, h, row, key);
+                    if (F::DROP) dp[i][j] = drops ? 0 : dp[i][j] * F::FACTOR;
+                    dp[i][j] = s[i][j] * te__attn_softcap_grad<F>(t) * (dp[i][j] - delta);
+                    if (drops) s[i][j] = 0;
+                }
+            }
+            te__attn_f32_put<C>(p, s);
+            __syncthreads();
+            te__attn_f32_product_nn<CV>(dv, p, dout);
+            __syncthreads();
+            te__attn_f32_put<C>(p, dp);
+            __syncthreads();
+            te__attn_f32_product_nn<C>(dk, p, q);
+        }
+    }
+    float *to = (float *)te__attn_dkv<F>(a);
+    te__attn_f32_store<C, D>(to + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dk, scale);
+    te__attn_f32_store<CV, V>(to + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dv, one);
+}
+
+/* ---- the gradient of a score bias: a tile's sums of dS (see attention_cuda.h) ------------------------------------ */
+
+template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
+    static constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
+    static constexpr int ROWS = C::T, TILE = C::T, THREADS = C::THREADS, BLOCKS = C::BLOCKS, TILES_BYTES = C::BYTES;
+    float sum[C::R][C::R];
+
+    __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
+    /* Adds dS of queries q0.. by keys k0.. of a head, of all sequences in order. */
+    __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
+        for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
+    }
+    __device__ __forceinline__ void add(const te_attention_args *a, int batch, int head, int q0, int k0) {
+        const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+        const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
+        const te__attn_mask m = te__attn_mask_at<F>(h);
+        if (!te__attn_tile_seen<F>(m, q0, C::T, k0, C::T)) return;
+        float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD;
+        float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
+        const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
+        const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+        __syncthreads(); /* no thread reads the tiles of the last sequence any more */
+        te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
+        te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                          h.seq - q0);
+        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        __syncthreads();
+        te__attn_f32_product_nt<C>(s, q, k);
+        te__attn_f32_product_nt<CV>(dp, dout, v);
+        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + y, k0 + x, m.shift);
+        TE_UNROLL for (int i = 0; i < C::R; i++) {
+            const int row = q0 + y + 16 * i, ok = row < h.seq;
+            const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
+            TE_UNROLL for (int j = 0; j < C::R; j++) {
+                const int key = k0 + x + 16 * j;
+                const float capped = te__attn_softcapped<F>(s[i][j], a->scale);
+                const float with_alibi = te__attn_with_alibi<F>(capped, alibi, 16 * (i - j));
+                const float score = te__attn_with_score_bias<TE_f32, F>(with_alibi, bias, 16 * i, 16 * j);
+                const float p = ok && te__attn_sees(m, row, key) ? exp2f(score * c - lse) : 0;
+                if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
+                sum[i][j] += p * (dp[i][j] - delta);
+            }
+        }
+    }
+    /* Calls f(row, column, sum) for this thread's elements of the tile. */
+    template <class G> __device__ __forceinline__ void each(G f) const {
+        const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+        TE_UNROLL for (int i = 0; i < C::R; i++)
+            TE_UNROLL for (int j = 0; j < C::R; j++) f(y + 16 * i, x + 16 * j, sum[i][j]);
+    }
+};
+
+#endif

@@ -1,0 +1,184 @@
+/* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_sm90_forward.h does
+ * not apply: on other devices than sm_90a, and for other head sizes. Dao 2023, FlashAttention-2, algorithm 1.
+ *
+ * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, in two
+ * stages. A warp of 32 rows uses each B fragment for two products: with 16 rows the bandwidth of shared memory, not the
+ * tensor cores, would be the limit.
+ *
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads + 2 *
+ * kv_heads) * head_dim bytes; where a head of v has another size V, 2 * head_dim becomes head_dim + V in either. At seq
+ * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. Beside the products there are seq^2 exponentials, at 16
+ * a clock and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:
+ * docs/notes/attention.md.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM80_FORWARD_H
+#define TE_ATTENTION_SM80_FORWARD_H
+
+#include "attention_sm80_tiles.h" /* fragments, products, options of scores */
+
+/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64 more warps are faster than
+ * wider ones, at 128 warps of 32 rows are faster than of 16. */
+template <int D, int V = D> struct te__attn_forward_shape {
+    static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
+    static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
+    static constexpr int bytes(int tile) {
+        return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
+    }
+    static constexpr int TILE = D <= 128 && bytes(64) <= TE_SHARED_BYTES ? 64 : 32, BYTES = bytes(TILE);
+    static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
+};
+
+/* The maximum over the four lanes that share a row, and the sum. */
+TE_FN float te__attn_quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+    return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+}
+TE_FN float te__attn_quad_sum(float v) {
+    v += __shfl_xor_sync(~0u, v, 1);
+    v += __shfl_xor_sync(~0u, v, 2);
+    return v;
+}
+/* One step of the online softmax of a warp's rows, of which this lane has g and g + 8 of each square m: s becomes exp(s
+ * - row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale is the factor of
+ * what was accumulated before. c: the unit of scores times log2(e). Returns whether some maximum has changed. */
+template <class F, int M, int N>
+TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
+                                float c) {
+    int changed = 0;
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int e = 0; e < 2; e++) {
+            float v = row_max[m][e];
+            TE_UNROLL for (int n = 0; n < N; n++) v = fmaxf(v, fmaxf(s[m][n][2 * e], s[m][n][2 * e + 1]));
+            v = te__attn_quad_max(v);
+            changed |= v != row_max[m][e];
+            const float offset = te__attn_softmax_offset<F>(v);
+            rescale[m][e] = te_exp2((row_max[m][e] - offset) * c);
+            row_max[m][e] = v;
+            const float offset_c = offset * c;
+            float add = 0;
+            TE_UNROLL for (int n = 0; n < N; n++) {
+                s[m][n][2 * e] = te_exp2(s[m][n][2 * e] * c - offset_c);
+                s[m][n][2 * e + 1] = te_exp2(s[m][n][2 * e + 1] * c - offset_c);
+                add += s[m][n][2 * e] + s[m][n][2 * e + 1];
+            }
+            sum[m][e] = sum[m][e] * rescale[m][e] + add;
+        }
+    return changed;
+}
+
+/* Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage 1. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>()>>
+TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
+    constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
+    typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+    constexpr int64_t QKV = widths::QKV, KV = widths::KV;
+    constexpr int V = widths::V;
+    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
+    constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
+
+    /* this block's queries, this warp's rows of them, and the tiles of keys that they see */
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
+    const te__attn_mask mask = te__attn_mask_at<F>(h);
+    /* causal: the longest rows first, so that the short ones fill the end */
+    const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
+    const int row0 = q0 + warp * M * 16;
+    if (F::VARLEN && q0 >= seq) return;
+    const te__attn_range tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
+    const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE);
+    const int64_t begin = tiles.first * TILE * KV;
+    const uint16_t *qkv = (const uint16_t *)a->qkv, *kv = (const uint16_t *)te__attn_kv<F>(a);
+    const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
+    const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
+    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+
+    te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
+    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
+    te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
+
+    uint32_t held[M][HELD ? D / 16 : 1][4];
+    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: not yet divided by the sum; sum: this lane's part */
+    const float sink = te__attn_sink<T, F>(a, h.head);
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
+    }
+    float max_logit[M][2]; /* the largest score that this lane has seen; unlike row_max without sinks */
+    TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
+    for (int i = tiles.first; i < tiles.end; i++) {
+        /* wait for this tile, start to load the next one */
+        const int k0 = i * TILE, stage = (i - tiles.first) & 1;
+        const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
+        te__attn_wait_copies();
+        __syncthreads(); /* the tile is there, and no warp reads the other stage any more */
+        if (i + 1 < tiles.end) {
+            const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
+            const int64_t at = (k0 + TILE) * KV;
+            te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
+            te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
+        }
+        if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
+        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue; /* all masked for this warp */
+
+        /* S = Q K^T with its options */
+        float s[M][N][4] = {};
+        te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
+        te__attn_apply_softcap<F, M, N>(s, a->scale);
+        te__attn_add_alibi<F, M, N>(s,
+                                    te__attn_alibi_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+        te__attn_add_score_bias<T, F, M, N>(
+            s, te__attn_score_bias_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift));
+        if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
+        if constexpr (F::MAX_LOGIT)
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int n = 0; n < N; n++)
+                    TE_UNROLL for (int e = 0; e < 4; e++)
+                        max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
+
+        /* P = exp(S - row_max), O = rescale O + P V. Without a bound on the left, key 0 is in the first tile and not
+         * masked, so that row_max is finite from there on. */
+        float rescale[M][2];
+        const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
+        if (__any_sync(~0u, changed)) /* else all factors are 1, as they mostly are after a few tiles */
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int n = 0; n < V / 8; n++)
+                    TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
+        if (F::DROP && a->rng)
+            te__attn_apply_dropout<F, M, N>(a, te__attn_draw_row_of<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,
+                                            [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
+        uint32_t p[M][N / 2][4];
+        te__attn_pack_all<T, M, N>(p, s);
+        te__attn_product_nn<T, M, N / 2, V>(o, p, k_tile + K_BYTES + te__attn_lane_a<V>(lane));
+    }
+    te__attn_drain_copies<F>(tiles.end - tiles.first);
+
+    /* lse, and O divided by the sum */
+    float inverse[M][2];
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int e = 0; e < 2; e++) {
+            sum[m][e] = te__attn_quad_sum(sum[m][e]);
+            inverse[m][e] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[m][e];
+            const int row = row0 + m * 16 + g + e * 8, empty = te__attn_sees_no_key<F>(sum[m][e]);
+            if (empty) inverse[m][e] = 0;
+            if (a->lse && t == 0 && row < seq)
+                a->lse[h.row + row] =
+                    empty ? INFINITY : row_max[m][e] * te__attn_score_unit<F>(a->scale) + logf(sum[m][e]);
+            if constexpr (F::MAX_LOGIT) {
+                max_logit[m][e] = te__attn_quad_max(max_logit[m][e]);
+                if (a->row_max_logit && t == 0 && row < seq)
+                    a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
+            }
+        }
+    if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q, and reach into those of other warps */
+    const float *const scale = te__attn_out_scale<F>(a);
+    const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,
+                                      seq - row0, nullptr, scale, te__attn_amax_output<F>(a)};
+    te__attn_rows_store<T, M, V>(out, o, inverse, te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW));
+}
+
+#endif

@@ -1,0 +1,455 @@
+/* attention_sm80_tiles.h -- the building blocks of attention on CUDA: fragments and tiles of the tensor cores (sm_80
+ * and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16"), the options on
+ * a tile of scores, where the rows of a head lie, and the store of a tile. The kernels for f32 and sm_90a use the
+ * latter three.
+ *
+ * Do this, in each warp, for M * 16 rows of A [., D] against N * 8 rows of B [., D], both tiles in shared memory:
+ *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
+ *     te__attn_pack_all<T, M, N>(p, s);
+ *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
+ *
+ * The rows of a tile are padded by 16 bytes. D is a multiple of 16, so a row is an odd number of 16-byte units, and the
+ * 8 rows that an ldmatrix reads are in different banks. Unlike with a swizzle, every address is a register plus a
+ * constant.
+ *
+ * In an accumulator s[m][n][e], lane l has the rows m * 16 + g + e / 2 * 8, g = l / 4, and the columns
+ * n * 8 + 2 t + e % 2, t = l % 4. Template parameters: T dtype, D head_dim, V head size of v, F the options
+ * (attention_options.h).
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM80_TILES_H
+#define TE_ATTENTION_SM80_TILES_H
+
+#include "../../core/lanes.h"      /* te_amax_atomic_max */
+#include "../../core/math.h"      /* te_exp2 */
+#include "../../core/impl/ptx_cuda.h"  /* te__mma_sync, te__shared_address */
+#include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
+
+/* The shared memory of a block: 163 KB on sm_80. Define it as 99 KB for sm_86 and sm_89. */
+#ifndef TE_SHARED_BYTES
+#define TE_SHARED_BYTES (163 * 1024)
+#endif
+enum { TE__ATTN_PAD = 8 }; /* elements behind each row of a tile */
+#define TE__ATTN_LOG2E 1.4426950408889634f
+#define TE__ATTN_LN2 0.6931471805599453f
+
+extern __shared__ __align__(128) unsigned char te__attention_shared[];
+
+/* ---- copies and fragments ----------------------------------------------------------------------------------------
+ * 16 bytes, or 4, from global to shared memory, asynchronously; zeros where ok is 0. */
+TE_FN void te__attn_copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+TE_FN void te__attn_copy16_or_zero(uint32_t to, const void *from, int ok) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(ok ? 16 : 0) : "memory");
+}
+TE_FN void te__attn_copy4(uint32_t to, const void *from, int ok) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(ok ? 4 : 0) : "memory");
+}
+TE_FN void te__attn_wait_copies(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+TE_FN void te__attn_ldmatrix(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+/* The offset of this lane's row in ldmatrix.x4, in bytes from the first element of a 16 x 16 square: for A, and for B
+ * in product_nn .. */
+template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
+    return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
+}
+/* .. and for B in product_nt. */
+template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
+    return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
+}
+template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
+
+/* Starts to copy ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
+template <int ROWS, int D, int64_t WIDTH, int THREADS>
+TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16 bytes each; rows at a time */
+    constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
+    const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+    const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+    const uint16_t *p = from + row * WIDTH + chunk * 8;
+    if (STEP * CHUNKS < THREADS && row >= STEP) return;
+    if (valid >= ROWS) { /* all but the last tile: every address is a register plus a constant */
+        TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
+            if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
+    } else {
+        TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
+            if (ROWS % STEP == 0 || row + i * STEP < ROWS) {
+                const int ok = row + i * STEP < valid;
+                te__attn_copy16_or_zero(to + i * MOVE, ok ? p + i * STEP * WIDTH : from, ok);
+            }
+    }
+}
+
+/* The A fragments of M * 16 rows, for a tile that is used in every step. */
+template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int k = 0; k < D / 16; k++)
+            te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
+}
+
+/* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, and a is not
+ * used. */
+template <te_dtype T, int M, int N, int D, int HELD>
+TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
+                               uint32_t b) {
+    TE_UNROLL for (int k = 0; k < D / 16; k++) {
+        uint32_t fa[M][4], fb[4];
+        TE_UNROLL for (int m = 0; m < M; m++) {
+            if (HELD) memcpy(fa[m], held[m][HELD ? k : 0], 16);
+            else te__attn_ldmatrix(fa[m], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
+        }
+        TE_UNROLL for (int n = 0; n < N; n += 2) {
+            te__attn_ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__ATTN_PAD) + k * 16) * 2));
+            TE_UNROLL for (int m = 0; m < M; m++) {
+                te__mma_sync(s[m][n], fa[m], fb[0], fb[1], T);
+                te__mma_sync(s[m][n + 1], fa[m], fb[2], fb[3], T);
+            }
+        }
+    }
+}
+
+/* o += P B for P of M * 16 rows and K * 16 columns, in fragments, and B of K * 16 rows of D. */
+template <te_dtype T, int M, int K, int D>
+TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
+    TE_UNROLL for (int k = 0; k < K; k++)
+        TE_UNROLL for (int n = 0; n < D / 8; n += 2) {
+            uint32_t fb[4];
+            te__attn_ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__ATTN_PAD) + n * 8) * 2));
+            TE_UNROLL for (int m = 0; m < M; m++) {
+                te__mma_sync(o[m][n], p[m][k], fb[0], fb[1], T);
+                te__mma_sync(o[m][n + 1], p[m][k], fb[2], fb[3], T);
+            }
+        }
+}
+/* Initialises all accumulators of row g + 8 h of square m to start[m][h]. */
+template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
+}
+
+/* Accumulators as A fragments of the next product: the two layouts agree (FlashAttention-2, section 3.3). */
+template <te_dtype T, int M, int N>
+TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int k = 0; k < N / 2; k++) {
+            p[m][k][0] = te_pair_of_floats(s[m][2 * k][0], s[m][2 * k][1], T);
+            p[m][k][1] = te_pair_of_floats(s[m][2 * k][2], s[m][2 * k][3], T);
+            p[m][k][2] = te_pair_of_floats(s[m][2 * k + 1][0], s[m][2 * k + 1][1], T);
+            p[m][k][3] = te_pair_of_floats(s[m][2 * k + 1][2], s[m][2 * k + 1][3], T);
+        }
+}
+
+/* ---- options on a tile of scores --------------------------------------------------------------------------------- */
+
+/* The unit of scores in a kernel: they are q k^T, or with softcap a tanh. */
+template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
+/* tanh(scale / softcap s) with an error of 2e-7. The hardware's tanh has a relative error of 2^-11: at a softcap of 50
+ * that is 1% of a probability, three times the rounding of bf16. */
+template <class F> TE_FN float te__attn_softcapped(float s, float scale) {
+    if constexpr (!(F::SOFTCAP > 0)) return s;
+    else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
+}
+/* The derivative of tanh where its value is t; 0 where the score is masked (-inf). */
+template <class F> TE_FN float te__attn_softcap_grad(float t) {
+    return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f;
+}
+template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M][N][4], float scale) {
+    if constexpr (F::SOFTCAP > 0)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
+}
+
+/* ALiBi in the unit of scores, for a tile whose pair (0, 0) has the distance query - key. */
+struct te__attn_alibi_bias { float slope, at; };
+template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
+    te__attn_alibi_bias b = {0, 0};
+    if constexpr (F::ALIBI) {
+        b.slope = te__attn_alibi_slope(head, HEADS) / te__attn_score_unit<F>(scale);
+        b.at = b.slope * (float)distance;
+    }
+    return b;
+}
+/* A score with its bias. further: a constant, by how much its distance exceeds that of pair (0, 0). */
+template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
+    return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
+}
+/* For all of s[M][N][4], queries by keys. */
+template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][4], te__attn_alibi_bias b) {
+    if constexpr (F::ALIBI)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++)
+                    s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
+}
+
+/* The score bias (attention_options.h) of a tile of one head. Its bytes, 2 or 4 a pair of a table, come from the L2
+ * after the first sequence; those of a relative bias from the L1. */
+struct te__attn_score_bias {
+    const void *at; /* the head's table, or its bias at distance 0 */
+    int query, key; /* of the tile's pair (0, 0); of a relative bias, query is its position among the keys */
+    float inverse;  /* 1 / the unit of scores */
+};
+template <te_dtype T, class F>
+TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int head, int query, int key, int shift) {
+    te__attn_score_bias b = {nullptr, query, key, 0};
+    if constexpr (F::BIAS != TE_BIAS_none) b.inverse = 1.0f / te__attn_score_unit<F>(a->scale);
+    if constexpr (F::BIAS == TE_BIAS_relative) {
+        b.at = a->bias_by_distance + head * (2 * F::BIAS_MAX_DISTANCE + 1) + F::BIAS_MAX_DISTANCE, b.query += shift;
+    } else if constexpr (F::BIAS != TE_BIAS_none) {
+        const int64_t first = F::BIAS == TE_BIAS_heads ? (int64_t)head * F::BIAS_QUERIES * F::BIAS_KEYS : 0;
+        b.at = (const unsigned char *)a->bias + first * (int64_t)te_dtype_bytes(T);
+    }
+    return b;
+}
+/* A score with its bias: of the pair (queries, keys) of the tile. Pairs outside a table are beyond the sequence. */
+template <te_dtype T, class F>
+TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
+    const int query = b.query + queries, key = b.key + keys;
+    if constexpr (F::BIAS == TE_BIAS_none) return s;
+    else if constexpr (F::BIAS == TE_BIAS_relative) {
+        const int distance = max(-F::BIAS_MAX_DISTANCE, min(key - query, F::BIAS_MAX_DISTANCE));
+        return fmaf(((const float *)b.at)[distance], b.inverse, s);
+    } else {
+        if (query >= F::BIAS_QUERIES || key >= F::BIAS_KEYS) return s;
+        return fmaf(te_load(b.at, (int64_t)query * F::BIAS_KEYS + key, T), b.inverse, s);
+    }
+}
+/* For all of s[M][N][4], queries by keys. One load for two keys where the rows of the table have an even length. */
+template <te_dtype T, class F, int M, int N>
+TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
+    constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
+    if constexpr (TABLE && T != TE_f32 && F::BIAS_KEYS % 2 == 0)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int h = 0; h < 2; h++) {
+                    const int query = b.query + m * 16 + h * 8, key = b.key + n * 8; /* even */
+                    if (query >= F::BIAS_QUERIES || key >= F::BIAS_KEYS) continue;
+                    const int64_t at = (int64_t)query * F::BIAS_KEYS + key;
+                    const float2 x = te_floats_of_pair(*(const uint32_t *)((const uint16_t *)b.at + at), T);
+                    s[m][n][2 * h] = fmaf(x.x, b.inverse, s[m][n][2 * h]);
+                    s[m][n][2 * h + 1] = fmaf(x.y, b.inverse, s[m][n][2 * h + 1]);
+                }
+    else if constexpr (F::BIAS != TE_BIAS_none)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++)
+                    s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
+}
+
+/* te__attn_draw_row of a query. head: batch * heads + head of this call. */
+template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
+    return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
+}
+/* Calls f(m, n, e, whether this pair is dropped) for all of s[M][N][4], queries by keys. query (modulo 16) and key: of
+ * s[0][0][0]; row: te__attn_draw_row_of its query. */
+template <class F, int M, int N, class G>
+TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
+    const te_rng rng = *a->rng;
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        uint32_t word[2][4];
+        TE_UNROLL for (int n = 0; n < N; n++) {
+            if (n % 4 == 0)
+                TE_UNROLL for (int i = 0; i < 2; i++)
+                    te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
+            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys is half a counter's */
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const uint32_t *u = word[e % 2];
+                f(m, n, e, te__attn_drops(w == 0 ? u[0] : w == 1 ? u[1] : w == 2 ? u[2] : u[3], e / 2, F::DROP));
+            }
+        }
+    }
+}
+
+/* The sink of a head, in the unit of scores. It initialises a row's maximum, with a sum of 1. Without sinks: -inf (and
+ * a sum of 0). */
+template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
+    return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
+}
+
+/* Masked scores become -inf. query, key: of s[0][0][0]. */
+template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int q = query + m * 16 + e / 2 * 8, k = key + n * 8 + e % 2;
+                if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
+            }
+}
+/* The same for scores keys by queries; those of queries beyond the sequence become -inf, too. */
+template <int M, int N>
+TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int k = key + m * 16 + e / 2 * 8, q = query + n * 8 + e % 2;
+                if (q >= mask.queries || !te__attn_seen(mask, k, q)) s[m][n][e] = -INFINITY;
+            }
+}
+
+/* ---- where the rows of a head lie -------------------------------------------------------------------------------- */
+
+/* One head of one sequence, and where its rows lie, in elements from the start of each tensor. */
+struct te__attn_head {
+    int batch, head, kv_head;
+    int seq, keys;          /* queries and keys of the sequence */
+    int64_t width, q;       /* of qkv and dqkv: row length, first element of the head's first query */
+    int64_t kv_width, k, v; /* of te__attn_kv and te__attn_dkv */
+    int64_t out_width, out; /* of out and dout */
+    int64_t row, rows;      /* of lse and delta: the first row, and the stride from head to head */
+};
+/* Row lengths. */
+template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
+    static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
+    static constexpr int64_t OUT = HEADS * V;            /* of out and dout */
+    static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
+    static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
+};
+/* The first column of a head of k (value == 0) or v in te__attn_kv: the queries come first, but not in
+ * cross-attention. */
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(int value, int kv_head) {
+    constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
+    if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
+    return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
+}
+/* The tensor that has keys and values, and that of their gradients. */
+template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
+template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
+    te__attn_head h;
+    const int seq = a->seq;
+    int64_t first = (int64_t)batch * seq;
+    h.seq = h.rows = seq, h.row = ((int64_t)batch * HEADS + head) * seq;
+    if constexpr (F::VARLEN) {
+        const te_sequences s = te__attn_sequences(a);
+        const te_sequence rows = te_sequence_rows(&s, batch);
+        first = rows.first, h.seq = rows.count, h.rows = s.rows, h.row = head * h.rows + first;
+    }
+    h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
+    constexpr int V = te__attn_value_dim<D, F>();
+    h.width = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV, h.out_width = HEADS * V;
+    h.q = first * h.width + head * D;
+    h.keys = h.seq, h.kv_width = h.width, h.k = first * h.width + (HEADS + h.kv_head) * D;
+    if constexpr (F::CROSS) {
+        h.keys = a->kv_seq, h.kv_width = te__attn_widths<HEADS, KV_HEADS, D, F>::KV;
+        h.k = (int64_t)batch * h.keys * h.kv_width + h.kv_head * D;
+    }
+    h.v = h.k + KV_HEADS * D + h.kv_head * (V - D);
+    h.out = first * h.out_width + head * V;
+    return h;
+}
+template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) {
+    if constexpr (F::CROSS) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
+    else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
+}
+/* Where no query sees a key the loop over tiles did not run: wait for the first tile before its memory is reused. */
+template <class F> TE_FN void te__attn_drain_copies(int steps) {
+    if constexpr (F::CROSS)
+        if (steps <= 0) te__attn_wait_copies(), __syncthreads();
+}
+
+/* What softmax subtracts from the scores of a row: the largest so far, or 0 while the row has seen no key (or -inf -
+ * -inf would be NaN). That can only happen with a bound on the left, fewer keys than queries, or a bias of -inf. */
+template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
+    return (F::LEFT >= 0 || F::CROSS || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
+}
+/* Whether a row has seen no key at all; sum: of its exponentials. Its output is 0, and its lse is infinity, which makes
+ * all its probabilities 0 in backward. */
+template <class F> TE_FN int te__attn_sees_no_key(float sum) {
+    return (F::CROSS || F::BIAS) && !(sum > 0);
+}
+
+/* Whether some pair of a tile of queries and keys is not masked. */
+template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
+    if (q0 >= m.queries || k0 >= m.keys) return 0;
+    return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
+}
+
+/* ---- stores, the option fp8_output -------------------------------------------------------------------------------
+ * Without fp8_output, out_scale and amax are null constants and leave no instruction: a branch where O or a gradient is
+ * stored, while all registers are in use, made whole kernels 1 to 4% slower. */
+
+/* out_scale and amax of te_attention_args, or of arguments that copy them; and amax for the gradients of keys and
+ * values, which in cross-attention are not part of dqkv. */
+template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
+    return F::FP8_OUTPUT ? p->out_scale : nullptr;
+}
+template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
+template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
+    return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
+}
+
+/* The address of element i of out, in e4m3 where scale is given, else of 16 bits; and eight numbers of T in e4m3. */
+TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) {
+    return scale ? (void *)((uint8_t *)out + i) : (void *)((uint16_t *)out + i);
+}
+template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *scale) {
+    const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
+    float v[8];
+    te_vec8_floats(v, &e, T);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
+    return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
+}
+/* *largest: the largest magnitudes so far of numbers as they are stored, two in a word. raise_amax: *amax, by a
+ * warp. */
+TE_FN void te__attn_track_amax(uint32_t *largest, uint4 eight) {
+    const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
+    TE_UNROLL for (int i = 0; i < 4; i++) *largest = te__max_u16x2(*largest, w[i] & 0x7fff7fffu);
+}
+template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t largest) {
+    int group;
+    if (amax) te_amax_atomic_max(amax, te_amax_bits_of_16x2(largest, T), te_lanes_here(32, &group));
+}
+
+/* Where a warp stores its M * 16 rows. */
+struct te__attn_destination {
+    void *to;
+    int64_t width;      /* from row to row, in elements */
+    int valid;          /* rows from here on are beyond the sequence and not stored */
+    float *sum;         /* or null: gets the sums of the columns */
+    const float *scale; /* or null: store e4m3, times *scale */
+    float *amax;        /* or null: raised to the largest magnitude, before scale */
+};
+/* Stores o * factor[row] through `tile`, this warp's part of shared memory, to write 16 bytes at a time. */
+template <te_dtype T, int M, int D>
+TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
+                               unsigned char *tile) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < D / 8; n++)
+            TE_UNROLL for (int h = 0; h < 2; h++)
+                *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__ATTN_PAD) + n * 8 + t * 2) * 2) =
+                    te_pair_of_floats(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h], T);
+    __syncwarp();
+    for (int col = 2 * lane; d.sum && d.valid > 0 && col < D; col += 64) {
+        float2 s = make_float2(0, 0);
+        for (int row = 0; row < M * 16 && row < d.valid; row++) {
+            const float2 x = te_floats_of_pair(*(const uint32_t *)(tile + (row * (D + TE__ATTN_PAD) + col) * 2), T);
+            s.x += x.x, s.y += x.y;
+        }
+        *(float2 *)(d.sum + col) = s;
+    }
+    uint32_t largest = 0;
+    for (int c = lane; c < M * 16 * (D / 8); c += 32) {
+        const int row = c / (D / 8), chunk = c % (D / 8);
+        const uint4 eight = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+        void *const at = te__attn_out_at(d.to, row * d.width + chunk * 8, d.scale);
+        if (row < d.valid && d.scale) *(uint2 *)at = te__attn_to_e4m3<T>(eight, d.scale);
+        else if (row < d.valid) *(uint4 *)at = eight;
+        if (row < d.valid) te__attn_track_amax(&largest, eight);
+    }
+    te__attn_raise_amax<T>(d.amax, largest);
+}
+
+#endif

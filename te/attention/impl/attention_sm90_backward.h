@@ -1,0 +1,304 @@
+/* attention_sm90_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head sizes 64, 96, 128, 192
+ * and 256, and 192 with values of 128.
+ *
+ *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
+ *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
+ *     dV = P^T dO, dK = scale * dS^T Q, dQ = scale * dS K
+ *
+ * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and adds dQ in f32 in global memory;
+ * postprocess scales dQ and rounds it. In the main kernel a block keeps 128 keys and their values, and goes through the
+ * tiles of queries that see them, of all query heads of the group. Its roles:
+ *
+ *     producer     one thread hands out key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ
+ *                  (attention_sm90_backward_producer.h, which also says in which order dQ is added)
+ *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 two blocks
+ *                  share the 128 keys, and their warpgroups divide the work otherwise (attention_sm90_backward_2cta.h)
+ *
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
+ * head size 128 is 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 of shared memory's 128
+ * bytes: 544 each for S and dP, both operands of which lie there, with lse or delta; 384 for dQ; 512 for dV and dK; 512
+ * for dQ on its way out; 384 for Q, dO and dS on their way in. Measurements: docs/notes/attention_sm90.md.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_BACKWARD_H
+#define TE_ATTENTION_SM90_BACKWARD_H
+
+#include "attention_sm90_backward_2cta.h"     /* te__attn_2cta_consumer: head_dim above 128 */
+#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; arguments and traits */
+
+/* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
+
+/* Lanes that sum a row's delta, 8 columns each. */
+TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
+/* delta, by a few lanes for each row of a head; and zeros for the ticket and the semaphores. Bytes: dout and out are
+ * read, at the rate of memory. */
+template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
+    constexpr int LANES = te__attn_bwd_pre_lanes(V);
+    const te_attention_args *a = &p->a;
+    const int64_t thread = (int64_t)blockIdx.x * TE__ATTN_BWD_PRE_THREADS + threadIdx.x, row = thread / LANES / HEADS;
+    const int head = (int)(thread / LANES % HEADS), d = (int)threadIdx.x % LANES * 8, seq = F::VARLEN ? 1 : a->seq;
+    const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
+    float v = 0;
+    for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
+        p->ticket[n] = 0; /* the semaphores lie behind it */
+    if (row < rows && d < V) {
+        float x[8], y[8];
+        te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
+        te_load8(y, a->out, (row * HEADS + head) * V + d, 8, 1, T);
+        TE_UNROLL for (int e = 0; e < 8; e++) v += x[e] * y[e];
+    }
+    TE_UNROLL for (int l = 1; l < LANES; l *= 2) v += __shfl_xor_sync(~0u, v, l);
+    if (d == 0 && row < rows)
+        a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
+}
+
+/* Threads of a block: a warp for each 32 columns, several times where that leaves warps. */
+TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
+/* dQ times scale in 16 bits, 64 tokens of a head in a block, and the column sums of what is stored. A thread has 8
+ * columns of two tokens at a time. Bytes: 4 read and 2 written an element, at the rate of memory. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* sets of 16 rows at a time */
+    __shared__ float part[4][D];                          /* of 16 rows each */
+    const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
+    int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
+    int64_t row = 0; /* the tile's first */
+    if constexpr (F::VARLEN) {
+        const int i = te_sequence_of(&p->sequences, tile, 64);
+        const te_sequence rows = te_sequence_rows(&p->sequences, i);
+        tile -= rows.first / 64 + i, left = rows.count - tile * 64, row = rows.first + tile * 64;
+        if (tile < 0 || left <= 0) return;
+    } else {
+        batch = tile / tiles, tile %= tiles, left = p->a.seq - tile * 64;
+        row = (int64_t)batch * p->a.seq + tile * 64;
+    }
+    const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
+    const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* the first column */
+    const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
+    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and eight further down */
+        const int w = n * GROUPS + warp / (D / 32);
+        float4 v[4];
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        TE_UNROLL for (int t = 0; t < 4; t++) { /* x, y: row g; z, w: eight further down */
+            const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
+            float2 low = make_float2(0, 0), high = low;
+            if (left < 64 && 16 * w + g < left) low = *(const float2 *)at;
+            if (left < 64 && 16 * w + g + 8 < left) high = *(const float2 *)(at + 8 * 64);
+            v[t] = make_float4(low.x, low.y, high.x, high.y);
+            if (left >= 64) v[t] = *(const float4 *)(from + (x % 64 / 8 * 128 + w * 32 + g * 4 + t) * 4);
+        }
+        TE_UNROLL for (int h = 0; h < 2; h++) {
+            uint32_t u[4];
+            TE_UNROLL for (int t = 0; t < 4; t++) {
+                u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
+                const float2 y = te_floats_of_pair(u[t], T);
+                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* zeros beyond the end */
+            }
+            if (16 * w + g + 8 * h < left)
+                *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
+                    make_uint4(u[0], u[1], u[2], u[3]);
+        }
+        if (!p->a.sum) continue;
+        TE_UNROLL for (int e = 0; e < 8; e++) {
+            TE_UNROLL for (int l = 1; l < 8; l *= 2) sum[e] += __shfl_xor_sync(~0u, sum[e], l);
+            if (g == 0) part[w][x + e] = sum[e];
+        }
+    }
+    if (F::FP8_OUTPUT && p->a.amax) { /* read back what was stored, which saves registers until here */
+        const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
+        uint32_t amax = 0;
+        for (int first = warp / (D / 32) * 16 + g; first < 64 && first < left; first += 16 * GROUPS)
+            for (int at = first; at <= first + 8 && at < left; at += 8)
+                te__attn_track_amax(&amax, *(const uint4 *)(to + at * QKV));
+        te__attn_raise_amax<T>(p->a.amax, amax);
+    }
+    if (!p->a.sum) return;
+    __syncthreads();
+    constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
+    const int c = (int)threadIdx.x % D;
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* of the 64 rows */
+        const int n = s + (int)threadIdx.x / D;
+        if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
+        const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
+        p->a.sum[to * QKV + head * D + c] =
+            SUM_ROWS == 32 ? part[2 * n][c] + part[2 * n + 1][c] : part[n][c]; /* the sums of 16 rows each */
+    }
+}
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- main kernel ------------------------------------------------------------------------------------------------- */
+
+/* One thread of a block calls this. */
+template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
+    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* both warpgroups */
+    /* arrivals for a dQ: one warpgroup's, or both */
+    enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
+    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* of items: all warps but the one that hands them out */
+    TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
+        uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]}; /* TMA, and the warp of lse and delta */
+        TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
+        te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
+        te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
+        te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS); /* and the other block's */
+        te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
+        if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
+        te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
+        te__barrier_init(te__shared_address(&sh->item_empty[s]), C::TWO_CTA ? 2 * RECEIVERS + 1 : RECEIVERS);
+        TE_UNROLL for (int b = 2 * s; b < 2 * s + 2; b++)
+            te__barrier_init(te__shared_address(&sh->dq_full[b]), DQ_ARRIVALS),
+                te__barrier_init(te__shared_address(&sh->dq_empty[b]), 1);
+    }
+    te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->k_full), 1);
+    te__barrier_init(te__shared_address(&sh->v_empty), CONSUMERS);
+    te__barrier_init(te__shared_address(&sh->k_empty), CONSUMERS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+enum { TE__ATTN_BWD_PRODUCER_REGISTERS = 40, TE__ATTN_BWD_CONSUMER_REGISTERS = 232 };
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
+    typedef te__attn_bwd_traits_of<T, D, F> C;
+    extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
+    /* shuffled, so that the compiler keeps it instead of recomputing it */
+    const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
+    if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
+    if (C::TWO_CTA) te__cluster_sync();
+    else __syncthreads();
+    te_kernel_begin();
+    if (threadIdx.x < 128) {
+        te__warpgroup_reg_dealloc<TE__ATTN_BWD_PRODUCER_REGISTERS>();
+        const int warp = (int)threadIdx.x / 32;
+        if (threadIdx.x == 0) te__attn_bwd_producer<HEADS, KV_HEADS, D, F, C>(p, sh, base);
+        else if (warp == 1) te__attn_bwd_stats_producer<HEADS, KV_HEADS, F, C>(p, sh);
+        else if (warp >= 2) te__attn_bwd_dq_writer<HEADS, KV_HEADS, D, F, C>(p, sh, base, warp - 2);
+    } else {
+        te__warpgroup_reg_alloc<TE__ATTN_BWD_CONSUMER_REGISTERS>();
+        if constexpr (!C::TWO_CTA) te__attn_bwd_consumer<T, HEADS, KV_HEADS, D, F, C>(p, sh, base);
+        else if (threadIdx.x < 256) te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
+        else te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
+    }
+    if (C::TWO_CTA) __syncwarp(), te__cluster_sync(); /* the other block may still write to this one's shared memory */
+}
+#else
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
+    (void)p, (void)sh;
+}
+#endif
+
+/* ---- host -------------------------------------------------------------------------------------------------------- */
+
+/* The three kernel types of attention_cuda.h. EXISTS: 0: there are no kernels for these constants. Cross-attention they
+ * take up to head_dim 128, and without a bound on the left, where each key is seen by a query. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
+                 te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
+struct te__attn_sm90_backward {
+    typedef te__attn_bwd_traits_of<T, D, F> traits;
+    static constexpr int EXISTS = 1, V = te__attn_value_dim<D, F>();
+    struct delta {
+        typedef te__attn_bwd_params args;
+        static constexpr int THREADS = TE__ATTN_BWD_PRE_THREADS, BLOCKS = 1;
+        static __device__ __forceinline__ void body(const args *p) {
+            te_kernel_begin();
+            te__attn_bwd_preprocess<T, HEADS, V, F>(p);
+        }
+    };
+    struct wgmma {
+        typedef te__attn_bwd_params args;
+        static constexpr int THREADS = TE__ATTN_BWD_THREADS, BLOCKS = 1, SHARED = traits::BYTES;
+        static __device__ __forceinline__ void body(const args *p) {
+            __shared__ typename traits::shared shared;
+            te__attn_bwd_kernel<T, HEADS, KV_HEADS, D, F>(p, &shared);
+        }
+    };
+    struct round {
+        typedef te__attn_bwd_params args;
+        static constexpr int THREADS = te__attn_bwd_post_threads(D), BLOCKS = 1;
+        static __device__ __forceinline__ void body(const args *p) {
+            te_kernel_begin();
+            te__attn_bwd_postprocess<T, HEADS, KV_HEADS, D, F>(p);
+        }
+    };
+
+    /* Whether they are faster than those of mma.sync. In cross-attention they are not where many key tiles of few
+     * queries would wait for each other's dQ (measurements: docs/notes/attention_sm90.md). */
+    static int pays(const te_attention_args *a) {
+        return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
+    }
+    /* For `rows` tokens, in any number of sequences: dQ in f32, the ticket, the semaphores. Of packed sequences there
+     * are as many as tokens at most. */
+    static size_t scratch_bytes(int64_t rows) {
+        const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
+        return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
+               (size_t)(semaphores + 1) * sizeof(uint32_t);
+    }
+    /* Tiles, items and bands of the tile scheduler. clusters: or blocks, that run at once. */
+    static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* whose bands are handed out together */
+        p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
+        p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
+        p->items = p->key_tiles * a->batch * KV_HEADS;
+        /* If one band of all heads occupies all multiprocessors, no band waits for the one before it. A band is no more
+         * than what runs at once, because a key tile may wait for those of its band that begin later. */
+        p->band = (int)te_min(te_min(p->key_tiles, clusters),
+                              te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
+        if (F::VARLEN) {
+            p->key_tiles = te_sequence_tiles(&p->sequences, traits::KEYS), p->items = p->key_tiles * KV_HEADS;
+            p->query_tiles = te_sequence_tiles(&p->sequences, traits::QUERIES);
+        }
+        p->semaphores = (F::VARLEN ? 1 : a->batch) * HEADS * p->query_tiles * traits::CLUSTER;
+    }
+    static te_status tensor_maps(te__attn_bwd_params *p, te__tensor_map_encode_fn encode, const te_attention_args *a,
+                                 te_context *ctx) {
+        typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+        const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
+        TE_TRY(te__attn_rows_tensor_map(&p->qkv, encode, a->qkv, batch, seq, (int)widths::QKV, T, ctx));
+        if (F::CROSS)
+            TE_TRY(te__attn_rows_tensor_map(&p->kv, encode, a->kv, batch, a->kv_seq, (int)widths::KV, T, ctx));
+        return te__attn_rows_tensor_map(&p->dout, encode, a->dout, batch, seq, (int)widths::OUT, T, ctx);
+    }
+    static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
+                            const void *round_kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
+                            const char *name) {
+        te__attn_bwd_params p;
+        memset(&p, 0, sizeof p);
+        p.sequences = te__attn_sequences(a);
+        const int64_t rows = p.sequences.rows;
+        const int clusters = ctx->processors / traits::CLUSTER;
+        const int64_t items = te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS) * a->batch * KV_HEADS;
+        p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_nondeterministic;
+        p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * traits::BOXES * 64), p.dq_semaphores = p.ticket + 1;
+        schedule(&p, a, clusters);
+        TE_TRY(tensor_maps(&p, encode, a, ctx));
+        const te_grid pre = te__grid_of(te_ceil_div(rows * HEADS * te__attn_bwd_pre_lanes(V), delta::THREADS), 1);
+        const te_grid blocks = te__grid_of(te_min(items, clusters) * traits::CLUSTER, 1);
+        const te_grid post = te__grid_of(F::VARLEN ? (int64_t)HEADS * te_sequence_tiles(&p.sequences, 64)
+                                                  : a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
+        TE_TRY(te__cuda_launch(ctx, delta_kernel, pre, delta::THREADS, 0, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, traits::CLUSTER, &p, sizeof p,
+                               name));
+        return te__cuda_launch(ctx, round_kernel, post, round::THREADS, 0, 1, &p, sizeof p, name);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_sm90_backward<T, HEADS, KV_HEADS, D, F, false> {
+    static constexpr int EXISTS = 0;
+    struct wgmma {
+        typedef te__attn_bwd_params args;
+        static constexpr int THREADS = 32, BLOCKS = 1, SHARED = 0;
+        static __device__ __forceinline__ void body(const args *) {}
+    };
+    typedef wgmma delta, round;
+    static int pays(const te_attention_args *) { return 0; }
+    static size_t scratch_bytes(int64_t) { return 0; }
+    static te_status launch(te_context *, const void *, const void *, const void *, te__tensor_map_encode_fn,
+                            const te_attention_args *, const char *) {
+        return TE_OK;
+    }
+};
+
+#endif

@@ -1,0 +1,251 @@
+/* attention_sm90_backward_2cta.h -- the consumer warpgroups of attention_sm90_backward.h above head size 128.
+ *
+ * dK and dV of 128 keys do not fit into the registers of two warpgroups any more. So two blocks (CTAs) of a cluster
+ * share a key tile, 64 keys each, and take the same tiles of queries. In a block the warpgroups divide the work by
+ * gradient instead of by keys:
+ *
+ *     first      S^T = K Q^T, P^T = exp(S^T - lse), which it stores in shared memory; dV += P^T dO
+ *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), which replaces P^T there; dK += dS^T Q
+ *
+ * dQ is a sum over all 128 keys. Each block sends its dS to the shared memory of the other one and computes half of the
+ * columns of dQ, for which it has the other block's K of these columns, too: docs/notes/attention_sm90.md says why. A
+ * gradient of 64 keys takes head_dim / 2 registers of a thread, S or dP 32, a box of dQ 32, and P or dS in 16 bits 16.
+ * Where that leaves enough, K or V stays in registers as well. With step i of S or dP complete, a warpgroup
+ *
+ *     makes P or dS of it, and stores it once neither block reads dS of step i - 2 any more,
+ *     issues the gradient's product, then its columns of dQ of step i - 1,
+ *     when the gradient is complete issues S or dP of step i + 1, and moves dQ out.
+ *
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (6 n of head_dim + 4 n of V where values have another head
+ * size V). A step of 64 keys by 64 queries at 256 is 2560 cycles of the tensor cores and 3392 of shared memory's 128
+ * bytes: 512 each for S, dP, dQ, dQ on its way out, and Q and dO on their way in, 256 each for dV and dK, 320 for P and
+ * dS. 64 KB come from the L2, and 32 KB are added there. With 192 and V of 128 it is 1664 and 2112 cycles. Shared
+ * memory at 256, in KB: K and V 64, the other block's K 16, Q 64, dO 32 (used from dP to dV only), dS 32, dQ 16: 224 of
+ * 227.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
+#define TE_ATTENTION_SM90_BACKWARD_2CTA_H
+
+#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
+
+/* The addresses of this block's dS of the current step, and of this lane's part of P, which lies there before it. */
+template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
+    return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
+}
+template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
+    return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
+}
+/* P, packed, from the first warpgroup to the same lanes of the second one. */
+template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
+    const uint32_t to = te__attn_2cta_p_at(g);
+    te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
+    TE_UNROLL for (int x = 0; x < 4; x++)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + x * 2048), "r"(p[x][0]), "r"(p[x][1]),
+                     "r"(p[x][2]), "r"(p[x][3])
+                     : "memory");
+    __syncwarp();
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
+}
+/* The second warpgroup computes dS of it, 16 queries at a time, for there are no registers for all of P. */
+template <te_dtype T, class F, class C>
+TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
+    const uint32_t from = te__attn_2cta_p_at(g);
+    const float2 none[1] = {};
+    te__barrier_wait(TE__ATTN_BWD_AT(g, p_full, g->i & 1), g->i >> 1 & 1);
+    TE_UNROLL for (int x = 0; x < 4; x++) {
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(ds[x][0]), "=r"(ds[x][1]), "=r"(ds[x][2]), "=r"(ds[x][3])
+                     : "r"(from + x * 2048)
+                     : "memory");
+        te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
+    }
+}
+/* When all of the second warpgroup has read P, it stores dS there, and one thread sends it to the other block. Whoever
+ * waits for ds_full has the dS of both blocks. The first warpgroup has waited until it is free in both. */
+template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
+    const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
+    te__attn_warpgroup_sync(1);
+    te__attn_bwd_ds_store<C>(ds, g);
+    te__attn_fence_async_proxy();
+    te__attn_warpgroup_sync(1);
+    if (g->warp == 0 && g->lane == 0) {
+        te__barrier_arrive_expect_tx(full, 8192);
+        te__attn_bulk_copy_to_peer(te__attn_2cta_ds_at(g), 8192, full, g->rank ^ 1);
+    }
+    __syncwarp();
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Q (is_do: 0) or dO of step i: its address; wait for it; release it. */
+template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
+    return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
+}
+template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
+    if (is_do) te__barrier_wait(TE__ATTN_BWD_AT(g, do_full, C::do_stage(i)), C::do_phase(i));
+    else te__barrier_wait(TE__ATTN_BWD_AT(g, q_full, i & 1), i >> 1 & 1);
+}
+template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
+    te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
+}
+/* K or V as the A operand of the products for S or dP, in registers: then only Q or dO is read from shared memory. N: k
+ * steps of 16 columns; 1: A stays in shared memory. */
+template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
+    const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+    if (N == 1) return;
+    TE_UNROLL for (int x = 0; x < N; x++)
+        te__attn_ldmatrix(a[x], te__attn_chunk_address(g->base + g->group * C::K_BYTES + x / 4 * 8192, row,
+                                                  2 * (x % 4) + lane / 16));
+}
+/* Issue S (warpgroup G 0) or dP (1) of step i. D: columns that it is a sum over. */
+template <te_dtype T, int D, class C, int G, int N>
+TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g,
+                                      int i) {
+    const uint32_t tile = te__attn_2cta_tile_at(g, G, i);
+    te__attn_2cta_tile_wait(g, G, i);
+    te__wgmma_fence();
+    if constexpr (N == 1) te__attn_bwd_gemm_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile, g, 0);
+    else
+        TE_UNROLL for (int x = 0; x < N; x++)
+            te__wgmma_atom<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
+    te__wgmma_commit();
+}
+/* Issue warpgroup G's columns of dQ of step j once dS is complete, over the 64 keys of each block. */
+template <te_dtype T, class C, int G, int N>
+TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
+    const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;
+    const uint32_t ds = g->base + C::DS_AT + (j & 1) * C::DS_BYTES, column = N < 32 ? g->rank * 64 : 0;
+    te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
+    te__wgmma_fence();
+    TE_UNROLL for (int x = 0; x < 8; x++)
+        te__wgmma_atom<2 * N>::template ss<T, 1>(
+            dq, te__wgmma_descriptor(ds + x / 4 * 8192, 0) + 2 * (x % 4),
+            te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
+    te__wgmma_commit();
+}
+/* dQ of step j to shared memory, and release dS of step j in both blocks. whole: all 64 queries exist. */
+template <class C, int G, int N>
+TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
+    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive_remote(TE__ATTN_BWD_AT(g, ds_empty, j & 1), g->rank ^ 1);
+    te__attn_bwd_dq_to_shared(dq, g, g->base + C::dq_slot_at(G, j),
+                              TE__ATTN_BWD_AT(g, dq_empty, C::dq_slot_barrier(G, j)), C::dq_slot_phase(G, j),
+                              whole ? 64 : 0);
+    te__attn_fence_async_proxy();
+    __syncwarp();
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
+}
+/* Both, at the end of a key tile, where there are no other products to issue. */
+template <te_dtype T, class C, int G, int N>
+TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
+    te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
+    te__attn_wgmma_wait<0>();
+    te__wgmma_fence_result(dq);
+    te__attn_2cta_dq_to_shared<C, G>(dq, g, j, whole);
+}
+
+/* ---- mainloop ---------------------------------------------------------------------------------------------------- */
+
+/* Of step g->i, S or dP of which is complete in s: make P or dS (p16) of it, and pass it on. */
+template <te_dtype T, int HEADS, class F, class C, int G>
+TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
+                                 const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
+    if constexpr (G == 0) {
+        uint32_t ds_factor[4][4], dropped[1];
+        const float2 none[1] = {};
+        if constexpr (F::DROP != 0) te__attn_bwd_draw_dropout<HEADS, F, C>(dropped, p, g, t);
+        te__attn_bwd_softmax<T, HEADS, F, C>(p16, ds_factor, s, none, p, g, t, dropped);
+        te__attn_2cta_p_store(F::SEPARATE_DS ? ds_factor : p16, g);
+    } else {
+        te__attn_2cta_ds_of_p<T, F>(p16, s, g);
+        te__attn_2cta_ds_send(p16, g);
+    }
+}
+/* Stores dV (warpgroup G 0) or dK (1) of an item. k0: this block's first key. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G, int N>
+TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p, typename C::shared *sh,
+                               const te__attn_bwd_item &item, const te_sequence &rows, int k0) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    const int batch = item.head / KV_HEADS, seq = te__attn_bwd_seq<F>(p, rows);
+    const int x = te__attn_kv_column<HEADS, KV_HEADS, D, F>(!G, item.head % KV_HEADS);
+    const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
+    te__attn_bwd_output o;
+    o.to = (uint16_t *)p->a.dqkv + (te__attn_bwd_first_row<F>(p, rows, batch) + k0) * QKV + x;
+    o.width = QKV, o.valid = seq - k0, o.factor = G ? p->a.scale : F::FACTOR;
+    o.sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + k0 / C::SUM_ROWS) * QKV + x : nullptr;
+    o.part = sh->part[G], o.group = G, o.amax = te__attn_amax_output<F>(&p->a);
+    te__attn_bwd_epilogue<T, 2 * N, C::SUM_ROWS>(d, o);
+}
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
+TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    constexpr int SUMMED = G ? V : D; /* columns that S or dP is a sum over */
+    constexpr int OWN = G ? D : V;    /* columns of dV or dK */
+    /* The first warpgroup has registers left for 192 columns of K beside 192 of dV; the second one, whose part of dQ is
+     * larger, for 128 of V beside 192 of dK. 1: K or V stays in shared memory. */
+    constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
+    te__attn_bwd_warpgroup<C> all, *const g = &all;
+    g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
+    g->rank = te__cluster_rank(), g->group = G, g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    te__attn_bwd_item item;
+    te_sequence rows = {0, 0};
+    for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
+        const int k0 = item.key_tile * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_bwd_seq<F>(p, rows);
+        g->seq = seq;
+        float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* dV or dK, S or dP, columns of dQ */
+        te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
+        int whole = 0; /* bit i: all queries exist of the tile of i steps before */
+        if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
+        te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
+        uint32_t a[A_STEPS][4]; /* K or V */
+        te__attn_2cta_load_a(a, g);
+        te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i);
+        te__attn_wgmma_wait<0>();
+        te__wgmma_fence_result(s);
+        int n = 0; /* steps before, of this item */
+#pragma unroll 1
+        for (;; n++) {
+            uint32_t p16[4][4]; /* P or dS */
+            const int q0 = w.tile * C::QUERIES;
+            whole = whole << 1 | (seq - q0 >= 64);
+            te__attn_2cta_p_or_ds<T, HEADS, F, C, G>(p16, s, p, g, {q0, k0, item.head / KV_HEADS * HEADS + w.head});
+            te__attn_2cta_tile_release(g, G, g->i);
+            te__attn_2cta_tile_wait(g, !G, g->i);
+            te__wgmma_fence();
+            te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
+            te__wgmma_commit();
+            if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
+            /* dQ of the step before. Behind the first step there is none, and the result is not used. */
+            te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
+            te__attn_wgmma_wait<1>(); /* the gradient */
+            te__attn_2cta_tile_release(g, !G, g->i);
+            te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i + 1);
+            te__attn_wgmma_wait<1>(); /* dQ */
+            te__wgmma_fence_result(dq);
+            if (n) te__attn_2cta_dq_to_shared<C, G>(dq, g, g->i - 1, whole & 2);
+            te__attn_wgmma_wait<0>();
+            te__wgmma_fence_result(s);
+            g->i++;
+        }
+
+        /* the last dV or dK, and dQ of the last two steps */
+        te__attn_wgmma_wait<0>();
+        te__wgmma_fence_result(d);
+        te__attn_2cta_tile_release(g, !G, g->i);
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));
+        if (n) te__attn_2cta_compute_dq<T, C, G>(dq, g, g->i - 1, whole & 2);
+        te__attn_2cta_compute_dq<T, C, G>(dq, g, g->i, whole & 1);
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, k_empty, 0));
+        g->i++;
+        te__attn_2cta_store<T, HEADS, KV_HEADS, D, F, C, G>(d, p, sh, item, rows, k0);
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,520 @@
+/* attention_sm90_backward_mainloop.h -- the consumer warpgroups of attention_sm90_backward.h up to head size 128, and
+ * the parts of their step that attention_sm90_backward_2cta.h uses as well.
+ *
+ * A block keeps 128 keys, their values, and dK and dV of them, of which each of two warpgroups has 64. A step takes a
+ * tile of queries of one head:
+ *
+ *     S^T = K Q^T             P^T = exp(S^T - lse), the A operand in registers of dV += P^T dO
+ *     dP^T = V dO^T           dS^T = P^T (dP^T - delta), the A operand in registers of dK += dS^T Q
+ *     dS to shared memory     where a warpgroup reads all 128 keys of it for dQ = dS K, one step later
+ *
+ * Because dQ is computed one step later, no warpgroup waits for the other's dS, and the work of one between its
+ * products is covered by the products of the other. Above head size 64 the warpgroups compute dQ alternately, each all
+ * of a step; else half of each step. dQ leaves through shared memory (attention_sm90_backward_producer.h).
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
+#define TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
+
+#include "attention_sm80_tiles.h"                 /* te__attn_softcapped, te__attn_alibi_at */
+#include "attention_sm90_backward_producer.h" /* arguments, traits and scheduler */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* Ping-pong of the two warpgroups: wait for the other to pass, and pass to it. */
+TE_FN void te__attn_bwd_pingpong_wait(int group) {
+    if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
+    else asm volatile("bar.sync 3, 256;" ::: "memory");
+}
+TE_FN void te__attn_bwd_pingpong_pass(int group) {
+    if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
+    else asm volatile("bar.arrive 4, 256;" ::: "memory");
+}
+
+/* ---- epilogue of dK and dV --------------------------------------------------------------------------------------- */
+
+/* Transposes a 4 x 4 matrix over a quad of lanes: v[s] of lane t becomes v[t] of lane s, so that each lane has 16 bytes
+ * of a row. */
+TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
+    const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? v[0] : v[2], 2), b = __shfl_xor_sync(~0u, t & 2 ? v[1] : v[3], 2);
+    if (t & 2) v[0] = a, v[1] = b;
+    else v[2] = a, v[3] = b;
+    const uint32_t c = __shfl_xor_sync(~0u, t & 1 ? v[0] : v[1], 1), d = __shfl_xor_sync(~0u, t & 1 ? v[2] : v[3], 1);
+    if (t & 1) v[0] = c, v[2] = d;
+    else v[1] = c, v[3] = d;
+}
+/* Where a warpgroup's 64 rows of dK or dV go. */
+struct te__attn_bwd_output {
+    uint16_t *to;       /* row 0, column 0 */
+    int64_t width;      /* elements from row to row, of `sum` too */
+    int valid;          /* rows that exist */
+    float factor;       /* of the accumulators */
+    float *sum;         /* column sums of what is stored, over SUM_ROWS rows each; or null */
+    float (*part)[16];  /* [2, 16] floats of shared memory of this warpgroup */
+    int group;
+    float *amax;        /* te_attention_args.amax */
+};
+/* The column sums of up to 64 columns over 32 or 16 rows at a time, to sum. u: the columns as they are stored. */
+template <te_dtype T, int SUM_ROWS>
+TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
+    TE_UNROLL for (int x = 0; x < 4; x++) {
+        if (16 * x >= columns) continue;
+        float2 s[2];
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            s[j] = make_float2(0, 0);
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                const float2 v = te_floats_of_pair(u[2 * x + j][h], T);
+                if (row + 8 * h < o.valid) s[j].x += v.x, s[j].y += v.y;
+            }
+            TE_UNROLL for (int l = 4; l < 32; l *= 2)
+                s[j].x += __shfl_xor_sync(~0u, s[j].x, l), s[j].y += __shfl_xor_sync(~0u, s[j].y, l);
+            if (SUM_ROWS == 32 && warp % 2 && g == 0) *(float2 *)&o.part[warp / 2][8 * j + 2 * t] = s[j];
+            if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
+                *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
+        }
+        if (SUM_ROWS == 16) continue; /* the rows of one warp */
+        te__attn_warpgroup_sync(o.group);
+        if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
+            const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
+            *(float2 *)(sum + warp / 2 * o.width + 16 * x + 8 * j + 2 * t) = make_float2(s[j].x + v.x, s[j].y + v.y);
+        }
+        te__attn_warpgroup_sync(o.group);
+    }
+}
+/* Stores a warpgroup's 64 rows of D columns, times the factor, and their column sums and amax where they are wanted. */
+template <te_dtype T, int D, int SUM_ROWS>
+TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
+    TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, for there are few registers left */
+        uint32_t u[8][2];
+        TE_UNROLL for (int j = 0; j < 8; j++)
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                if (x + 8 * j >= D) continue;
+                const float *pair = d + x / 2 + 4 * j + 2 * h;
+                u[j][h] = te_pair_of_floats(pair[0] * o.factor, pair[1] * o.factor, T);
+            }
+        if (o.sum) te__attn_bwd_column_sums<T, SUM_ROWS>(o.sum + x, o, u, D - x);
+        TE_UNROLL for (int j = 0; j < 8; j += 4)
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                if (x + 8 * j >= D) continue;
+                uint32_t v[4] = {u[j][h], u[j + 1][h], u[j + 2][h], u[j + 3][h]};
+                te__attn_transpose_quad(v, t);
+                if (row + 8 * h < o.valid)
+                    *(uint4 *)(o.to + (row + 8 * h) * o.width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+    }
+    if (!o.amax) return;
+    uint32_t amax = 0; /* read back what was stored, for there are no registers for it while d is in use */
+    for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
+        for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
+    te__attn_raise_amax<T>(o.amax, amax);
+}
+
+/* ---- parts of a step --------------------------------------------------------------------------------------------- */
+
+/* A consumer warpgroup. */
+template <class C> struct te__attn_bwd_warpgroup {
+    uint32_t base, at;     /* addresses of the tiles, and of te__attn_bwd_shared */
+    int group, warp, lane; /* warp: in the group */
+    int rank;              /* 2 CTAs: of this block in its cluster */
+    int i;                 /* steps so far, of all items */
+    int seq;               /* varlen: of the item */
+};
+
+/* This warpgroup's first key of the block's tile. */
+template <class C>
+TE_FN int te__attn_bwd_key_offset(const te__attn_bwd_warpgroup<C> *g) {
+    return C::TWO_CTA ? 0 : g->group * 64;
+}
+/* Hides where lane comes from, so that what follows from it is recomputed rather than kept in registers. */
+TE_FN int te__attn_rematerialize(int lane) {
+    asm volatile("" : "+r"(lane));
+    return lane;
+}
+/* The address of a member of te__attn_bwd_shared. index: of an mbarrier. */
+#define TE__ATTN_BWD_AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
+template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C> *g, uint32_t bar) {
+    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive(bar);
+}
+/* S^T = K Q^T (which: 0) or dP^T = V dO^T (1), this warpgroup's 64 keys by the queries. keys, queries: addresses of the
+ * rows of K or V, of Q or dO. If they are folded in, s begins with -lse / scale or -delta, see
+ * te__attn_bwd_stats_descriptor. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
+                                const te__attn_bwd_warpgroup<C> *g, const int which) {
+    if constexpr (C::FOLDED) {
+        const int quad = te__attn_rematerialize(g->lane) % 4; /* this lane's columns: 2 quad and the next, and 8 more */
+        const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
+        te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
+            s, a, te__attn_bwd_stats_descriptor(TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 16), 0);
+    }
+    TE_UNROLL for (int x = 0; x < D / 16; x++)
+        te__wgmma_atom<C::QUERIES>::template ss<T, 0>(
+            s, te__wgmma_descriptor(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
+            te__wgmma_descriptor(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::FOLDED || x > 0);
+}
+/* dV += P^T dO or dK += dS^T Q: A in registers, this warpgroup's 64 keys by the queries; B: the rows of dO or Q. first:
+ * d is overwritten. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
+                                  const int first) {
+    TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
+        te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
+}
+/* dQ = dS K of a step, 64 queries by 2 N columns: all of it, or this warpgroup's half of the queries. */
+template <te_dtype T, int D, class C, int N>
+TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
+    const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
+    const uint64_t k = te__attn_tile_descriptor(g->base, C::KEYS);
+    TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
+        te__wgmma_atom<2 * N>::template ss<T, 1>(dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+                                               k + 128 * x, x > 0);
+}
+/* Part of dQ to shared memory at `to`, once mbarrier `empty` has completed the phase of this parity. left: queries from
+ * its first row to the end of the sequence. The layouts are those of te__attn_bwd_dq_at. */
+template <class C, int N>
+TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
+                                     uint32_t empty, int phase, int left) {
+    constexpr int PITCH = N * 8; /* bytes of a row of 2 N columns */
+    const int lane = te__attn_rematerialize(g->lane);
+    te__barrier_wait(empty, phase);
+    if (left >= 64) {
+        TE_UNROLL for (int n = 0; n < N / 4; n++)
+            te__attn_shared_store4(to + (g->warp * 32 + lane) * 16 + n * 2048, dq + 4 * n);
+    } else {
+        const uint32_t row = to + (g->warp * 16 + lane / 4) * PITCH + lane % 4 * 8;
+        TE_UNROLL for (int n = 0; n < N / 4; n++)
+            te__attn_shared_store2(row + n * 32, dq + 4 * n),
+                te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
+    }
+}
+/* The dQ of step j: each stage has two slots, one for each warpgroup or both for one. */
+template <class C>
+TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
+                                     int left) {
+    const uint32_t to = g->base + C::DQ_AT + (j & 1) * 2 * TE__ATTN_BWD_DQ_BOX_BYTES,
+                   empty = TE__ATTN_BWD_AT(g, dq_empty, j & 1);
+    const int slot = C::DQ_ALTERNATES ? 0 : g->group;
+    TE_UNROLL for (int n = 0; n < C::DQ_REGISTERS / 32; n++) {
+        float part[32];
+        TE_UNROLL for (int i = 0; i < 32; i++) part[i] = dq[32 * n + i];
+        te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
+    }
+}
+/* Load lse or delta of this lane's columns ahead of their use, if there are registers; and lse or delta of columns 8
+ * n. */
+template <class C>
+TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
+                               const te__attn_bwd_warpgroup<C> *g) {
+    if (C::PREFETCH) {
+        TE_UNROLL
+        for (int n = 0; n < C::QUERIES / 8; n++) stats[n] = te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
+    }
+}
+template <class C>
+TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from, int n,
+                               const te__attn_bwd_warpgroup<C> *g) {
+    return C::PREFETCH ? stats[C::PREFETCH ? n : 0] : te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
+}
+/* A tile of scores: its first query, the block's first key, and its head, counted over all sequences. */
+struct te__attn_bwd_tile { int query, key, head; };
+
+/* Draws which of this lane's scores of a step dropout drops, a bit each. It happens before they are complete, while the
+ * products of the other warpgroup run. */
+template <int HEADS, class F, class C>
+TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const te__attn_bwd_params *p,
+                              const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
+    const int lane = te__attn_rematerialize(g->lane),
+              key = t.key + te__attn_bwd_key_offset(g) + g->warp * 16 + lane / 4;
+    const uint32_t row = te__attn_draw_row(te__attn_global_head(p->a.whole, t.head, HEADS), t.query, p->a.seq);
+    te_rng rng;
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->a.rng));
+    TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n += 2) {
+        if (n % 8 == 0) dropped[n / 8] = 0;
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            uint32_t word[4];
+            te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
+            TE_UNROLL for (int h = 0; h < 2; h++) /* of a counter's 32 keys a warp has 16 */
+                TE_UNROLL for (int x = 0; x < 2; x++)
+                    if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
+                        dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
+        }
+    }
+    TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
+}
+/* S becomes P: p16, the A operand of the product for dV in 16 bits. ds_factor: the factor of dS in the place of P where
+ * that is something else (softcap, dropout: attention_options.h). dropped: of te__attn_bwd_draw_dropout. */
+template <te_dtype T, int HEADS, class F, class C>
+TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
+                                float (&s)[C::QUERIES / 2], const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
+                                const te__attn_bwd_params *p, const te__attn_bwd_warpgroup<C> *g,
+                                const te__attn_bwd_tile &t, const uint32_t (&dropped)[C::QUERIES / 64]) {
+    constexpr int N = C::QUERIES / 8;
+    const int lane = te__attn_rematerialize(g->lane), key0 = t.key + te__attn_bwd_key_offset(g);
+    const te__attn_mask m = te__attn_bwd_mask<F>(p, F::VARLEN ? g->seq : p->a.seq);
+    const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
+    const float c = te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
+    if constexpr (F::SOFTCAP > 0)
+        TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
+    if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
+                      64)) { /* lse of queries past the end makes their P 0 */
+        const int key = key0 + g->warp * 16 + lane / 4;
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int query = t.query + 8 * n + lane % 4 * 2 + e % 2;
+                const int at = key + e / 2 * 8;
+                if (at >= m.keys || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
+            }
+    }
+    const te__attn_alibi_bias bias = te__attn_alibi_at<HEADS, F>(
+        t.head % HEADS, p->a.scale, t.query + m.shift + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
+    TE_UNROLL for (int n = 0; n < N; n++) {
+        float2 l = make_float2(0, 0);
+        if (!C::FOLDED) l = te__attn_bwd_stat<C>(stats, lse, n, g);
+        float slope[4];
+        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_softcap_grad<F>(s[4 * n + e]);
+        TE_UNROLL for (int e = 0; e < 4; e++)
+            s[4 * n + e] = te__attn_with_alibi<F>(s[4 * n + e], bias, 8 * n + e % 2 - e / 2 * 8);
+        TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
+        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] *= s[4 * n + e];
+        if (F::DROP)
+            TE_UNROLL for (int e = 0; e < 4; e++)
+                if (dropped[n / 8] >> (4 * (n % 8) + e) & 1) slope[e] = -slope[e], s[4 * n + e] = 0;
+        if constexpr (F::SEPARATE_DS)
+            TE_UNROLL for (int h = 0; h < 2; h++)
+                ds_factor[n / 2][n % 2 * 2 + h] = te_pair_of_floats(slope[2 * h], slope[2 * h + 1], T);
+        TE_UNROLL for (int h = 0; h < 2; h++)
+            p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
+    }
+}
+/* dS = P (dP - delta), in 16 bits. P is the rounded one, because there are no registers for both. p16: P, or ds_factor
+ * as above; it may be ds. first, end: groups of eight queries. With dropout the sign of p16 says that a score is
+ * dropped. */
+template <te_dtype T, class F, class C>
+TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
+                           const float (&dp)[C::QUERIES / 2],
+                           const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
+                           const te__attn_bwd_warpgroup<C> *g, int first = 0, int end = C::QUERIES / 8) {
+    const uint32_t delta = TE__ATTN_BWD_AT(g, delta, 0) + (g->i & 1) * C::QUERIES * 4;
+    TE_UNROLL for (int n = first; n < end; n++) {
+        float2 l = make_float2(0, 0);
+        if (!C::FOLDED) l = te__attn_bwd_stat<C>(stats, delta, n, g);
+        TE_UNROLL for (int h = 0; h < 2; h++) {
+            const float2 x = te_floats_of_pair(p16[n / 2][n % 2 * 2 + h], T);
+            float low = dp[4 * n + 2 * h], high = dp[4 * n + 2 * h + 1];
+            if (F::DROP) low = x.x < 0 ? 0 : low * F::FACTOR, high = x.y < 0 ? 0 : high * F::FACTOR;
+            low = (F::DROP ? fabsf(x.x) : x.x) * (low - l.x), high = (F::DROP ? fabsf(x.y) : x.y) * (high - l.y);
+            ds[n / 2][n % 2 * 2 + h] = te_pair_of_floats(low, high, T);
+        }
+    }
+}
+/* dS to shared memory as [queries, keys], with the swizzle of 16-byte chunks. */
+template <class C>
+TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_bwd_warpgroup<C> *g) {
+    const int lane = te__attn_rematerialize(g->lane);
+    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES +
+                        (C::TWO_CTA ? g->rank * 64 : te__attn_bwd_key_offset(g)) * C::QUERIES * 2;
+    TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++) {
+        const int row = 16 * x + lane / 16 * 8 + lane % 8, chunk = 2 * g->warp + lane / 8 % 2;
+        te__attn_stmatrix_transposed(to + row * 128 + ((chunk ^ (row & 7)) << 4), ds[x]);
+    }
+}
+
+/* Issue S of the current step. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
+    const int st = g->i & 1;
+    te__barrier_wait(TE__ATTN_BWD_AT(g, q_full, st), g->i >> 1 & 1);
+    te__wgmma_fence();
+    te__attn_bwd_gemm_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH, g, 0);
+    te__wgmma_commit();
+}
+/* Issue this warpgroup's dQ of step j, once both have stored dS of it. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
+    te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
+    te__wgmma_fence();
+    te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
+    te__wgmma_commit();
+}
+/* Whether this warpgroup computes dQ of step j (or of all steps, half of it); computes it and leaves it in shared
+ * memory; and tells the warps that add it. */
+template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
+    return !C::DQ_ALTERNATES || (j & 1) == g->group;
+}
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
+    float dq[C::DQ_REGISTERS];
+    te__attn_bwd_issue_dq<T, D, C>(dq, g, j);
+    te__attn_wgmma_wait<0>();
+    te__wgmma_fence_result(dq);
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
+    te__attn_bwd_dq_to_shared<C>(dq, g, j, left);
+}
+template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
+    te__attn_fence_async_proxy();
+    __syncwarp();
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, j & 1));
+}
+/* ---- mainloop ---------------------------------------------------------------------------------------------------- */
+
+/* A step, S of which was issued. On return the product for dK is still running. has_dq: dQ of two steps before lies in
+ * shared memory. first: the first step of an item, which overwrites dK and dV. */
+template <te_dtype T, int HEADS, int D, class F, class C>
+TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
+                             float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
+                             te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t, const int n) {
+    const int st = g->i & 1, phase = g->i >> 1 & 1, has_dq = n > 1, first = n == 0;
+    const uint32_t q = g->base + C::Q_AT + st * C::Q_PITCH;
+    float dp[C::QUERIES / 2];
+    uint32_t p16[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
+    uint32_t dropped[C::QUERIES / 64];
+
+    /* issue dP = V dO^T */
+    te__barrier_wait(TE__ATTN_BWD_AT(g, do_full, st), phase);
+    te__wgmma_fence();
+    te__attn_bwd_gemm_scores<T, D, C>(dp, g->base + C::K_BYTES + g->group * 8192, q + C::Q_BYTES, g, 1);
+    te__wgmma_commit();
+    if (C::PINGPONG) te__attn_bwd_pingpong_pass(g->group);
+
+    /* P of S, and issue dV += P^T dO */
+    if constexpr (F::DROP != 0) te__attn_bwd_draw_dropout<HEADS, F, C>(dropped, p, g, t);
+    te__attn_wgmma_wait<1>();
+    te__wgmma_fence_result(s);
+    te__attn_bwd_softmax<T, HEADS, F, C>(p16, ds, s, stats, p, g, t, dropped);
+    te__wgmma_fence();
+    te__attn_bwd_gemm_gradient<T, D, C>(dv, p16, q + C::Q_BYTES, first);
+    te__wgmma_commit();
+
+    /* dS of P and dP, to shared memory for dQ */
+    te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, delta, 0) + st * C::QUERIES * 4, g);
+    te__attn_wgmma_wait<1>();
+    te__wgmma_fence_result(dp);
+    te__attn_bwd_ds<T, F, C>(ds, F::SEPARATE_DS ? ds : p16, dp, stats, g);
+    te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, st), phase ^ 1);
+    te__attn_bwd_ds_store<C>(ds, g);
+    te__attn_fence_async_proxy();
+    __syncwarp();
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_full, st));
+    if (has_dq && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, st));
+
+    /* issue dK += dS^T Q, and release dO once dV is complete */
+    if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
+    te__wgmma_fence();
+    te__attn_bwd_gemm_gradient<T, D, C>(dk, ds, q, first);
+    te__wgmma_commit();
+    te__attn_wgmma_wait<1>();
+    te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, do_empty, st));
+    g->i++;
+}
+
+/* Between step g->i - 1, whose product for dK runs, and the next one: issue S of the next, and compute dQ of step
+ * g->i - 2. n: steps before in this item. left: queries from this warpgroup's first on, of step g->i - 2. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
+                                      te__attn_bwd_warpgroup<C> *g, int n, int left) {
+    const int st = g->i & 1; /* the stage of step g->i - 2, and of the step to come */
+    const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
+    if constexpr (C::DQ_ALTERNATES) {
+        te__attn_wgmma_wait<0>(); /* dK: dQ takes the registers of dS, and S those of dQ */
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
+        if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
+        te__attn_bwd_issue_s<T, D, C>(s, g);
+        te__attn_bwd_prefetch_stats<C>(stats, lse, g);
+    } else { /* behind the first step there is no such dQ, and the result is not used */
+        float dq[C::DQ_REGISTERS];
+        te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
+        te__attn_wgmma_wait<1>(); /* dK */
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
+        te__attn_bwd_issue_s<T, D, C>(s, g);
+        te__attn_wgmma_wait<1>(); /* dQ */
+        te__wgmma_fence_result(dq);
+        te__attn_bwd_prefetch_stats<C>(stats, lse, g);
+        if (n) {
+            te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, st));
+            te__attn_bwd_dq_to_shared<C>(dq, g, g->i - 2, left);
+        }
+    }
+}
+
+/* Stores dK and dV of an item. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
+TE_FN void te__attn_bwd_store_dkv(const float (&dk)[D / 2], const float (&dv)[D / 2], const te__attn_bwd_params *p,
+                                  typename C::shared *sh, const te__attn_bwd_item &item, const te_sequence &rows,
+                                  int group) {
+    constexpr int64_t KV = te__attn_widths<HEADS, KV_HEADS, D, F>::KV;
+    const int batch = item.head / KV_HEADS, key = item.key_tile * C::KEYS + group * 64,
+              seq = te__attn_bwd_seq<F>(p, rows);
+    const int x = te__attn_kv_column<HEADS, KV_HEADS, D, F>(0, item.head % KV_HEADS);
+    const int64_t at = F::CROSS ? (int64_t)batch * p->a.kv_seq : te__attn_bwd_first_row<F>(p, rows, batch);
+    const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
+    uint16_t *const to = (uint16_t *)te__attn_dkv<F>(&p->a) + (at + key) * KV + x;
+    float *sum = nullptr;
+    if (p->a.sum && !F::VARLEN && !F::CROSS) sum = p->a.sum + (batch * sums + key / C::SUM_ROWS) * KV + x;
+    te__attn_bwd_output o;
+    o.width = KV, o.valid = te__attn_bwd_keys<F>(p, rows) - key, o.part = sh->part[group], o.group = group;
+    o.amax = te__attn_dkv_amax_output<F>(&p->a);
+    o.to = to + KV_HEADS * D, o.factor = F::FACTOR, o.sum = sum ? sum + KV_HEADS * D : sum;
+    te__attn_bwd_epilogue<T, D, C::SUM_ROWS>(dv, o);
+    o.to = to, o.factor = p->a.scale, o.sum = sum;
+    te__attn_bwd_epilogue<T, D, C::SUM_ROWS>(dk, o);
+}
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
+TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
+    te__attn_bwd_warpgroup<C> all, *const g = &all;
+    g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
+    g->group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
+    g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    te__attn_bwd_item item;
+    te_sequence rows = {0, 0};
+    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* the first warpgroup begins */
+    for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
+        const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
+        g->seq = seq;
+        const int dq_query = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this warpgroup's */
+        float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
+        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* lse, then delta */
+        te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
+        te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
+        te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
+        if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
+        te__attn_bwd_issue_s<T, D, C>(s, g);
+        te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
+        int n = 0;                 /* steps before, of this item */
+        int left = 0, left_before; /* queries from dq_query on: of the last step, and of the one before */
+#pragma unroll 1
+        for (;; n++) {
+            te__attn_bwd_step<T, HEADS, D, F, C>(
+                dk, dv, s, stats, p, g, {w.tile * C::QUERIES, k0, item.head / KV_HEADS * HEADS + w.head}, n);
+            left_before = left, left = seq - w.tile * C::QUERIES - dq_query;
+            if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
+            te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
+        }
+
+        /* the last dK and dV, and dQ of the last two steps */
+        te__attn_wgmma_wait<0>();
+        te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, (g->i - 1) & 1));
+        if (n && te__attn_bwd_computes_dq(g, g->i)) {
+            te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left_before);
+            te__attn_bwd_publish_dq(g, g->i);
+        }
+        if (C::PINGPONG) te__attn_bwd_pingpong_pass(g->group);
+        if (te__attn_bwd_computes_dq(g, g->i - 1)) {
+            te__attn_bwd_compute_dq<T, D, C>(g, g->i - 1, left);
+            te__attn_bwd_publish_dq(g, g->i - 1);
+        }
+        te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, k_empty, 0));
+
+        if (F::CROSS && !p->a.dkv) continue;
+        te__attn_bwd_store_dkv<T, HEADS, KV_HEADS, D, F, C>(dk, dv, p, sh, item, rows, g->group);
+    }
+}
+#endif
+
+#endif

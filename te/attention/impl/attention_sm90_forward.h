@@ -1,0 +1,572 @@
+/* attention_sm90_forward.h -- attention forward for compute capability 9.0 (sm_90a), bf16 and f16.
+ *
+ * A persistent block takes tile after tile of queries, 64 rows for each of its two or three consumer warpgroups. One
+ * thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of several stages. A consumer
+ * goes through the tiles of keys from the last one that its queries see to the first. For each of them it
+ *
+ *     issues S' = Q K'^T and, behind it, O += P V of the tile before: both run on the tensor cores,
+ *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
+ *     when O is complete packs P' to 16 bits.
+ *
+ * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
+ * issued together with the first S of the next one, so that the epilogue is covered as well. The order of S and P V,
+ * and the ping-pong of the warpgroups at small head sizes, are FlashAttention-3's (Shah et al. 2024).
+ *
+ * Softmax rescales conditionally (as FlashAttention-4 does): row_max stays the maximum of the first tile of keys until
+ * P becomes too large, see te__attn_rescale_threshold. An ordinary tile of keys then takes no maximum, no shuffle and
+ * no rescaling of O.
+ *
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 * head_dim
+ * where the head size V of values is another one), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes,
+ * so that flops are the limit from some hundred tokens on. Besides, seq^2 exponentials at 16 a clock and
+ * multiprocessor, which at head size 64 take as long as the products. Measurements: docs/notes/attention_sm90.md.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_FORWARD_H
+#define TE_ATTENTION_SM90_FORWARD_H
+
+#include "attention_mask.h"        /* which keys a query sees */
+#include "attention_sm80_forward.h" /* te__attn_widths */
+#include "attention_sm90_softmax.h"   /* scores, softmax and epilogue of a consumer */
+#include "attention_sm90_wgmma.h"     /* tiles, GEMMs and pipelines of a warpgroup */
+
+/* ---- constants ------------------------------------------------------------------------------------------------- */
+
+/* The tuned constants of a head size D of q and k and V of v.
+ * KEYS: in a tile. GROUPS: consumer warpgroups, 64 queries each. K has a stage more than V where shared memory allows
+ * it, because K is still needed if P has to be recomputed. PINGPONG: the warpgroups issue their products one after the
+ * other, in a fixed order. */
+template <int D, int V = D> struct te__attn_fwd_config;
+template <> struct te__attn_fwd_config<64> {
+    static constexpr int KEYS = 128, GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, PINGPONG = 1;
+};
+template <> struct te__attn_fwd_config<96> {
+    static constexpr int KEYS = 128, GROUPS = 2, Q_STAGES = 2, K_STAGES = 3, V_STAGES = 2, PINGPONG = 1;
+};
+template <> struct te__attn_fwd_config<128> {
+    static constexpr int KEYS = 128, GROUPS = 2, Q_STAGES = 2, K_STAGES = 3, V_STAGES = 2, PINGPONG = 0;
+};
+template <> struct te__attn_fwd_config<192> {
+    static constexpr int KEYS = 64, GROUPS = 2, Q_STAGES = 2, K_STAGES = 3, V_STAGES = 2, PINGPONG = 0;
+};
+template <> struct te__attn_fwd_config<256> {
+    static constexpr int KEYS = 64, GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, PINGPONG = 0;
+};
+template <> struct te__attn_fwd_config<192, 128> {
+    static constexpr int KEYS = 128, GROUPS = 2, Q_STAGES = 1, K_STAGES = 2, V_STAGES = 2, PINGPONG = 0;
+};
+
+/* The sizes that follow from them. */
+template <int D_, int V_ = D_> struct te__attn_fwd_traits {
+    typedef te__attn_fwd_config<D_, V_> config;
+    static constexpr int D = D_, V = V_, KEYS = config::KEYS, GROUPS = config::GROUPS, PINGPONG = config::PINGPONG;
+    static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
+    static constexpr int ROWS = 64 * GROUPS; /* queries of a block's tile */
+    static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
+    static constexpr int PACKED = KEYS / 4; /* registers of packed P in a thread */
+    typedef float scores[KEYS / 2];
+    /* registers of a producer's and of a consumer's thread; their sum is at most what the block was launched with */
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
+    static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* of a stage */
+    static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
+    static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
+    static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
+    static_assert(KEYS % 64 == 0 && ROWS - 64 <= KEYS, "te: attention: te__attn_fwd_step, te__attn_skip_k expect it");
+};
+
+/* ---- arguments and shared memory ------------------------------------------------------------------------------- */
+
+typedef struct te__attn_fwd_params {
+    CUtensorMap q, kv;
+    void *out;              /* [batch * seq, heads * V] */
+    const float *out_scale; /* as te_attention_args has them */
+    float *amax;
+    float *lse;        /* [batch, heads, seq], or null */
+    uint32_t
+        *tickets; /* tiles taken after the first one of each block; 0 before and after a launch. Null: not counted */
+    int all_heads;     /* of all sequences */
+    int seq;           /* queries of a sequence; varlen: of the longest */
+    int tiles;         /* tiles of queries in all; varlen: numbers of tiles, some of which do not exist */
+    int head_tiles;    /* tiles of queries of a head */
+    int last_tiles;    /* causal: so many of these, those with the fewest keys, come last for all heads */
+    /* heads that are worked on at a time, so that their K and V stay in the L2; and for the last tiles */
+    int heads_at_once, heads_at_once_last;
+    float scale;
+    const void *sinks; /* with sinks: [heads of one sequence] */
+    const te_rng *rng; /* with dropout, or null */
+    uint32_t id;
+    te_attention_shard whole;
+    te_sequences sequences; /* varlen */
+    int slots;              /* varlen: numbers of tiles (te_sequence_tiles) for one head of all sequences */
+    int kv_seq;             /* cross-attention: keys of a sequence; kv is a tensor of its own */
+} te__attn_fwd_params;
+/* With a head size of its own for values: kv has the keys alone, and v the values. */
+typedef struct te__attn_fwd_value_params {
+    te__attn_fwd_params common;
+    CUtensorMap v;
+} te__attn_fwd_value_params;
+template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_value_params type; };
+template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
+template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
+
+/* A tile of queries: the first of them, and their head, counted over all sequences. */
+typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
+/* Instead of a head: there are no more tiles; varlen: this number has no tile. */
+enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
+
+typedef struct te__attn_fwd_barriers {
+    uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
+    te__attn_work_tile work[2]; /* the tile of queries in each stage of Q */
+    te_sequence rows[2];        /* varlen: the rows of its sequence */
+} te__attn_fwd_barriers;
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* One thread of a block calls this. */
+template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
+    const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
+    const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
+    const int stages[3] = {C::Q_STAGES, C::K_STAGES, C::V_STAGES};
+    TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
+        TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
+            te__barrier_init(te__shared_address(full[pipeline] + s), 1);
+            /* of Q all consumer threads arrive, of K and V one lane of each warp */
+            te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
+        }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* ---- tile scheduler -------------------------------------------------------------------------------------------- */
+
+/* Tile `number` in the order in which blocks take them: some heads at a time. If causal, the tiles with most keys come
+ * first, and those with the fewest of all heads last, so that all blocks end at about the same time. Causal tiles are
+ * counted from the end of the sequence: the partial tile is then the one with the fewest keys, and its first queries
+ * lie before the sequence. */
+template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
+    te__attn_work_tile w = {0, TE__ATTN_WORK_END};
+    if (number >= p->tiles) return w;
+    const int early = p->all_heads * (p->head_tiles - p->last_tiles), is_last = number >= early;
+    const int at = is_last ? number - early : number;
+    const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
+    const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
+    const int first = at / (at_once * rows) * at_once, in = at - first * rows; /* the first head of those at once */
+    const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
+    w.query = row * ROWS, w.head = first + in - row * heads;
+    if (F::RIGHT == 0)
+        w.query = (p->seq + 63) / 64 * 64 - ROWS - (is_last ? row + p->head_tiles - p->last_tiles : row) * ROWS;
+    return w;
+}
+
+/* The same for packed sequences: all sequences for some heads, then for the next heads; of each sequence the tiles with
+ * most keys first. at: the sequence of the tile, which moves forward. */
+template <int ROWS, int HEADS, class F>
+TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
+    te__attn_work_tile w = {0, TE__ATTN_WORK_END};
+    if (number >= p->tiles) return w;
+    const int first = number / (p->slots * p->heads_at_once) * p->heads_at_once, in = number - first * p->slots;
+    const int heads = HEADS - first < p->heads_at_once ? HEADS - first : p->heads_at_once, slot = in / heads;
+    te_sequence_cursor_seek(at, &p->sequences, slot, ROWS);
+    const int row = (slot - at->tile) * ROWS;
+    w.head = row < at->at.count ? at->index * HEADS + first + in - slot * heads : TE__ATTN_WORK_INVALID;
+    w.query = F::RIGHT == 0 ? (at->at.count + 63) / 64 * 64 - ROWS - row : row;
+    return w;
+}
+
+/* The number of this block's next tile. It is taken when a tile is done, not ahead, so that blocks end together. The
+ * count wraps to 0 with the last ticket. */
+TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
+    return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
+}
+
+/* The tiles of keys that `count` queries from `query` on see. At least one, also for queries outside the sequence. */
+template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, int query, int count) {
+    te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
+    if (t.end < 1) t.end = 1;
+    if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
+    return t;
+}
+/* The mask of a sequence of `seq` queries. */
+template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq) {
+    if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
+    else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+}
+/* The sequence of the tile of queries in a stage of Q. */
+template <class F>
+TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__attn_fwd_barriers *bars, int stage) {
+    te_sequence all = {0, p->seq};
+    if constexpr (F::VARLEN) all = bars->rows[stage];
+    return all;
+}
+
+/* ---- producer -------------------------------------------------------------------------------------------------- */
+
+/* The sequence whose K and V are loaded. (Varlen: Q is loaded from all rows. Rows of neighbouring sequences in its tile
+ * are computed and not stored.) */
+template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
+    if constexpr (F::VARLEN) return walk.at;
+    else return w.head / HEADS;
+}
+/* The tensor map of values, and the head of it that goes with a head of k. */
+template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
+    return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
+}
+template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
+    return F::VALUE ? kv_head : k_head + KV_HEADS;
+}
+
+/* One thread loads all tiles in the order in which they are used. tiles: where Q, K and V begin in shared memory. */
+template <class C, int HEADS, int KV_HEADS, class F>
+TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
+    const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
+    const uint32_t v_full = te__shared_address(bars->v_full), v_empty = te__shared_address(bars->v_empty);
+    te__attn_tile_producer<C::K_STAGES> k = {k_full, k_empty, tiles[1], {0, 0}};
+    te__attn_tile_producer<C::V_STAGES> v = {v_full, v_empty, tiles[2], {0, 0}};
+    te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
+    te_sequence_cursor walk;
+    if constexpr (F::VARLEN) walk = te_sequence_cursor_begin(&p->sequences, C::ROWS);
+#pragma unroll 1
+    for (int tile = (int)blockIdx.x;;) {
+        te__attn_work_tile w;
+        if constexpr (F::VARLEN) {
+            w = te__attn_fwd_work_tile<C::ROWS, HEADS, F>(p, tile, &walk);
+            if (w.head == TE__ATTN_WORK_INVALID) {
+                tile = te__attn_fwd_next_ticket(p, tile);
+                continue;
+            }
+        } else w = te__attn_fwd_work_tile<C::ROWS, F>(p, tile);
+        const int seq = F::VARLEN ? walk.at.count : p->seq, first_row = F::VARLEN ? walk.at.first : 0;
+        const te__attn_range t = te__attn_fwd_key_tiles<C>(te__attn_fwd_mask<F>(p, seq), w.query, C::ROWS);
+        const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
+        const auto batch = te__attn_fwd_kv_batch<HEADS, F>(w, walk);
+        const int head = w.head % HEADS;
+        const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
+        const int v_head = te__attn_fwd_v_head<KV_HEADS, F>(kv_head, k_head);
+        /* the first K goes ahead of Q, whose stage may still be in use */
+        if (w.head >= 0) te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
+        te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
+        bars->work[q.stage] = w;
+        if constexpr (F::VARLEN) bars->rows[q.stage] = walk.at;
+        if (w.head < 0) return te__barrier_arrive(bar);
+        te__barrier_arrive_expect_tx(bar, C::Q_BYTES);
+        TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
+            TE_UNROLL for (int b = 0; b < C::BOXES; b++)
+                te__attn_tma_load_head(to + g * C::Q_GROUP_BYTES + b * 8192, &p->q, 64 * b, head,
+                                       first_row + w.query + 64 * g, F::VARLEN ? 0 : w.head / HEADS, bar);
+        te__attn_pipeline_advance(q);
+#pragma unroll 1
+        for (int j = t.end - 2; j >= t.first; j--) { /* V of a tile is used one step after its K */
+            te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
+            te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, (j + 1) * C::KEYS, batch);
+        }
+        te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, t.first * C::KEYS, batch);
+        tile = te__attn_fwd_next_ticket(p, tile);
+    }
+}
+
+/* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
+
+/* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its place in them. */
+template <class C> struct te__attn_fwd_pipelines {
+    uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
+    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the barrier that says that they are no longer read */
+    te__attn_pipeline_state<C::K_STAGES> k;
+    te__attn_pipeline_state<C::V_STAGES> v;
+    int group, lane;
+    float scale_log2; /* of a score */
+};
+/* Named barriers 1 to GROUPS: warpgroup g may issue its products. */
+template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
+    te__named_barrier_sync(1 + a.group, 256);
+}
+template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipelines<C> &a) {
+    te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
+}
+
+/* Issue S of the current tile of keys and O += P V of the one before. On return S is complete. has_k, has_v: 0: no such
+ * tile was loaded, and the result is not used. add: 0: O = P V. */
+template <te_dtype T, class C>
+TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
+                                    int has_v, int add) {
+    const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
+    const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::KEYS);
+    if (has_k) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+    if (C::PINGPONG) te__attn_pingpong_wait(a);
+    te__wgmma_fence_operand(r.s), te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
+    te__wgmma_fence();
+    te__attn_gemm_ss<T, C::KEYS, C::D>(r.s, te__attn_tile_descriptor(a.q, 64), k);
+    te__wgmma_commit();
+    if (has_v) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
+    te__wgmma_fence();
+    te__attn_gemm_rs<T, C::KEYS, C::V>(r.o, r.p, v, add);
+    te__wgmma_commit();
+    if (C::PINGPONG) te__attn_pingpong_pass(a);
+    te__wgmma_wait_1();
+    te__wgmma_fence_operand(r.s);
+}
+/* This warp no longer reads the current V. */
+template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
+    if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
+    te__attn_pipeline_advance(a.v);
+}
+/* Wait for O, and release V. */
+template <class C>
+TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
+    te__wgmma_wait_0();
+    te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
+    if (has_v) te__attn_release_v(a);
+}
+/* This warp no longer reads the current K. is_last: it was the last tile of keys, so it reads neither Q nor the work
+ * tile any more; of the latter each lane has read its own copy. */
+template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
+    __syncwarp();
+    if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
+    if (is_last) te__barrier_arrive(a.q_empty);
+    te__attn_pipeline_advance(a.k);
+}
+
+/* The block loads tiles of keys for all of its warpgroups. One that none of this warpgroup's queries sees is passed on;
+ * its V comes up one product later. There is one at either end at most. */
+template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
+    te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+    if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
+    te__attn_release_k(a, 0);
+}
+template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
+    te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
+    te__attn_release_v(a);
+}
+
+/* Options that change scores, and the mask of a window if this tile needs one. */
+template <int HEADS, class F, class C>
+TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
+                                     int needs_mask) {
+    te__attn_softcap_scores<F>(r, scale);
+    te__attn_alibi_scores<HEADS, F>(r, scale, t);
+    if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
+}
+/* The first tile of keys: mask, row_max and P, and row_sum. needs_mask: some of its keys are hidden from some queries.
+ * Without a window they are those to the right of the queries. query, key: of this thread's first row and column. */
+template <te_dtype T, int HEADS, class F, class C>
+TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
+                                  const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
+                                  const te__attn_lane_origin &at, float scale_log2) {
+    te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask && te__attn_masks_later_tiles<F>());
+    if (needs_mask && !te__attn_masks_later_tiles<F>()) te__attn_mask_scores(r, t.mask, at.query, at.key);
+    if (F::SINKS) te__attn_init_sinks<T, HEADS, F>(r, row_max, row_sum, p->sinks, t.head, p->scale, scale_log2);
+    else
+        TE_UNROLL for (int e = 0; e < 2; e++) {
+            row_max[e] = te__attn_row_max(r, e);
+            row_sum[e] = te__attn_exp_row(r, e, te__attn_finite_max<F>(row_max[e]), scale_log2);
+        }
+    if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
+}
+/* A tile of keys after the first one. needs_mask: with a window, some of its keys are hidden from some queries; without
+ * one none are, because queries and tiles of keys begin at multiples of 64. is_last: it is the last one. */
+template <te_dtype T, int HEADS, class F, class C>
+TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
+                             const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
+    float sum[2];
+    te__attn_fwd_issue_gemms<T>(r, a, 1, 1, add);
+    te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask);
+    TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp_row(r, e, r.row_max[e], a.scale_log2);
+    if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
+    te__attn_fwd_wait_o(r, a, 1);
+    te__attn_pack_p<T>(r);
+    if (te__attn_needs_rescale<T>(sum)) {
+        te__attn_recompute_scores<T>(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
+        te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask);
+        te__attn_rescale<T, F>(r, a.scale_log2, sum);
+        if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
+        te__attn_pack_p<T>(r);
+    }
+    te__attn_release_k(a, is_last);
+    r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
+}
+
+/* Where the output of work tile w goes; rows: varlen: of its sequence; row: this thread's first row of the tile. */
+template <int HEADS, class F, class C>
+TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w,
+                                                 const te_sequence &rows, int row) {
+    const int64_t first = F::VARLEN ? rows.first : (int64_t)(w.head / HEADS) * p->seq;
+    te__attn_fwd_output to;
+    to.scale = te__attn_out_scale<F>(p);
+    to.out = te__attn_out_at(p->out, (first * HEADS + w.head % HEADS) * C::V, to.scale);
+    to.width = HEADS * C::V;
+    to.lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
+    if (F::VARLEN && to.lse) to.lse = p->lse + (int64_t)(w.head % HEADS) * p->sequences.rows + first;
+    to.query = w.query + row, to.seq = F::VARLEN ? rows.count : p->seq;
+    to.score_unit = te__attn_score_unit<F>(p->scale), to.factor = F::DROP && p->rng ? F::FACTOR : 1.0f;
+    to.amax = te__attn_amax_output<F>(p);
+    return to;
+}
+
+template <te_dtype T, class C, int HEADS, class F>
+TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so the compiler sees that all lanes agree */
+    const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+    te__attn_fwd_fragments<C> r;
+    te__attn_fwd_pipelines<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
+                                   te__shared_address(bars->v_full), te__shared_address(bars->v_empty),
+                                   tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
+                                   te__attn_score_unit<F>(p->scale) * TE__ATTN_LOG2E};
+    te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
+    te__attn_work_tile w = {0, TE__ATTN_WORK_END}; /* the tile of queries whose O is in the registers, if any */
+    te_sequence rows = {0, 0};
+    TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
+    if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the queries before was skipped */
+        te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
+        const te__attn_work_tile next = bars->work[q.stage];
+        const int has_next = next.head >= 0, has_output = w.head >= 0;
+        const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
+        const te__attn_mask m = te__attn_fwd_mask<F>(p, next_rows.count);
+        const te__attn_range t = te__attn_fwd_key_tiles<C>(m, next.query + group * 64, 64);
+        const int skip_first = has_next ? te__attn_fwd_key_tiles<C>(m, next.query, C::ROWS).end - t.end : 0;
+        a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
+        a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
+
+        /* the first tile of keys, together with the last product of the queries before */
+        float row_max[2] = {0, 0}, row_sum[2] = {0, 0};
+        if (skip_first) te__attn_skip_k(a);
+        te__attn_fwd_issue_gemms<T>(r, a, has_next, has_output, add);
+        if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
+        const int tile = (t.end - 1) * C::KEYS;
+        if (has_next)
+            te__attn_softmax_first<T, HEADS, F>(r, row_max, row_sum, p, {m, next.head, next.query + group * 64, tile},
+                                                te__attn_needs_mask(t, t.end - 1, 1),
+                                                {next.query + row, tile + lane % 4 * 2}, a.scale_log2);
+        te__attn_fwd_wait_o(r, a, has_output);
+        if (skipped_last) te__attn_skip_v(a);
+        if (skip_first) te__attn_skip_v(a);
+        if (has_output) te__attn_fwd_epilogue<T>(r, te__attn_fwd_output_of<HEADS, F, C>(p, w, rows, row));
+        if (!has_next) break;
+        TE_UNROLL for (int e = 0; e < 2; e++) r.row_max[e] = row_max[e], r.row_sum[e] = row_sum[e];
+        te__attn_pack_p<T>(r);
+
+        w = next, rows = next_rows, add = 0;
+#pragma unroll 1
+        for (int j = t.end - 2; j >= t.first; j--, add = 1) {
+            const int needs_mask = te__attn_masks_later_tiles<F>() && te__attn_needs_mask(t, j, 1);
+            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS}, needs_mask, add,
+                                           j == t.first);
+        }
+        skipped_last = F::LEFT >= 0 && t.first > te__attn_fwd_key_tiles<C>(m, w.query, C::ROWS).first;
+        if (skipped_last) te__attn_skip_k(a);
+        te__attn_pipeline_advance(q);
+    }
+}
+
+/* ---- kernel ---------------------------------------------------------------------------------------------------- */
+
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
+TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars) {
+    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* the swizzle repeats there */
+    const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
+    const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
+    if (threadIdx.x == 0) te__attn_fwd_barriers_init<C>(bars);
+    if (threadIdx.x == 32) te__tma_prefetch_descriptor(&p->q), te__tma_prefetch_descriptor(&p->kv);
+    __syncthreads();
+    te_kernel_begin();
+    if (threadIdx.x < 128) {
+        te__warpgroup_reg_dealloc<C::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) te__attn_fwd_producer<C, HEADS, KV_HEADS, F>(p, bars, tiles);
+    } else {
+        te__warpgroup_reg_alloc<C::CONSUMER_REGISTERS>();
+        te__attn_fwd_consumer<T, C, HEADS, F>(p, bars, tiles);
+    }
+}
+#else
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
+TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barriers *) {}
+#endif
+
+/* ---- host ------------------------------------------------------------------------------------------------------ */
+
+/* K and V of the heads that are worked on at a time take so much of the L2, or are those of one head. */
+enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
+
+/* The arguments and the schedule that the forwards of 16 bits and of FP8 have in common. kv_bytes: of K and V of a
+ * head. kv_heads: different heads of K and V that the heads of the schedule have. */
+template <class C, int HEADS, int KV_HEADS, class F>
+TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
+                                  int64_t kv_bytes, int64_t kv_heads) {
+    p->out = a->out, p->out_scale = a->out_scale, p->amax = a->amax, p->lse = a->lse, p->tickets = tickets;
+    p->all_heads = a->batch * HEADS, p->seq = a->seq, p->scale = a->scale;
+    p->head_tiles = (int)te_ceil_div(a->seq, C::ROWS);
+    p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
+    p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
+    p->heads_at_once *= HEADS / KV_HEADS;
+    /* causal: the last quarter of a head's tiles reads a quarter of its keys, so more heads fit into the L2 */
+    p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
+    p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
+}
+
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
+TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__tensor_map_encode_fn encode,
+                                          const te_attention_args *a, te_context *ctx) {
+    typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
+    te__attn_fwd_params *const p = &all->common;
+    const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
+    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* heads of a row up to the last one of K */
+    const int heads = k_end + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
+    const uint16_t *kv_data = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
+    te__attn_heads_tensor q, kv, v;
+    p->kv_seq = F::CROSS ? a->kv_seq : seq;
+
+    q.data = a->qkv, q.width = widths::QKV, q.dim = C::D, q.heads = F::CROSS ? HEADS : heads;
+    q.seq = seq, q.batch = batch, q.box_rows = 64;
+    kv.data = kv_data, kv.width = widths::KV, kv.dim = C::D, kv.heads = heads;
+    kv.seq = p->kv_seq, kv.batch = kv_batch, kv.box_rows = C::KEYS;
+    v = kv, v.data = kv_data + k_end * C::D, v.dim = C::V, v.heads = KV_HEADS;
+
+    TE_TRY(te__attn_heads_tensor_map(&p->q, encode, &q, T, ctx));
+    TE_TRY(te__attn_heads_tensor_map(&p->kv, encode, &kv, T, ctx));
+    if (F::VALUE) TE_TRY(te__attn_heads_tensor_map(&all->v, encode, &v, T, ctx));
+    return TE_OK;
+}
+
+/* Launch `kernel`, made of C. */
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
+TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
+                                     const te_attention_args *a, const char *name) {
+    te__attn_fwd_value_params all;
+    te__attn_fwd_params &p = all.common;
+    memset(&all, 0, sizeof all);
+    p.sequences = te__attn_sequences(a), p.slots = te_sequence_tiles(&p.sequences, C::ROWS);
+    TE_TRY((te__attn_fwd_tensor_maps<T, C, HEADS, KV_HEADS, F>(&all, encode, a, ctx)));
+    p.rng = a->rng, p.id = a->id, p.whole = a->whole, p.sinks = a->sinks;
+    te__attn_fwd_schedule<C, HEADS, KV_HEADS, F>(&p, a, ctx->tickets,
+                                                 (int64_t)(F::CROSS ? a->kv_seq : a->seq) * (C::D + C::V) * 2,
+                                                 F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS);
+    const te_grid grid = te__grid_of(te_min(ctx->processors, p.tiles), 1);
+    return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &all, F::VALUE ? sizeof all : sizeof p,
+                           name);
+}
+
+/* The kernel type of attention_cuda.h. EXISTS: 0: there is no kernel for these constants. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
+struct te__attn_sm90_forward : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> {
+    typedef te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> traits;
+    typedef te__attn_fwd_params_of<F> args;
+    static constexpr int EXISTS = 1, BLOCKS = 1;
+    static __device__ __forceinline__ void body(const args *p) {
+        __shared__ te__attn_fwd_barriers bars;
+        te__attn_fwd_kernel<T, traits, HEADS, KV_HEADS, F>((const te__attn_fwd_params *)p, &bars);
+    }
+    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
+                            const char *name) {
+        return te__attn_fwd_launch<T, traits, HEADS, KV_HEADS, F>(ctx, kernel, encode, a, name);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_sm90_forward<T, HEADS, KV_HEADS, D, F, false> {
+    typedef te__attn_fwd_params args;
+    static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
+    static __device__ __forceinline__ void body(const args *) {}
+    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *, const char *) {
+        return TE_OK;
+    }
+};
+
+#endif

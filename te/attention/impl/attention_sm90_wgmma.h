@@ -1,0 +1,309 @@
+/* attention_sm90_wgmma.h -- the building blocks of the attention kernels for compute capability 9.0 (sm_90a): wgmma in
+ * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
+ *
+ * Do this, in each warpgroup, for its 64 rows of Q [64, D] and a tile of K [KEYS, D], both in shared memory:
+ *     te__wgmma_fence_operand(s), te__wgmma_fence();
+ *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
+ *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // s = Q K^T may be read
+ *
+ * A tile [rows, D] in shared memory is ceil(D / 64) boxes of [rows, 64] elements of 16 bits. The rows of a box have 128
+ * bytes, whose 16-byte chunks are permuted by TMA's 128-byte swizzle.
+ *
+ * Accumulator layout: lane l of warp w holds, of rows 16 w + l / 4 (elements 4 j and 4 j + 1) and 8 further down
+ * (elements 4 j + 2 and 4 j + 3), columns 8 j + 2 (l % 4) and the next. That is the layout of an A operand in registers
+ * too: elements 8 k to 8 k + 7, packed to 16 bits in pairs, are A of a product over columns 16 k to 16 k + 15.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_WGMMA_H
+#define TE_ATTENTION_SM90_WGMMA_H
+
+#include "../../core/impl/ptx_cuda.h" /* barriers, te__wgmma_fence, te__tensor_map_tiled */
+#include "../../core/tensor.h"   /* te_sequence */
+#include "../attention_options.h"      /* te_context */
+
+extern __shared__ __align__(128) unsigned char te__attention_shared[];
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- MMA atoms and GEMMs --------------------------------------------------------------------------------------- */
+
+#define TE__L32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TE__L64                                                                                                   \
+    TE__L32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__L80 TE__L64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TE__L96 TE__L80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TE__L128                                                                                                  \
+    TE__L96 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TE__L192                                                                                                  \
+    TE__L128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "   \
+             "%83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TE__L256                                                                                                  \
+    TE__L192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "     \
+             "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
+
+/* X(N, the asm names of the N / 2 accumulators of a thread, the seven asm names that follow, the accumulators as asm
+ * operands), for each width N of B that a kernel uses. */
+#define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
+    X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
+    X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
+    X(80, TE__L80, 40, 41, 42, 43, 44, 45, 46, TE__D32(0), TE__D4(32), TE__D4(36))                                \
+    X(96, TE__L96, 48, 49, 50, 51, 52, 53, 54, TE__D32(0), TE__D16(32))                                           \
+    X(128, TE__L128, 64, 65, 66, 67, 68, 69, 70, TE__D64(0))                                                      \
+    X(192, TE__L192, 96, 97, 98, 99, 100, 101, 102, TE__D64(0), TE__D32(64))                                      \
+    X(256, TE__L256, 128, 129, 130, 131, 132, 133, 134, TE__D64(0), TE__D64(64))
+
+#define TE__WGMMA_SS(type, n, list, a_, b_, add_, mn_major_, ...)                                                   \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list                        \
+                 "}, %" #a_ ", %" #b_ ", add, 1, 1, 0, %" #mn_major_ ";\n}"                                         \
+                 : __VA_ARGS__ : "l"(a), "l"(b), "r"(add), "n"(MN_MAJOR))
+#define TE__WGMMA_RS(type, n, list, a0, a1, a2, a3, b_, add_, mn_major_, ...)                                       \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list                        \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1, %" #mn_major_ ";\n}"            \
+                 : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR))
+
+/* D[64, N] = A[64, 16] B[16, N], or += if add is not 0, by a warpgroup. A is K-major in shared memory (ss) or lies in
+ * registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix descriptors. */
+template <int N> struct te__wgmma_atom;
+#define TE__WGMMA_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                    \
+    template <> struct te__wgmma_atom<n> {                                                                          \
+        template <te_dtype T, int MN_MAJOR> TE_FN void ss(float (&d)[n / 2], uint64_t a, uint64_t b, int add) {     \
+            if constexpr (T == TE_bf16) TE__WGMMA_SS("bf16", n, list, r0, r1, r2, r3, __VA_ARGS__);               \
+            else TE__WGMMA_SS("f16", n, list, r0, r1, r2, r3, __VA_ARGS__);                                       \
+        }                                                                                                         \
+        template <te_dtype T, int MN_MAJOR> TE_FN void rs(float (&d)[n / 2], const uint32_t *a, uint64_t b, int add) { \
+            if constexpr (T == TE_bf16) TE__WGMMA_RS("bf16", n, list, r0, r1, r2, r3, r4, r5, r6, __VA_ARGS__);   \
+            else TE__WGMMA_RS("f16", n, list, r0, r1, r2, r3, r4, r5, r6, __VA_ARGS__);                           \
+        }                                                                                                         \
+    };
+TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
+
+/* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
+ * know. An empty asm that claims to change these registers keeps the compiler from moving their initialisation below
+ * the fence before the product, or their first use above the wait behind it (CUTLASS's warpgroup_fence_operand). */
+template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
+    TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
+}
+template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
+    TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
+}
+
+/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. It serves K-major and MN-major
+ * reads: K-major uses the stride from eight rows to the next eight (1024 bytes), MN-major the one from box to box as
+ * well. */
+TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
+    const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
+    return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
+}
+/* The address of 16-byte chunk `chunk` of a row of a box, with the swizzle applied. */
+TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
+    return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
+}
+/* s[64, N] = A B^T for the tiles A [64, D] and B [N, D]. */
+template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
+    TE_UNROLL for (int k = 0; k < D / 16; k++) {
+        /* in the descriptors' units of 16 bytes: 16 columns are two, a row of a box eight */
+        const int box = k / 4, column = k % 4 * 2;
+        te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
+    }
+}
+/* o[64, D] = P V, or += if add is not 0, for P [64, KEYS] packed in registers and the tile V [KEYS, D]. */
+template <te_dtype T, int KEYS, int D>
+TE_FN void te__attn_gemm_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], uint64_t v, int add) {
+    TE_UNROLL for (int k = 0; k < KEYS / 16; k++)
+        te__wgmma_atom<D>::template rs<T, 1>(o, p + 4 * k, v + k * 128, add || k);
+}
+
+/* ---- warp specialisation and pipelines ------------------------------------------------------------------------- */
+
+/* setmaxnreg: the producer warpgroup gives registers back, which the consumer warpgroups take. N: of each thread. All
+ * warps of a warpgroup execute it. */
+template <int N>
+TE_FN void te__warpgroup_reg_alloc(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+TE_FN void te__warpgroup_reg_dealloc(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* Named barriers, 1 to 15: `threads` counts those that wait (sync) and those that only arrive. */
+TE_FN void te__named_barrier_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+TE_FN void te__named_barrier_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* A position in a pipeline of STAGES stages, each of which has an mbarrier `full` and one `empty`. */
+template <int STAGES> struct te__attn_pipeline_state { int stage, phase; };
+template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_state<STAGES> &state) {
+    if (++state.stage == STAGES) state.stage = 0, state.phase ^= 1;
+}
+
+/* TMA: a box [rows, 64] of a head to shared memory, from dimension x and row y of sequence `batch` on. Rows past the
+ * end of the sequence and dimensions past head_dim become zeros. bar: the mbarrier that counts the bytes. */
+TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
+                                  uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
+                 : "memory");
+}
+/* The same for packed sequences of different lengths: rows of `rows`, from its row y on. */
+TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
+                         uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(head), "r"(te__ragged_row(y, rows.count)), "r"(rows.first + rows.count),
+                 "r"((int)TE__RAGGED_ROWS), "r"(bar)
+                 : "memory");
+}
+/* The producer's side of a pipeline of tiles [ROWS, D]: addresses of its mbarriers and of its first stage. */
+template <int STAGES> struct te__attn_tile_producer {
+    uint32_t full, empty, tiles;
+    te__attn_pipeline_state<STAGES> state;
+};
+/* Load the tile that begins at row y once its stage is empty. One thread calls this. S: int, the sequence of a batch;
+ * or te_sequence, the rows of a packed one. */
+template <int D, int ROWS, int STAGES, class S>
+TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtensorMap *from, int head, int y,
+                                const S &batch) {
+    constexpr int BOXES = (D + 63) / 64, BOX = ROWS * 128; /* bytes */
+    const uint32_t bar = p.full + 8 * p.state.stage, to = p.tiles + p.state.stage * (BOXES * BOX);
+    te__barrier_wait(p.empty + 8 * p.state.stage, p.state.phase ^ 1);
+    te__barrier_arrive_expect_tx(bar, BOXES * BOX);
+    TE_UNROLL for (int b = 0; b < BOXES; b++) te__attn_tma_load_head(to + b * BOX, from, 64 * b, head, y, batch, bar);
+    te__attn_pipeline_advance(p.state);
+}
+
+/* ---- shared memory, bulk copies, flags in global memory -------------------------------------------------------- */
+
+/* Wait until all but the last K committed groups of wgmma are complete. */
+template <int K> TE_FN void te__attn_wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
+}
+/* Behind a wait: uses of the result d stay below this point, and so do loads and stores (see
+ * te__wgmma_fence_operand). */
+template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
+    TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* TMA: a box of [batch, seq, width], 64 columns from x on and the box's rows from token y of sequence z on. Rows past
+ * the end of the sequence become zeros. */
+TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
+/* The same for packed sequences, [rows, width]: from row y of `rows` on. */
+TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
+                             uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(te__ragged_row(y, rows.count)), "r"(rows.first + rows.count),
+                 "r"((int)TE__RAGGED_ROWS), "r"(bar)
+                 : "memory");
+}
+/* stmatrix: four 8 x 8 matrices of 16-bit elements to shared memory, transposed. Each lane passes the address of one
+ * row there. */
+TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
+                 "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+TE_FN float2 te__attn_shared_load2(uint32_t from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
+TE_FN void te__attn_shared_store4(uint32_t to, const float *v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                 : "memory");
+}
+TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
+}
+/* Makes this thread's stores to shared memory visible to wgmma and TMA (the async proxy) of whoever synchronises with
+ * it afterwards. */
+TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* TMA bulk copies of `bytes` bytes of f32 from shared to global memory, which store or add. Each is a bulk group of its
+ * own: te__attn_bulk_wait_read waits until this thread's groups have read shared memory, te__attn_bulk_wait until they
+ * are complete. */
+TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+/* A bulk copy to the same address in the shared memory of block `cta` of the cluster, whose mbarrier `bar` counts the
+ * bytes. */
+TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, int cta) {
+    asm volatile("{\n.reg .b32 to, at;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}"
+                 ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
+                 : "memory");
+}
+TE_FN void te__attn_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+TE_FN void te__attn_bulk_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+/* Increments *p. Everything before it, completed bulk copies included, is visible to whoever acquires the new value. */
+TE_FN void te__attn_add_release(uint32_t *p) {
+    asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+/* A barrier of the four warps of consumer warpgroup `group`, 0 or 1. */
+TE_FN void te__attn_warpgroup_sync(int group) {
+    if (group) asm volatile("bar.sync 2, 128;" ::: "memory");
+    else asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+#endif
+
+/* ---- host ------------------------------------------------------------------------------------------------------ */
+
+/* Whether there are kernels for these head sizes: head_dim of q and k, value_dim of v. */
+TE_BOTH constexpr bool te__attn_sm90_supports(int head_dim, int value_dim) {
+    return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
+                                       head_dim == 256
+                                 : head_dim == 192 && value_dim == 128;
+}
+/* A tensor [batch, seq, heads, dim] of 16-bit elements, of which TMA loads boxes [box_rows, 64] of one head. With batch
+ * 0 it is [seq, heads, dim], the rows of packed sequences. width: elements from row to row. */
+typedef struct te__attn_heads_tensor {
+    const void *data;
+    int64_t width;
+    int dim, heads, seq, batch, box_rows;
+} te__attn_heads_tensor;
+
+/* Its tensor map. */
+TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te__attn_heads_tensor *x,
+                                           te_dtype dtype, te_context *ctx) {
+    const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
+    const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)x->seq};
+    const cuuint64_t size[4] = {(cuuint64_t)x->dim, (cuuint64_t)x->heads, (cuuint64_t)x->seq, (cuuint64_t)x->batch};
+    const cuuint32_t box[4] = {64, 1, (cuuint32_t)x->box_rows, 1};
+    if (!x->batch) return te__tensor_map_ragged(map, encode, x->data, 3, size, pitch, box, dtype, ctx);
+    return te__tensor_map_tiled(map, encode, x->data, 4, size, pitch, box, dtype, ctx);
+}
+
+/* The tensor map of [batch, seq, width], elements of 16 bits, in boxes of 64 tokens by 64 columns, which stay within a
+ * sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
+TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int batch, int seq,
+                                         int width, te_dtype dtype, te_context *ctx) {
+    const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
+    const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
+    const cuuint32_t box[3] = {64, 64, 1};
+    if (!batch) return te__tensor_map_ragged(map, encode, data, 2, size, pitch, box, dtype, ctx);
+    return te__tensor_map_tiled(map, encode, data, 3, size, pitch, box, dtype, ctx);
+}
+
+#endif

@@ -1,0 +1,259 @@
+/* bucket_reduce.h -- how the gradients of a bucket (buckets.h) are summed over the data group: in f32 or bf16; all of
+ * them (all-reduce) or this rank's shard (reduce-scatter, for ZeRO-1); by DMA engines or by NCCL or MPI.
+ *
+ * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs beside a backward does not slow
+ * its GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
+ * x[count]:
+ *   1. each shard of x, an Nth, is copied to the rank that owns it, into the slot there for the sender;
+ *   2. the owner adds its slots and its own shard in f32, in the order of the ranks: (N + 1) shards of bytes;
+ *   3. the sum is copied to all other ranks, and from their slots into x. Not in a reduce-scatter.
+ * Bytes over a link: 2 (N - 1) / N of x, at 230 GB/s to a rank of four. A bucket that no more of the backward hides
+ * goes by NCCL, which takes half of that time.
+ *
+ * Synchronisation, all of it in the order of one stream: behind each copy the sender writes a flag of the receiver,
+ * whose stream waits for it and resets it. No rank asks whether a slot is empty. It sends its next shards after it has
+ * received all flags of the current sums, so their owners have added up what it sent; and its next sum after it has
+ * received all shards of that piece, whose senders have copied the sum before out of their slots.
+ *
+ * A stream that waits for a rank that has failed waits forever, as NCCL's kernels do: te_comm_synchronize reports it
+ * after the timeout, and te_comm_destroy releases the stream.
+ */
+#ifndef TE_COMM_BUCKET_REDUCE_H
+#define TE_COMM_BUCKET_REDUCE_H
+
+#include "../../core/tensor_kernels.h" /* te_convert */
+#include "../../plan/bind.h"    /* te_model, te_slice_elements */
+#include "../comm.h"            /* te_group */
+
+/* ---- by DMA engines ---------------------------------------------------------------------------------------------- */
+
+#if TE_HAS_COMM_OVERLAP
+#include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
+
+enum {
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy brings, and the index of its flag */
+    TE_DMA_ALIGN = 128,               /* elements: shards begin at multiples of so many */
+    TE_DMA_THREADS = 512
+};
+
+typedef struct te_dma_add_args {
+    void *x;                     /* [count], a multiple of 8: in this rank's shard, out the sum */
+    const void *shard[TE_MAX_RANKS]; /* of the others */
+    int64_t count;
+    int rank, ranks;
+} te_dma_add_args;
+
+TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtype) {
+    const int64_t stride = 8 * (int64_t)b.nx * TE_DMA_THREADS;
+    for (int64_t i = 8 * ((int64_t)b.x * TE_DMA_THREADS + threadIdx.x); i < a->count; i += stride) {
+        float sum[8], next[8];
+        te_load8(sum, a->rank ? a->shard[0] : a->x, i, 8, 1, dtype);
+        for (int r = 1; r < a->ranks; r++) {
+            te_load8(next, r == a->rank ? a->x : a->shard[r], i, 8, 1, dtype);
+            TE_UNROLL for (int e = 0; e < 8; e++) sum[e] += next[e];
+        }
+        te_store8(a->x, i, sum, 8, 1, dtype);
+    }
+}
+TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
+TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
+
+/* A piece of x that fits into the slots. Each rank has slots for the shards that the others send, and for their
+ * sums. */
+typedef struct te__dma_reduce {
+    const te__overlap_memory *m;
+    cudaStream_t stream;
+    char *x;
+    te_dtype dtype;
+    int scatter_only;     /* reduce-scatter: no rank gets the sums of the others */
+    int64_t count, shard; /* elements of all shards, and of one; the last ones may have fewer */
+    int64_t stride;       /* elements from one rank's shard to the next one's */
+    int64_t slot;         /* elements of a slot */
+} te__dma_reduce;
+
+TE_API int64_t te__dma_shard_count(const te__dma_reduce *c, int r) {
+    return te_max(te_min(c->shard, c->count - r * c->shard), 0);
+}
+TE_API size_t te__dma_shard_bytes(const te__dma_reduce *c, int r) {
+    return (size_t)te__dma_shard_count(c, r) * te_dtype_bytes(c->dtype);
+}
+TE_API char *te__dma_shard(const te__dma_reduce *c, int r) {
+    return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
+}
+/* The slot on rank `to` for what rank `from` sends. kind: TE_DMA_SHARD or TE_DMA_SUM. */
+TE_API char *te__dma_slot(const te__dma_reduce *c, int to, int from, int kind) {
+    const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
+    return te__overlap_workspace(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);
+}
+TE_API te_status te__dma_copy(const te__dma_reduce *c, void *to, const void *from, size_t bytes, te_context *ctx) {
+    return te__cuda_status(ctx, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
+                           "sums over ranks");
+}
+/* Sends each other rank its shard of x, or all of them this rank's sum, and then the flag. The rank before this one is
+ * the first, so that each rank receives from one at a time. */
+TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx) {
+    const te__overlap_memory *m = c->m;
+    for (int k = 1; k < m->ranks; k++) {
+        const int to = (m->rank + m->ranks - k) % m->ranks, shard = kind == TE_DMA_SHARD ? to : m->rank;
+        if (te__dma_shard_bytes(c, shard) && (kind == TE_DMA_SHARD || !c->scatter_only))
+            TE_TRY(te__dma_copy(c, te__dma_slot(c, to, m->rank, kind), te__dma_shard(c, shard),
+                                te__dma_shard_bytes(c, shard), ctx));
+        TE_TRY(te__stream_write_flag(m, te__gather_flag(m, to, m->rank, kind), 1, c->stream, ctx));
+    }
+    return TE_OK;
+}
+/* Lets the stream wait for the flags of all other ranks, and resets them. */
+TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
+    const te__overlap_memory *m = c->m;
+    for (int k = 1; k < m->ranks; k++) {
+        uint32_t *const flag = te__gather_flag(m, m->rank, (m->rank + k) % m->ranks, kind);
+        TE_TRY(te__stream_wait_flag(m, flag, 1, c->stream, ctx));
+        TE_TRY(te__stream_write_flag(m, flag, 0, c->stream, ctx));
+    }
+    return TE_OK;
+}
+TE_IF_USED TE_API te_status te__dma_reduce_piece(const te__dma_reduce *c, te_context *ctx) {
+    const te__overlap_memory *m = c->m;
+    te_dma_add_args a;
+    TE_TRY(te__dma_send(c, TE_DMA_SHARD, ctx));
+    TE_TRY(te__dma_wait(c, TE_DMA_SHARD, ctx));
+    memset(&a, 0, sizeof a);
+    a.x = te__dma_shard(c, m->rank), a.count = te__dma_shard_count(c, m->rank);
+    a.rank = m->rank, a.ranks = m->ranks;
+    for (int r = 0; r < m->ranks; r++)
+        if (r != m->rank) a.shard[r] = te__dma_slot(c, m->rank, r, TE_DMA_SHARD);
+    const te_grid grid = te__grid_of(te_min(2 * ctx->processors, te_ceil_div(a.count, 8 * TE_DMA_THREADS)), 1);
+    if (a.count)
+        TE_TRY(c->dtype == TE_f32 ? te_dma_add_f32_launch(ctx, grid, &a) : te_dma_add_bf16_launch(ctx, grid, &a));
+    TE_TRY(te__dma_send(c, TE_DMA_SUM, ctx));
+    TE_TRY(te__dma_wait(c, TE_DMA_SUM, ctx));
+    for (int r = 0; r < m->ranks && !c->scatter_only; r++)
+        if (r != m->rank && te__dma_shard_bytes(c, r))
+            TE_TRY(te__dma_copy(c, te__dma_shard(c, r), te__dma_slot(c, m->rank, r, TE_DMA_SUM),
+                                te__dma_shard_bytes(c, r), ctx));
+    return TE_OK;
+}
+TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const te_context *ctx) {
+    te__dma_reduce c;
+    memset(&c, 0, sizeof c);
+    c.m = g->memory, c.stream = (cudaStream_t)ctx->stream, c.dtype = dtype;
+    c.slot = (int64_t)(c.m->capacity / te_dtype_bytes(dtype)) / (2 * (g->size - 1)) / TE_DMA_ALIGN * TE_DMA_ALIGN;
+    return c;
+}
+/* x[count], f32 or bf16, becomes the sum over the ranks of g, which has memory. count: a multiple of TE_DMA_ALIGN.
+ * Enqueued on ctx->stream, which must be the same in all calls. */
+TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
+                                               te_context *ctx) {
+    te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
+    TE_TRY(te__peers_check(&g->comm->data, ctx));
+    for (int64_t at = 0; at < count; at += g->size * c.slot) {
+        c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.count = te_min(count - at, g->size * c.slot);
+        c.shard = c.stride = te_round_up(te_ceil_div(c.count, g->size), TE_DMA_ALIGN);
+        TE_TRY(te__dma_reduce_piece(&c, ctx));
+    }
+    return TE_OK;
+}
+/* x[rank] of x[ranks][count] becomes the sum over the ranks; the rest of x stays. */
+TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
+                                                   te_context *ctx) {
+    te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
+    TE_TRY(te__peers_check(&g->comm->data, ctx));
+    c.scatter_only = 1, c.stride = count;
+    for (int64_t at = 0; at < count; at += c.slot) {
+        c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.shard = te_min(c.slot, count - at);
+        c.count = g->size * c.shard;
+        TE_TRY(te__dma_reduce_piece(&c, ctx));
+    }
+    return TE_OK;
+}
+/* Allocates slots for reductions of `bytes` bytes at a time, if the ranks of g have symmetric memory; they stay until
+ * te_comm_destroy. All ranks call it. */
+TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
+    const int64_t slot_bytes = te_round_up(te_ceil_div(bytes, g->size), TE_DMA_ALIGN * (int64_t)sizeof(float));
+    return g->memory || !g->peers ? TE_OK : te__overlap_memory_open(g, 2 * (g->size - 1) * slot_bytes, ctx);
+}
+#else
+TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    return te_group_all_reduce(g, x, x, count, dtype, ctx);
+}
+TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    char *local = (char *)x + (size_t)(g->rank * count) * te_dtype_bytes(dtype);
+    return te_group_reduce_scatter(g, local, x, count, dtype, ctx);
+}
+TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
+    return (void)g, (void)bytes, (void)ctx, TE_OK;
+}
+#endif
+
+/* ---- by the way that the buckets are configured for -------------------------------------------------------------- */
+
+typedef struct te_bucket_reducer {
+    te_context *ctx;
+    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors beside the backward */
+    te_dtype dtype;
+    void *staging;    /* [elements] of bf16; null: the sums are in f32, in place */
+    int64_t elements;
+} te_bucket_reducer;
+
+TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
+    if (s->staging) te_release(s->ctx, s->staging);
+    s->staging = 0;
+}
+/* bytes: of f32 that are reduced at a time. dma: by DMA engines, if the ranks have symmetric memory. */
+TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
+                                                    te_context *ctx) {
+    s->ctx = ctx, s->staging = 0;
+    const int64_t elements = te_ceil_div(bytes, (int64_t)sizeof(float)), size = (int64_t)te_dtype_bytes(dtype);
+    if (ctx->comm && dma) TE_TRY(te__dma_open(&ctx->comm->data, elements * size, ctx));
+    s->data = *te_data_group(ctx), s->data.peers = 0, s->dtype = dtype;
+    if (!dma) s->data.memory = 0;
+    if (dtype == TE_f32 || s->data.size == 1) return TE_OK;
+    s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
+    return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
+}
+/* x[count] of `dtype` becomes the sum over the group. hidden: more of the backward runs beside it. */
+TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
+                                                     te_dtype dtype, int hidden, te_context *ctx) {
+    if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
+    return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
+}
+/* The same of x in f32, summed in s->dtype. */
+TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
+                                                  te_context *ctx) {
+    if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);
+    for (int64_t at = 0; at < count; at += s->elements) {
+        const int64_t n = te_min(s->elements, count - at);
+        TE_TRY(te_convert(s->staging, s->dtype, x + at, TE_f32, n, ctx));
+        TE_TRY(te__bucket_all_reduce_as(s, s->staging, n, s->dtype, hidden, ctx));
+        TE_TRY(te_convert(x + at, TE_f32, s->staging, s->dtype, n, ctx));
+    }
+    return TE_OK;
+}
+/* x[rank] of x[ranks][count] of `dtype` becomes the sum over the group. */
+TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
+                                                         te_dtype dtype, int hidden, te_context *ctx) {
+    char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
+    if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
+    return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
+}
+/* Of a model's gradients this rank gets the sums of its shard (te_slice_elements), and of the elements behind the last
+ * shard: half of the traffic of an all-reduce. Shards know no parameters, so the memory of frozen ones is sent too. */
+TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
+                                                      int hidden, te_context *ctx) {
+    float *const grads = (float *)(uintptr_t)m->grads;
+    const int64_t shard = te_slice_elements(m->elements, shards), rest = shard * shards;
+    if (s->dtype == TE_f32) TE_TRY(te__bucket_reduce_scatter_as(s, grads, shard, TE_f32, hidden, ctx));
+    for (int64_t at = 0; s->dtype != TE_f32 && at < shard; at += s->elements / shards) {
+        const int64_t n = te_min(s->elements / shards, shard - at);
+        const size_t bytes = (size_t)n * te_dtype_bytes(s->dtype);
+        char *const local = (char *)s->staging + (size_t)s->data.rank * bytes;
+        for (int r = 0; r < shards; r++)
+            TE_TRY(te_convert((char *)s->staging + (size_t)r * bytes, s->dtype, grads + r * shard + at, TE_f32, n,
+                              ctx));
+        TE_TRY(te__bucket_reduce_scatter_as(s, s->staging, n, s->dtype, hidden, ctx));
+        TE_TRY(te_convert(grads + s->data.rank * shard + at, TE_f32, local, s->dtype, n, ctx));
+    }
+    return te__bucket_all_reduce(s, grads + rest, m->elements - rest, hidden, ctx);
+}
+
+#endif

@@ -1,0 +1,206 @@
+/* comm_mpi.h -- communicators on the host, by MPI; comm.h calls what this and comm_nccl.h both define. A collective
+ * returns when it is complete, or fails after the communicator's timeout. */
+/* target: host */
+#ifndef TE_COMM_HOST_H
+#define TE_COMM_HOST_H
+
+#include "../../core/rank_group.h" /* te_comm, te_group */
+
+#ifdef TE_COMM
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1 /* the C++ bindings of MPI are not used, and would need -lmpi_cxx */
+#endif
+#include <mpi.h>
+#include <sched.h>  /* sched_yield */
+#include <stdlib.h> /* malloc */
+
+typedef MPI_Comm te__comm_native;
+
+/* te_group.handle points to it. */
+typedef struct te__mpi {
+    MPI_Comm comm;
+    MPI_Op sum_bf16, sum_f16; /* MPI has no type for either */
+    int is_owned;             /* the communicator was made here */
+} te__mpi;
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, te_context *ctx) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    if (error == MPI_SUCCESS) return TE_OK;
+    (void)MPI_Error_string(error, text, &length);
+    if (g->comm) g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+}
+/* Waits until the request is complete, or the timeout. Yields, since there may be more ranks than processors. */
+TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
+    const double start = MPI_Wtime(), timeout = g->comm->timeout;
+    enum { POLLS_PER_YIELD = 64 };
+    int done = 0;
+    TE_TRY(te__mpi_status(g, error, what, ctx));
+    for (int64_t polls = 0;; polls++) {
+        TE_TRY(te__mpi_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, ctx));
+        if (done) return TE_OK;
+        if (polls % POLLS_PER_YIELD == POLLS_PER_YIELD - 1) (void)sched_yield();
+        if (MPI_Wtime() - start < timeout) continue;
+        g->comm->failed = 1;
+        return te_fail(ctx, TE_ERROR_COMM,
+                       "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
+                       g->rank, g->size, timeout);
+    }
+}
+
+/* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
+
+TE_API void te__mpi_add(void *in, void *inout, int *count, te_dtype dtype) {
+    for (int i = 0; i < *count; i++) {
+        const float sum = te_load(in, i, dtype) + te_load(inout, i, dtype);
+        te_store(inout, i, sum, dtype);
+    }
+}
+TE_API void te__mpi_add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
+    (void)type;
+    te__mpi_add(in, inout, count, TE_bf16);
+}
+TE_API void te__mpi_add_f16(void *in, void *inout, int *count, MPI_Datatype *type) {
+    (void)type;
+    te__mpi_add(in, inout, count, TE_f16);
+}
+/* MPI's type and sum operation for a dtype. 16-bit formats go as uint16 with a custom MPI_Op. */
+TE_API te_status te__mpi_type(MPI_Datatype *type, MPI_Op *op, const te_group *g, te_dtype dtype, const char *what,
+                              te_context *ctx) {
+    const te__mpi *m = (const te__mpi *)g->handle;
+    TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "%s: no sums of %s", what,
+               te_dtype_name(dtype));
+    *type = dtype == TE_f32 ? MPI_FLOAT : MPI_UINT16_T;
+    *op = dtype == TE_f32 ? MPI_SUM : dtype == TE_bf16 ? m->sum_bf16 : m->sum_f16;
+    return TE_OK;
+}
+TE_API te_status te__mpi_count(int64_t count, const char *what, te_context *ctx) {
+    TE_REQUIRE(count <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "%s: %lld elements", what, (long long)count);
+    return TE_OK;
+}
+TE_API te_status te__mpi_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                    te_context *ctx) {
+    const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
+    const int in_place = x == (const char *)y + g->rank * bytes;
+    MPI_Request request;
+    TE_TRY(te__mpi_count(bytes, "all_gather", ctx));
+    const int error = MPI_Iallgather(in_place ? MPI_IN_PLACE : x, (int)bytes, MPI_BYTE, y, (int)bytes, MPI_BYTE,
+                                     ((const te__mpi *)g->handle)->comm, &request);
+    return te__mpi_wait(g, error, &request, "all_gather", ctx);
+}
+TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                        te_context *ctx) {
+    MPI_Datatype type = MPI_FLOAT;
+    MPI_Op op = MPI_SUM;
+    MPI_Request request;
+    const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
+    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers */
+    TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
+    TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
+    void *const to = in_place ? malloc(bytes) : y;
+    TE_REQUIRE(to, ctx, TE_ERROR_MEMORY, "reduce_scatter: cannot allocate %zu bytes", bytes);
+    const int error =
+        MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
+    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+    if (!in_place) return status;
+    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after a failure MPI may still write to it: not freed */
+    return status;
+}
+TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                    te_context *ctx) {
+    const size_t size = te_dtype_bytes(dtype);
+    MPI_Datatype type = MPI_FLOAT;
+    MPI_Op op = MPI_SUM;
+    MPI_Request request;
+    TE_TRY(te__mpi_type(&type, &op, g, dtype, "all_reduce", ctx));
+    for (int64_t at = 0, n; at < count; at += n) { /* in pieces: MPI's count is an int */
+        n = te_min(count - at, 1 << 30);
+        const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
+                                         (char *)y + (size_t)at * size, (int)n, type, op,
+                                         ((const te__mpi *)g->handle)->comm, &request);
+        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", ctx));
+    }
+    return TE_OK;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+TE_API void te__mpi_close(te_group *g) {
+    te__mpi *m = (te__mpi *)g->handle;
+    if (!g->comm->failed) { /* freeing would wait for the collective that failed */
+        (void)MPI_Op_free(&m->sum_bf16);
+        (void)MPI_Op_free(&m->sum_f16);
+        if (m->is_owned) (void)MPI_Comm_free(&m->comm);
+    }
+    free(m);
+    g->handle = 0;
+}
+TE_API const te_transport *te__comm_transport(void) {
+    static const te_transport mpi = {"mpi", te__mpi_all_gather, te__mpi_reduce_scatter, te__mpi_all_reduce,
+                                     te__mpi_close};
+    return &mpi;
+}
+/* Makes g the group of this communicator, whose errors are returned from then on instead of ending the process. */
+TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_context *ctx) {
+    te__mpi *m = (te__mpi *)calloc(1, sizeof *m);
+    TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *m);
+    m->comm = comm, m->is_owned = is_owned, g->handle = m;
+    TE_TRY(te__mpi_status(g, MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Op_create(te__mpi_add_bf16, 1, &m->sum_bf16), "MPI_Op_create", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Op_create(te__mpi_add_f16, 1, &m->sum_f16), "MPI_Op_create", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Comm_rank(comm, &g->rank), "MPI_Comm_rank", ctx));
+    return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
+}
+/* All processes that mpirun started. */
+TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+    int is_initialized = 0;
+    (void)file;
+    TE_TRY(te__mpi_status(&comm->world, MPI_Initialized(&is_initialized), "MPI_Initialized", ctx));
+    if (!is_initialized) {
+        TE_TRY(te__mpi_status(&comm->world, MPI_Init(0, 0), "MPI_Init", ctx));
+        comm->closes = 1;
+    }
+    const int rank = comm->world.rank, size = comm->world.size;
+    TE_TRY(te__mpi_open(&comm->world, MPI_COMM_WORLD, 0, ctx));
+    TE_REQUIRE(comm->world.rank == rank && comm->world.size == size, ctx, TE_ERROR_VALUE,
+               "te_comm_create: MPI says rank %d of %d, the config or the environment rank %d of %d", comm->world.rank,
+               comm->world.size, rank, size);
+    return TE_OK;
+}
+TE_API te_status te__comm_adopt(te_comm *comm, MPI_Comm native, te_context *ctx) {
+    return te__mpi_open(&comm->world, native, 0, ctx);
+}
+TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
+    MPI_Comm part = MPI_COMM_NULL;
+    TE_TRY(te__mpi_status(of, MPI_Comm_split(((const te__mpi *)of->handle)->comm, color, key, &part), "MPI_Comm_split",
+                          ctx));
+    return te__mpi_open(g, part, 1, ctx);
+}
+/* Symmetric memory is for CUDA alone. */
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
+    return (void)g, (void)max_bytes, (void)ctx, TE_OK;
+}
+TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
+    return (void)g, (void)bytes, (void)ctx, TE_OK;
+}
+TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
+    return (void)comm, te_allocate(ctx, p, bytes);
+}
+TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
+    return (void)comm, te_release(ctx, p), TE_OK;
+}
+TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
+TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
+TE_API void te__comm_close(te_comm *comm) {
+    int is_finalized = 0;
+    if (!comm->closes || comm->failed) return; /* after a failure MPI_Finalize would wait for all other ranks */
+    if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && !is_finalized) (void)MPI_Finalize();
+}
+/* Nothing is pending on the host, where a collective returns when it is complete. */
+TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
+#endif
+
+#endif

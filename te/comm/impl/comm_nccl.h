@@ -1,0 +1,260 @@
+/* comm_nccl.h -- communicators on CUDA, by NCCL 2.18 or later; comm.h calls what this and comm_mpi.h both define.
+ * Small tensors go through symmetric memory instead, where the ranks of a group can map it (symmetric_collectives.h).
+ * Collectives are enqueued on the context's stream, so a pass with collectives is captured and replayed like any other.
+ */
+/* target: cuda */
+#ifndef TE_COMM_CUDA_H
+#define TE_COMM_CUDA_H
+
+#include "../../core/rank_group.h"       /* te_comm, te_group */
+#include "../../core/target.h"      /* te__cuda_call */
+#include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__peer_collective */
+
+#ifdef TE_COMM
+#include <nccl.h>
+#include <pthread.h>
+#include <stdio.h> /* fopen */
+#include <time.h>  /* time, nanosleep */
+
+typedef ncclComm_t te__comm_native;
+
+TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
+    if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
+    if (g->comm) g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
+                   ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+}
+TE_API double te__seconds(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+TE_API void te__sleep_1ms(void) {
+    const struct timespec moment = {0, 1000000};
+    (void)nanosleep(&moment, 0);
+}
+
+/* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
+
+typedef struct te__nccl_args {
+    const te_group *group;
+    void *y;
+    const void *x;
+    int64_t count;
+    te_dtype dtype;
+    te_peer_kind kind;
+} te__nccl_args;
+
+TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
+    static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather"}; /* indexed by te_peer_kind */
+    const te__nccl_args *a = (const te__nccl_args *)args;
+    const ncclDataType_t type = a->dtype == TE_f32 ? ncclFloat32 : a->dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    const ncclComm_t comm = (ncclComm_t)a->group->handle;
+    const size_t count = (size_t)a->count;
+    ncclResult_t e;
+    if (a->kind == TE_PEER_all_gather) e = ncclAllGather(a->x, a->y, count, type, comm, stream);
+    else if (a->kind == TE_PEER_reduce_scatter) e = ncclReduceScatter(a->x, a->y, count, type, ncclSum, comm, stream);
+    else e = ncclAllReduce(a->x, a->y, count, type, ncclSum, comm, stream);
+    return te__nccl_status(a->group, e, names[a->kind], ctx);
+}
+TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                             te_peer_kind kind, te_context *ctx) {
+    te__nccl_args a;
+    int taken = 0; /* by a kernel of symmetric_collectives.h */
+    TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
+               te_dtype_name(dtype));
+    if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
+    if (taken) return TE_OK;
+    memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
+    a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
+    return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
+}
+TE_IF_USED TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count,
+                                                te_dtype dtype, te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_gather, ctx);
+}
+TE_IF_USED TE_API te_status te__nccl_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count,
+                                                    te_dtype dtype, te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_reduce_scatter, ctx);
+}
+TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, const void *x, int64_t count,
+                                                te_dtype dtype, te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_reduce, ctx);
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+/* Whether this library made the NCCL communicator; te_comm_from_native does not own that of the caller. */
+TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
+/* Frees the symmetric memory of a group. A rank frees its own after all others have unmapped it, which an all-reduce
+ * tells, or after the timeout. */
+TE_API void te__peer_memory_close(te_group *g) {
+    const te_comm *comm = g->comm;
+    const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
+    te_peer_memory *p = g->peers;
+    if (!p) return;
+    te__overlap_memory *m = g->memory;
+    g->peers = 0, g->memory = 0;
+    te__peer_memory_unmap(p, g->rank);
+    if (m) te__overlap_memory_unmap(m);
+    if (!comm->failed && ncclAllReduce(p->state, p->state, 1, ncclUint32, ncclMax, (ncclComm_t)g->handle, stream) ==
+                             ncclSuccess) {
+        const double start = te__seconds();
+        while (cudaStreamQuery(stream) == cudaErrorNotReady && te__seconds() - start < comm->timeout) te__sleep_1ms();
+    }
+    te__peer_memory_free(p, g->rank);
+    if (m) te__overlap_memory_free(m);
+}
+TE_API void te__nccl_close(te_group *g) {
+    te__peer_memory_close(g);
+    if (!g->comm->failed && te__comm_is_owned(g)) (void)ncclCommDestroy((ncclComm_t)g->handle);
+    g->handle = 0;
+}
+TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
+    static const te_transport nccl = {"nccl", te__nccl_all_gather, te__nccl_reduce_scatter, te__nccl_all_reduce,
+                                      te__nccl_close};
+    return &nccl;
+}
+/* Rank 0 writes NCCL's unique id to FILE.part and renames it to FILE, so that the others never read a part of it. */
+TE_API te_status te__nccl_write_id(const ncclUniqueId *id, const char *file, te_context *ctx) {
+    char part[1024];
+    TE_REQUIRE(snprintf(part, sizeof part, "%s.part", file) < (int)sizeof part, ctx, TE_ERROR_VALUE,
+               "te_comm_create: the name of the file is too long");
+    FILE *f = fopen(part, "wb");
+    TE_REQUIRE(f, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s", part);
+    const int is_written = fwrite(id, sizeof *id, 1, f) == 1, is_closed = fclose(f) == 0;
+    TE_REQUIRE(is_written && is_closed && rename(part, file) == 0, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s",
+               file);
+    return TE_OK;
+}
+TE_API te_status te__nccl_read_id(ncclUniqueId *id, const char *file, double timeout, te_context *ctx) {
+    for (const double start = te__seconds(); te__seconds() - start < timeout; te__sleep_1ms()) {
+        FILE *f = fopen(file, "rb");
+        if (!f) continue;
+        const int is_read = fread(id, sizeof *id, 1, f) == 1;
+        (void)fclose(f);
+        TE_REQUIRE(is_read, ctx, TE_ERROR_FORMAT, "te_comm_create: %s holds no unique id of NCCL", file);
+        return TE_OK;
+    }
+    return te_fail(ctx, TE_ERROR_COMM, "te_comm_create: rank 0 has not written %s within %g seconds", file, timeout);
+}
+TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+    te_group *w = &comm->world;
+    ncclComm_t nccl = 0;
+    ncclUniqueId id;
+    TE_REQUIRE(w->rank >= 0 && w->rank < w->size, ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d", w->rank,
+               w->size);
+    TE_REQUIRE(file || w->size == 1, ctx, TE_ERROR_NULL, "te_comm_create: config.file is null, with %d ranks", w->size);
+    if (!w->rank) {
+        TE_TRY(te__nccl_status(w, ncclGetUniqueId(&id), "ncclGetUniqueId", ctx));
+        if (w->size > 1) TE_TRY(te__nccl_write_id(&id, file, ctx));
+    } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
+    TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
+    w->handle = nccl, comm->closes = 1;
+    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waits for all ranks: all have read it */
+    return TE_OK;
+}
+TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
+    te_group *w = &comm->world;
+    w->handle = native;
+    TE_TRY(te__nccl_status(w, ncclCommUserRank(native, &w->rank), "ncclCommUserRank", ctx));
+    return te__nccl_status(w, ncclCommCount(native, &w->size), "ncclCommCount", ctx);
+}
+TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
+    ncclComm_t part = 0;
+    TE_TRY(te__nccl_status(of, ncclCommSplit((ncclComm_t)of->handle, color, key, &part, 0), "ncclCommSplit", ctx));
+    g->handle = part;
+    return TE_OK;
+}
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
+    return te__peer_memory_open(g, max_bytes, ctx);
+}
+TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
+    return te__overlap_memory_open(g, bytes, ctx);
+}
+/* Recorded passes (core/impl/graph_replay.h) may hold NCCL's kernels: drop them before the communicator. */
+TE_API void te__comm_forget_graphs(te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    while (s && s->replays) te__replay_evict(s, s->replays - 1);
+}
+TE_API void te__comm_close(te_comm *comm) { (void)comm; }
+
+/* ---- failure ----------------------------------------------------------------------------------------------------- */
+
+/* The thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the device. */
+typedef struct te__comm_abort {
+    ncclComm_t nccl[3];
+    int device, done; /* done: 1, or -1 after an error */
+} te__comm_abort;
+TE_API void *te__comm_abort_run(void *p) {
+    te__comm_abort *a = (te__comm_abort *)p;
+    int ok = cudaSetDevice(a->device) == cudaSuccess;
+    for (int i = 0; i < 3; i++)
+        if (a->nccl[i]) ok &= ncclCommAbort(a->nccl[i]) == ncclSuccess;
+    ok &= cudaDeviceSynchronize() == cudaSuccess;
+    __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
+    return 0;
+}
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags. The results are
+ * garbage, which nobody reads. stream: used for these writes alone; a call does nothing while the writes of the call
+ * before are in progress. */
+TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
+    const te__overlap_memory *m = g->memory;
+    if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
+    for (int r = 0; r < m->ranks; r++)
+        for (int kind = 0; kind < 2 && r != m->rank; kind++)
+            (void)te__stream_write_flag(m, te__gather_flag(m, m->rank, r, kind), 1, stream, ctx);
+}
+/* Ends the work of a failed communicator on the device. Returns 0 if the device is not idle within the timeout: then
+ * all its memory stays allocated until the process ends. */
+TE_API int te__comm_abort_all(te_comm *comm) {
+    const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
+    te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
+    cudaStream_t stream = 0;
+    pthread_t thread;
+    int done = 0, least = 0, greatest = 0;
+    (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess)
+        return free(a), 0;
+    a->device = comm->ctx->device;
+    for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_owned(group[i]) ? (ncclComm_t)group[i]->handle : 0;
+    if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
+    (void)pthread_detach(thread);
+    for (const double start = te__seconds(); !done && te__seconds() - start < comm->timeout; te__sleep_1ms()) {
+        te__comm_release_waits(&comm->data, stream, comm->ctx);
+        done = __atomic_load_n(&a->done, __ATOMIC_ACQUIRE);
+    }
+    if (!done) return 0;
+    (void)cudaStreamDestroy(stream), free(a);
+    return done > 0;
+}
+
+/* te_synchronize that returns TE_ERROR_COMM if a rank of a group has failed, or after the communicator's timeout. */
+TE_API te_status te_comm_synchronize(te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_comm_synchronize"));
+    TE_TRY(te_launch_flush(ctx));
+    const te_comm *comm = ctx->comm;
+    if (!comm) return te_synchronize(ctx);
+    const double start = te__seconds();
+    const te_group *const group[3] = {&comm->world, &comm->tensor, &comm->data};
+    for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
+        if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
+        for (int i = 0; i < 3; i++) {
+            TE_TRY(te__peers_check(group[i], ctx));
+            ncclResult_t async = ncclSuccess;
+            TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
+                                   "ncclCommGetAsyncError", ctx));
+            TE_TRY(te__nccl_status(group[i], async, "a collective", ctx));
+        }
+        if (te__seconds() - start < comm->timeout) continue;
+        ctx->comm->failed = 1;
+        return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
+                       comm->world.rank, comm->world.size, comm->timeout);
+    }
+    for (int i = 0; i < 3; i++) TE_TRY(te__peers_check(group[i], ctx));
+    return TE_OK;
+}
+#endif
+
+#endif

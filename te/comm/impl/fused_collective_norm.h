@@ -1,0 +1,542 @@
+/* fused_collective_norm.h -- fused collective patterns: a norm, and the ops around it, on rows that are sums over the
+ * ranks. Where the ranks have symmetric memory (symmetric_memory.h) each pattern is one kernel:
+ *
+ *   all_reduce [bias] [dropout] add [fork] norm                    all ranks have the same rows. The sum is one-shot or
+ *                                                                  two-shot, as that of a plain all_reduce
+ *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     the boundary between two parts of a block under
+ *                                                                  sequence parallelism: rank r has the rows
+ *                                                                  [r * pitch, (r + 1) * pitch)
+ *
+ * A lane sends the others its packets of a row, waits for theirs, and continues with the sum in registers: f32, in the
+ * order of the ranks, rounded once. So the bits are those of the collective followed by the pointwise kernel, with one
+ * exception: for more rows than multiprocessors that kernel adds up a norm's row in another order (rstd differs in the
+ * last bit of f32 in one row of ten). If there is no such kernel, or a GEMM overlaps the collective
+ * (te/linear/impl/linear_comm_overlap.h), the steps run one after the other.
+ *
+ * A group of lanes sends one row ahead of the one that it computes, and receives gathered rows one behind, so the link
+ * stays busy. Lane i of a rank waits only for lane i of its peers, which sends a row before it waits for that row: the
+ * order of blocks does not matter as long as lower ones start first.
+ *
+ * Floor, bytes a row of h 16-bit elements: all_reduce: over the link 2 h to each other rank (one-shot), or 4 h (N - 1)
+ * / N in all (two-shot); x, the residual, its sum and y: 2 h each. reduce_scatter .. all_gather: 2 S (N - 1) / N over
+ * the link, for S bytes of all rows. Measurements, and variants that were slower: docs/notes/comm.md.
+ */
+#ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
+#define TE_COMM_FUSED_COLLECTIVE_NORM_H
+
+#include "../../pointwise/impl/pointwise_step.h" /* te_pointwise, te_norm_forward */
+#include "../../fuse/impl/matcher.h"      /* TE_FUSED */
+#include "collective_step.h"      /* te__collective_apply, te__deferred_gemm_reduce_scatter, .._all_reduce */
+#include "symmetric_memory.h"     /* te_peer_args, te__peer_wait_rank */
+
+#define TE_FORWARD_all_reduce_add_norm TE_FUSED
+#define TE_FORWARD_all_reduce_add_fork_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_add_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_add_fork_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_dropout_add_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_dropout_add_fork_norm TE_FUSED
+
+#define TE_FORWARD_reduce_scatter_add_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_add_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_dropout_add_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_add_fork_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_dropout_add_fork_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_dropout_add_fork_norm_all_gather TE_FUSED
+
+/* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
+
+typedef struct te_fused_collective_args {
+    te_pointwise c;                 /* the first member. Its x is null: x is peers.x */
+    te_peer_args peers;         /* bytes: of the packets that one rank sends another; its y is null */
+    int64_t first, end;         /* rows of this launch */
+    int64_t pitch;              /* rows of a rank in reduce_scatter .. all_gather; 0: all_reduce */
+    void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
+    int is_sent;                /* the epilogue of the GEMM before has sent x (te_gemm_all_reduce_args) */
+} te_fused_collective_args;
+/* What a kernel is for: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
+typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
+/* Argument of te_fused_reduce_load, a te_norm_load_fn. */
+typedef struct te_fused_collective_source {
+    const te_fused_collective_args *p;
+    uint32_t epoch;
+    int two_shot, gathers; /* of the kernel's mode */
+} te_fused_collective_source;
+/* A te_store_fn has one uint32_t of state, for the amax; te_fused_row_store gets this in its place. */
+typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
+
+/* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
+
+/* A lane works on vectors of eight elements, which are one packet of 16 bytes or, in f32, two. The half of a buffer
+ * holds first the packets to be summed, by sender, and behind them those of the results: sums of a two-shot all_reduce,
+ * or gathered rows. */
+TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
+
+/* The row of x in which rank `rank` has its row `row`. */
+TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
+    return from->gathers ? rank * from->p->pitch + row : row;
+}
+/* owner: the rank that sums this row: this one or, two-shot, the ranks in turn. packet: the row's first packet among
+ * those that one rank sends another. */
+typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
+TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
+                                                int64_t row, const int two_shot) {
+    const unsigned at = (unsigned)(row - p->first), ranks = (unsigned)p->peers.ranks;
+    te_fused_row_place s = {p->peers.rank, (int)at};
+    if (two_shot) s.packet = (int)(at / ranks), s.owner = (int)(at % ranks);
+    s.packet *= k.half / 8 * te__fused_packets_per_vector(k.in);
+    return s;
+}
+TE_FN int te__fused_packet(te_fused_row_place s, const te_pointwise_shape k, int vector, int part) {
+    return s.packet + vector * te__fused_packets_per_vector(k.in) + part;
+}
+TE_FN int te__fused_result_packet(const te_fused_collective_args *p, te_fused_row_place s, const te_pointwise_shape k,
+                                  int vector, int part) {
+    return p->peers.ranks * (int)(p->peers.bytes / TE_PACKET_BYTES) + te__fused_packet(s, k, vector, part);
+}
+TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
+    TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
+    te_packet_escape(w);
+}
+/* The slot in `buffer` of eight gathered FP8 elements from rank `from`. */
+TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
+                               uint32_t epoch, int from, int64_t row, int vector) {
+    const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
+    return te__peer_slot(buffer, &p->peers, epoch, from, packets, p->peers.ranks * packets) +
+           8 * ((row - p->first) * (k.half / 8) + vector);
+}
+
+/* ---- device: send a row to be summed ----------------------------------------------------------------------------- */
+
+/* Loads this lane's vectors of row `row` of x. */
+TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p, const te_pointwise_shape k,
+                              int64_t row, te_lanes g) {
+    TE_UNROLL for (int j = 0; j < k.chunks; j++) {
+        const int vector = g.id + j * g.count;
+        if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
+    }
+}
+/* Sends them to rank `to`. */
+TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
+                                 te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
+    const te_peer_args *a = &p->peers;
+    TE_UNROLL for (int j = 0; j < k.chunks; j++) {
+        const int vector = g.id + j * g.count;
+        if (vector * 8 >= k.half) continue;
+        TE_UNROLL for (int part = 0; part < te__fused_packets_per_vector(k.in); part++) {
+            te_packet w;
+            te__fused_make_packet(&w, &row_x[j], part);
+            te_packet_send(te__peer_slot(a->buffer[to], a, epoch, a->rank, (int)(a->bytes / TE_PACKET_BYTES),
+                                        te__fused_packet(s, k, vector, part)), &w);
+        }
+    }
+}
+/* Sends row `row` to the ranks that sum it; in reduce_scatter .. all_gather to each other rank its own row. The load of
+ * the epoch overlaps that of x. row_x: registers for two rows. */
+TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
+                              te_vec8 *row_x) {
+    const te_fused_collective_args *p = from->p;
+    const te_peer_args *a = &p->peers;
+    const te_fused_row_place s = te__fused_row_place_of(p, k, row, from->two_shot);
+    if (from->two_shot && s.owner == a->rank) return;
+    te__fused_row_load(row_x, p, k, te__fused_source_row(from, te__peer_next(a, 1), row), g);
+    te__peer_epoch_use(&from->epoch);
+    if (from->two_shot) te__fused_row_send_to(p, k, from->epoch, s.owner, s, row_x, g);
+    TE_UNROLL_1 for (int i = 1; !from->two_shot && i < a->ranks; i++) {
+        const int more = from->gathers && i + 1 < a->ranks;
+        if (more)
+            te__fused_row_load(row_x + k.chunks, p, k, te__fused_source_row(from, te__peer_next(a, i + 1), row), g);
+        te__fused_row_send_to(p, k, from->epoch, te__peer_next(a, i), s, row_x, g);
+        TE_UNROLL for (int j = 0; j < k.chunks; j++) if (more) row_x[j] = row_x[k.chunks + j];
+    }
+}
+
+/* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
+
+/* sum: a packet of the sum over the ranks, to which this rank adds `local`. Two-shot, its owner computes it and
+ * sends it to the others. After a timeout the lane continues, because the lanes of a row meet in the norm's
+ * reductions. */
+TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
+                                const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
+    const te_fused_collective_args *p = from->p;
+    const te_peer_args *a = &p->peers;
+    const int two_shot = from->two_shot, packets = (int)(a->bytes / TE_PACKET_BYTES);
+    const int is_owner = !two_shot || s.owner == a->rank;
+    const int result = te__fused_result_packet(p, s, k, vector, part);
+    if (is_owner)
+        te__peer_sum_serial(sum, local, a, from->epoch, packets, te__fused_packet(s, k, vector, part), k.in);
+    else (void)te__peer_wait_rank(sum, a, from->epoch, packets, result, s.owner);
+    if (!two_shot || !is_owner) return;
+    te_packet_escape(sum);
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
+        te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
+}
+/* A te_norm_load_fn: te_norm_row_load of the sum over the ranks. It loads gamma and the residual before it waits for
+ * the first packet. row_x: the row, gamma, the residual. */
+TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
+                                te_lanes g, te_vec8 *row_x, const void *source) {
+    const te_fused_collective_source *from = (const te_fused_collective_source *)source;
+    const te_fused_collective_args *p = from->p;
+    const int parts = te__fused_packets_per_vector(k.in), reads = k.reads < k.norm ? k.reads : -1;
+    const te_stage *add = reads < 0 ? 0 : &c->op[reads]; /* the op that reads the residual */
+    const te_fused_row_place s = te__fused_row_place_of(p, k, row, from->two_shot);
+    if (s.owner == p->peers.rank) te__fused_row_load(row_x, p, k, te__fused_source_row(from, p->peers.rank, row), g);
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        if (vector * 8 >= k.half) continue;
+        const te_place at = te_place_of(k, row, vector, 1);
+        te_load_gamma(&row_x[k.chunks + i], &c->op[k.norm], at, k.weight, k.norm_options.code);
+        if (add && add->edge) te_vec8_load(&row_x[2 * k.chunks + i], add->edge, te_index(at), 8, 1, k.weight);
+    }
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        te_lane l;
+        l.at = te_place_of(k, row, vector, 1);
+        if (vector * 8 >= k.half) continue;
+        TE_UNROLL for (int part = 0; part < parts; part++) {
+            te_packet local, sum;
+            float v[8];
+            te__fused_make_packet(&local, &row_x[i], part);
+            te__fused_packet_sum(&sum, &local, from, k, s, vector, part);
+            te_packet_add(v, &sum, k.in, 0);
+            TE_UNROLL for (int j = 0; j < 8 / parts; j++) l.v[4 * part + j] = v[j];
+        }
+        if (add) l.at.ahead_of = add, l.at.ahead = row_x[2 * k.chunks + i];
+        stages(&l, c, 0, k.norm);
+        te_vec8_of(&row_x[i], l.v, k.norm_in);
+    }
+}
+
+/* ---- device: all-gather the normed rows -------------------------------------------------------------------------- */
+
+/* Casts eight elements with the scale that all ranks share, sends and stores them: the bits of
+ * te_pointwise_store_fp8. */
+TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const float y[8], int64_t row, int vector,
+                                   const te_pointwise_shape k, te_fused_collective_state *state) {
+    const te_peer_args *a = &p->peers;
+    const float scale = *p->c.fp8.scale;
+    te_vec8 e;
+    te_packet w;
+    float v[8];
+    state->amax = te_amax_bits8(state->amax, y);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = y[i] * scale;
+    te_vec8_of_fp8(&e, v, TE_e4m3);
+    w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
+    te_packet_escape_fp8(&w);
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
+        const int to = te__peer_next(a, i);
+        te_packet_send8(te__fused_fp8_slot(a->buffer[to], p, k, state->epoch, a->rank, row, vector), &w);
+    }
+    te_packet_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
+}
+/* A te_store_fn: stores to this rank's rows of `gathered` and sends to all others. */
+TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
+                              uint32_t *state_bits) {
+    const te_fused_collective_args *p = (const te_fused_collective_args *)(const void *)c; /* c is its first member */
+    const te_peer_args *a = &p->peers;
+    te_fused_collective_state *state = (te_fused_collective_state *)(void *)state_bits;
+    const int packets = (int)(a->bytes / TE_PACKET_BYTES), vector = l->at.col / 8;
+    const int parts = te__fused_packets_per_vector(k.out);
+    const int64_t local = (a->rank * p->pitch + l->at.row) * k.half + l->at.col;
+    const te_fused_row_place s = te__fused_row_place_of(p, k, l->at.row, 0);
+    te_vec8 v;
+    if (c->y) te_store_lane(l, c->y, k);
+    if (k.fp8 && c->fp8.y) {
+        te__fused_row_store_fp8(p, l->v, l->at.row, vector, k, state);
+        return;
+    }
+    te_vec8_of_pairs(&v, l->v, k.out);
+    TE_UNROLL for (int part = 0; part < parts; part++) {
+        te_packet w;
+        te__fused_make_packet(&w, &v, part);
+        TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
+            const int to = te__peer_next(a, i);
+            te_packet_send(te__peer_slot(a->buffer[to], a, state->epoch, a->rank, packets,
+                                        te__fused_result_packet(p, s, k, vector, part)), &w);
+        }
+        te_packet_store(p->gathered, local * (16 * parts / 8) + part * TE_PACKET_BYTES, &w, TE_PACKET_BYTES, 1);
+    }
+}
+/* Receives row `row` of each other rank's output. Ends early after a timeout. */
+TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch,
+                                 int64_t row, te_lanes g) {
+    const te_peer_args *a = &p->peers;
+    const int packets = (int)(a->bytes / TE_PACKET_BYTES), fp8 = k.fp8 && p->c.fp8.y;
+    const te_fused_row_place s = te__fused_row_place_of(p, k, row, 0);
+    const int parts = fp8 ? 1 : te__fused_packets_per_vector(k.out);
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
+        const int from = te__peer_next(a, i);
+        TE_UNROLL for (int j = 0; j < k.chunks * te__fused_packets_per_vector(k.out); j++) {
+            const int vector = g.id + j / parts * g.count, part = j % parts;
+            const int64_t at = (from * p->pitch + row) * k.half + vector * 8;
+            te_packet w;
+            if (vector * 8 >= k.half || j >= k.chunks * parts) continue;
+            if (fp8) {
+                char *const slot = te__fused_fp8_slot(a->local, p, k, epoch, from, row, vector);
+                if (!te__peer_wait8(&w, a, slot, from)) return;
+                te_packet_store8(p->gathered, at, &w, 8, 1);
+                continue;
+            }
+            const int result = te__fused_result_packet(p, s, k, vector, part);
+            if (!te__peer_wait_rank(&w, a, epoch, packets, result, from)) return;
+            te_packet_store(p->gathered, at * (16 * parts / 8) + part * TE_PACKET_BYTES, &w, TE_PACKET_BYTES, 1);
+        }
+    }
+}
+
+/* ---- device: the kernel ------------------------------------------------------------------------------------------ */
+
+/* Constants: stages, norm_store: of the pointwise kernel; store: te_fused_row_store in TE_FUSED_gathers; rows:
+ * registers. */
+TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
+                                    te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
+                                    te_vec8 *rows, const te_fused_mode mode) {
+    const int two_shot = mode == TE_FUSED_two_shot, gathers = mode == TE_FUSED_gathers;
+    int group, whole_block;
+    te_lanes g = te_lanes_here(k.lanes, &group);
+    te_fused_collective_source source = {p, te__peer_epoch(&p->peers, b), two_shot, gathers};
+    const int64_t step = (int64_t)b.nx * k.groups, first = p->first + (int64_t)b.x * k.groups + group;
+    int64_t row = first;
+    if (p->c.take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&p->c.take);
+    if (!p->is_sent && first < p->end) te__fused_row_send(&source, k, first, g, rows);
+    const uint32_t epoch = source.epoch;
+    te_fused_collective_state state = {0, epoch};
+    for (; row < p->end; row += step) {
+        if (!p->is_sent && row + step < p->end) te__fused_row_send(&source, k, row + step, g, rows);
+        te_norm_forward(&p->c, stages, store, k, row, &g, rows, &state.amax, te_fused_reduce_load, norm_store, &source);
+        if (gathers && row > first) te__fused_row_receive(p, k, epoch, row - step, g);
+    }
+    if (gathers && row > first) te__fused_row_receive(p, k, epoch, row - step, g);
+    te_pointwise_store_amax(&p->c, k, b, te_lanes_here(k.lanes * k.groups, &whole_block), state.amax);
+    te__peer_epoch_advance(&p->peers, b, epoch, k.lanes * k.groups);
+}
+
+/* The kernels of a pattern. */
+typedef struct te_fused_collective {
+    te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: there is none */
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* all_reduce alone */
+    int groups, blocks_per_sm; /* rows that a block takes at a time */
+} te_fused_collective;
+
+/* So many blocks on a multiprocessor leave a thread 64 registers. */
+#define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
+
+/* Makes name##_fused_collective(), the kernels of a pattern whose pointwise kernel is `name`: that has a norm, and its
+ * width is a constant. They derive from the pointwise kernel for few rows, because latency dominates here too. gathers:
+ * 0 or 1. widths: how the widths are known (te/fuse/impl/kernels.h). */
+#define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
+    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
+                 TE__NO_FUSED_COLLECTIVE)                                                                       \
+    (name, gathers)
+#define TE__FUSED_COLLECTIVE_dims TE__NO_FUSED_COLLECTIVE
+#define TE__FUSED_COLLECTIVE_dims_fp8 TE__NO_FUSED_COLLECTIVE
+#define TE__NO_FUSED_COLLECTIVE(name, gathers)                  \
+    TE_API te_fused_collective name##_fused_collective(void) { \
+        const te_fused_collective none = {0, 0, 1, 1};          \
+        return none;                                            \
+    }
+#if TE_CUDA
+#define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_low_latency, gathers)
+#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row_low_latency, gathers)
+#else
+#define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name, gathers)
+#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row, gathers)
+#endif
+#define TE__FUSED_COLLECTIVE_fixed_fp8 TE__FUSED_COLLECTIVE_fixed
+#define TE__FUSED_COLLECTIVE_OF(name, of, gathers) TE__FUSED_COLLECTIVE_##gathers(name, of)
+#define TE__FUSED_COLLECTIVE_0(name, of)                                     \
+    TE__FUSED_COLLECTIVE_KERNEL(name##_peers, name, of, one_shot)            \
+    TE__FUSED_COLLECTIVE_KERNEL(name##_peers_two_shot, name, of, two_shot)   \
+    TE__FUSED_COLLECTIVE_TABLE(name, of, name##_peers_two_shot_launch)
+#define TE__FUSED_COLLECTIVE_1(name, of)                      \
+    TE__FUSED_COLLECTIVE_KERNEL(name##_peers, name, of, gathers) \
+    TE__FUSED_COLLECTIVE_TABLE(name, of, 0)
+#define TE__FUSED_COLLECTIVE_KERNEL(kernel, name, of, mode)                                                     \
+    TE_FN void kernel##_body(const te_fused_collective_args *p, te_block b, of##_registers *r, of##_shared *s) { \
+        (void)s;                                                                                                \
+        te_fused_collective_body(p, b, name##_stages, TE__FUSED_COLLECTIVE_STORE_##mode(name),                  \
+                                 TE_NORM_STORE_OF(name), of##_shape(p->c.half), r->rows,                         \
+                                 TE_FUSED_##mode);                                                              \
+    }                                                                                                           \
+    TE_KERNEL_WITH(kernel, of##_threads, TE_FUSED_BLOCKS_PER_SM(of##_threads), te_fused_collective_args,        \
+        of##_registers, of##_shared, kernel##_body)
+#define TE__FUSED_COLLECTIVE_TABLE(name, of, two_shot_launch)                                     \
+    TE_API te_fused_collective name##_fused_collective(void) {                                    \
+        const te_fused_collective kernels = {name##_peers_launch, two_shot_launch, of##_groups,   \
+                                             TE_FUSED_BLOCKS_PER_SM(of##_threads)};               \
+        return kernels;                                                                           \
+    }
+#define TE__FUSED_COLLECTIVE_STORE_one_shot(name) name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store
+#define TE__FUSED_COLLECTIVE_STORE_two_shot TE__FUSED_COLLECTIVE_STORE_one_shot
+#define TE__FUSED_COLLECTIVE_STORE_gathers(name) te_fused_row_store
+
+/* ---- host: launch ------------------------------------------------------------------------------------------------ */
+
+/* Rows of one launch, of `rows` rows of this rank of row_bytes bytes each; 0: the kernel cannot be used.
+ * pitch > 0 (reduce_scatter .. all_gather): all rows of all ranks, or none. all_reduce: as many as fit into the
+ * symmetric memory; if those are too many for one-shot, a multiple of the number of ranks. */
+TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
+    const te_peer_memory *p = g->peers;
+    if (!p || g->size < 2 || rows <= 0) return 0;
+    if (pitch) return rows * row_bytes * g->size <= p->max_bytes ? rows : 0;
+    const int64_t fit = te_min(rows, p->max_bytes / row_bytes);
+    return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->max_bytes / row_bytes / g->size * g->size);
+}
+/* Launches the kernel on all rows of p->c, `at_once` rows a launch. x: what is summed. */
+TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run *r, te_value x,
+                                             te_fused_collective kernels, int64_t at_once) {
+    const te_group *g = r->tensor;
+    const int64_t row_bytes = x.cols * (int64_t)te_dtype_bytes(x.dtype), rows = p->c.rows;
+    TE_TRY(te__peers_check(g, r->ctx));
+    for (p->first = 0; p->first < rows; p->first = p->end) {
+        p->end = te_min(rows, p->first + at_once);
+        const int64_t blocks = te_min(TE_PEER_MAX_BLOCKS, (int64_t)g->peers->max_blocks * kernels.blocks_per_sm);
+        const int two_shot = !p->pitch && at_once * row_bytes > g->peers->one_shot_bytes;
+        p->peers = te__peer_args_of_rows(g, p->end - p->first, row_bytes, two_shot, x.dtype);
+        p->c.x = 0, p->peers.x = x.data, p->peers.aligned = 1;
+        g->peers->collectives++, g->peers->fused++, g->peers->fused_fp8 += p->gathered && p->c.fp8.y;
+        const te_grid grid = te__grid_of(te_min(blocks, te_ceil_div(p->end - p->first, kernels.groups)), 1);
+        TE_TRY(two_shot ? kernels.two_shot(r->ctx, grid, p) : kernels.launch(r->ctx, grid, p));
+        p->c.take.taken = 0;
+    }
+    return TE_OK;
+}
+/* Whether the kernel fits the shapes: it has a norm and whole vectors, and no half of a gated activation. */
+TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
+    return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
+}
+
+/* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
+
+/* Rows of one launch; 0: there is no symmetric memory, or the sum itself must be stored for another step. */
+TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
+                                         te_pointwise_shape k) {
+    if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
+    if ((uintptr_t)x.data % TE_PACKET_BYTES) return 0;
+    return te__fused_rows_per_launch(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
+}
+TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_value x, te_value sum,
+                                             te_fused_collective kernels, te_pointwise_shape k, int64_t at_once,
+                                             int is_sent) {
+    te_fused_collective_args p;
+    te_pointwise_work w;
+    k.transposes = 0; /* one kernel, which stores no transpose */
+    memset(&p, 0, sizeof p);
+    p.c.half = k.half, p.is_sent = is_sent;
+    w = te__pointwise_work_of(s, 1, k, &p.c);
+    TE_TRY(te__pointwise_forward(r, &w, sum));
+    if (w.launches) p.c.take = r->take, r->take.taken = 0;
+    return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
+}
+/* The step: one kernel, or the all_reduce and the pointwise kernel `launch`. If the linear before it has deferred
+ * its GEMM, that runs here: with the kernels `gemm` its epilogue sends the partial sums (collective_step.h). gemm
+ * null: there are no such kernels. */
+TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+                                           te_fused_collective kernels, te_pointwise_shape k,
+                                           te_product_kernels *gemm) {
+    const int i = s->op[0];
+    int is_sent = 0;
+    const te_op *op = &r->plan->op[i];
+    const te_value x = r->current;
+    te_value sum = te_output_of(r, i);
+    if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
+    TE_TRY(te__collective_check(r, i));
+    /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
+     * runs. */
+    if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
+        TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
+    const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
+    if (r->current.state == TE_VALUE_deferred_product)
+        TE_TRY(te__deferred_gemm_all_reduce(&is_sent, r, gemm, at_once == x.rows));
+    if (at_once) return te__fused_all_reduce_launch(r, s, x, sum, kernels, k, at_once, is_sent);
+    if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.data, x.data, x.rows * x.cols, x.dtype, r->ctx));
+    return te__pointwise_step_forward(r, s, 1, 0, sum, launch, k);
+}
+#define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                                     \
+    TE__NEEDS_COMM(model, op)                                                                     \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                    \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                            \
+        return te__fused_all_reduce_norm(r, s, name##_launch, name##_fused_collective(), k,       \
+                                         TE_GEMM_ALL_REDUCE_KERNELS(dtype));                      \
+    }
+
+#define TE_HAS_SOURCE_all_reduce ,
+#define TE_SOURCE_all_reduce(widths, name, ...) TE__FUSED_COLLECTIVE(widths, name, 0, __VA_ARGS__)
+
+/* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
+
+/* Rows of this rank, which are those of the one launch; 0: there is no symmetric memory, or the sum itself must be
+ * stored for another step. */
+TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
+                                             te_fused_collective kernels, te_pointwise_shape k) {
+    if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
+    if (x.dtype != k.in || y.dtype != k.in || k.out != k.in || te__policy(r, s->op[0])->output_saved) return 0;
+    if (((uintptr_t)x.data | (uintptr_t)y.data) % TE_PACKET_BYTES) return 0;
+    const int64_t local = x.rows / r->tensor->size;
+    return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
+}
+/* The step as one kernel. sum: memory for this rank's rows of the sum; middle: the step without its all_gather; y: the
+ * gathered output, or memory for it if it becomes FP8; next: the linear that reads it in FP8, -1: none. */
+TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
+                                                 int next, te_fused_collective kernels, te_pointwise_shape k) {
+    const int last = middle->op[middle->count - 1], block = y.block;
+    const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
+    te_fused_collective_args p;
+    te_pointwise_work w;
+    k.transposes = 0; /* one kernel, which stores no transpose */
+    memset(&p, 0, sizeof p);
+    p.c.half = k.half;
+    w = te__pointwise_work_of(middle, 1, k, &p.c);
+    TE_TRY(te__pointwise_forward(r, &w, sum));
+    if (!is_saved) p.c.y = 0;
+    p.c.take = r->take, r->take.taken = 0;
+    if (next >= 0) { /* in FP8, into the linear's saved input if there is one */
+        void *const saved = te__saved_input_of(r, next).x;
+        TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
+        y.block = saved ? -1 : block;
+    }
+    p.pitch = p.c.rows, p.gathered = y.data;
+    te_set_current(r, y);
+    return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
+}
+/* The step: one kernel, or reduce_scatter, the pointwise kernel `launch`, and all_gather. If the linear before it has
+ * deferred its GEMM, that runs here, and overlaps the reduce_scatter with the kernels `gemm`; null: there are none. */
+TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+                                               te_fused_collective kernels, te_pointwise_shape k,
+                                               te_gemm_reduce_scatter_kernels *gemm) {
+    const int i = s->op[0], last = s->op[s->count - 1];
+    const te_op *op = &r->plan->op[i];
+    te_step middle = *s;
+    te_value sum = te_output_of(r, i), y;
+    int is_summed = 0;
+    middle.count--;
+    TE_TRY(te__collective_check(r, i));
+    /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
+     * runs. */
+    if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
+        TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
+    if (r->current.state == TE_VALUE_deferred_product)
+        TE_TRY(te__deferred_gemm_reduce_scatter(&is_summed, r, sum, gemm));
+    const te_value x = r->current;
+    TE_TRY(te_output(&y, r, s, last));
+    if (!is_summed && te__fused_reduce_scatter_rows(r, s, x, y, kernels, k)) {
+        const int fp8_linear = k.fp8 ? te__gather_consumer(r, s) : -1;
+        return te__fused_reduce_scatter_launch(r, &middle, x, sum, y, fp8_linear, kernels, k);
+    }
+    if (!is_summed && !r->dry)
+        TE_TRY(te_group_reduce_scatter(r->tensor, sum.data, x.data, sum.rows * sum.cols, sum.dtype, r->ctx));
+    TE_TRY(te__pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
+    return te__collective_apply(r, s, y, te_group_all_gather);
+}
+#define TE_CUSTOM_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)                 \
+    TE__NEEDS_COMM(model, op)                                                                         \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                        \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                                \
+        return te__fused_reduce_scatter_norm(r, s, name##_launch, name##_fused_collective(), k,       \
+                                             TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, 1));        \
+    }
+
+#define TE_AROUND_reduce_scatter_all_gather ,
+#define TE_SOURCE_reduce_scatter(widths, name, ...) TE__FUSED_COLLECTIVE(widths, name, 1, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,252 @@
+/* symmetric_collectives.h -- all-reduce, reduce-scatter and all-gather through symmetric memory (symmetric_memory.h),
+ * each as one kernel, and the choice between one-shot and two-shot (te__peer_algorithm_of).
+ *
+ * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
+ *
+ *   one-shot all_reduce    (N - 1) S          each rank sends all of x to all others, and each sums all of it; latency:
+ *                                             one way over the link
+ *   two-shot all_reduce    2 S (N - 1) / N    each rank sums its shard and sends the sum to all others: two ways
+ *   reduce_scatter         S (N - 1) / N      one way; S: bytes of x
+ *   all_gather             2 S (N - 1) / N    one way; S: bytes of y. A reserved bit pattern cannot mark an empty slot,
+ *                                             since any bits may be sent: half of each packet is flags (NCCL's LL)
+ *
+ * Floor on H200s: these bytes at 450 GB/s (NVLink 4, each way) and 1 to 1.5 us for a store until a peer sees it.
+ * Measured against the floor, and the number of packets in flight that was best: docs/notes/comm.md.
+ */
+#ifndef TE_COMM_SYMMETRIC_COLLECTIVES_H
+#define TE_COMM_SYMMETRIC_COLLECTIVES_H
+
+#include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
+
+/* With more than two ranks: above about 1 MiB sent per rank the bytes that two-shot saves take longer than its second
+ * way over the link (2 us, 0.9 MB). With two ranks both send the same bytes. */
+#define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
+
+/* The algorithm for a tensor of `bytes` bytes in all; TE_PEER_none: it is too large, or no symmetric memory exists. */
+TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
+    if (!p || bytes > p->max_bytes) return TE_PEER_none;
+    return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+/* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy.
+ * Constants: ranks: the number of ranks or, where a kernel does not know it, TE_PEER_MAX_RANKS; aligned: 1 for
+ * a->aligned. */
+
+/* Loads the i-th packet of x into *x and sends it to all others. */
+TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
+                                  const int ranks, const int aligned) {
+    const int64_t at = (int64_t)i * TE_PACKET_BYTES;
+    te_packet_load(x, a->x, at, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
+    te__peer_epoch_use(epoch);
+    te_packet_escape(x);
+    TE_UNROLL for (int k = 1; k < ranks; k++)
+        if (te__peer_exists(a, k, ranks))
+            te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, k)], a, *epoch, a->rank, packets, i), x);
+}
+TE_FN void te__peer_one_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
+    const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES);
+    const int first = te__peer_thread(b), stride = te__peer_stride(b);
+    te_packet x, next, sum;
+    if (first < packets) te__peer_one_shot_send(&x, a, &epoch, packets, first, ranks, aligned);
+    for (int i = first; i < packets; i += stride) {
+        const int64_t at = (int64_t)i * TE_PACKET_BYTES;
+        if (i + stride < packets) te__peer_one_shot_send(&next, a, &epoch, packets, i + stride, ranks, aligned);
+        if (!te__peer_sum(&sum, &x, a, epoch, packets, i, ranks)) return;
+        te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
+        x = next;
+    }
+}
+/* The shards of x, one for each rank, of `bytes` bytes each; x ends at byte `end`, so the last ones may have fewer. */
+typedef struct te_peer_shards {
+    int packets; /* of a shard */
+    int64_t bytes, end;
+} te_peer_shards;
+/* Sends each other rank the i-th packet of its shard, and loads that of this rank's shard into *local. */
+TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_peer_shards s, int i,
+                                 const int ranks, const int aligned) {
+    const int64_t offset = (int64_t)i * TE_PACKET_BYTES, left = te_min(TE_PACKET_BYTES, s.bytes - offset),
+                  local_at = a->rank * s.bytes + offset;
+    te_packet v[TE_PEER_MAX_RANKS];
+    TE_UNROLL for (int k = 1; k < ranks; k++) {
+        const int64_t at = te__peer_next(a, k) * s.bytes + offset;
+        if (te__peer_exists(a, k, ranks)) te_packet_load(&v[k], a->x, at, (int)te_min(left, s.end - at), aligned);
+    }
+    te_packet_load(local, a->x, local_at, (int)te_min(left, s.end - local_at), aligned);
+    te__peer_epoch_use(epoch);
+    TE_UNROLL for (int k = 1; k < ranks; k++) {
+        const int to = te__peer_next(a, k);
+        if (!te__peer_exists(a, k, ranks) || to * s.bytes + offset >= s.end) continue;
+        te_packet_escape(&v[k]);
+        te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
+    }
+}
+/* Two-shot: rank r sums packets [r * shard, (r + 1) * shard) of `packets`. In each half of a buffer the slots of sums
+ * begin at index `sums`, behind those of the packets that are to be summed. */
+typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
+TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
+                                  const int ranks, const int aligned) {
+    const int64_t shard_bytes = (int64_t)p.shard * TE_PACKET_BYTES;
+    const te_peer_shards shards = {p.shard, shard_bytes, a->bytes};
+    te__peer_scatter_send(local, a, epoch, shards, i, ranks, aligned);
+}
+/* Sums the i-th packet of this rank's shard and sends the sum to all others. Returns 0 after a timeout. */
+TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, uint32_t epoch, te_two_shot_layout p,
+                                int i, const int ranks, const int aligned) {
+    const int64_t at = (int64_t)(a->rank * p.shard + i) * TE_PACKET_BYTES;
+    te_packet sum;
+    if (a->rank * p.shard + i >= p.packets) return 1;
+    if (!te__peer_sum(&sum, local, a, epoch, p.shard, i, ranks)) return 0;
+    te_packet_escape(&sum);
+    TE_UNROLL for (int k = 1; k < ranks; k++)
+        if (te__peer_exists(a, k, ranks))
+            te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, k)], a, epoch, a->rank, p.shard, p.sums + i), &sum);
+    te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
+    return 1;
+}
+/* Receives the i-th sum of each other rank. Returns 0 after a timeout. */
+TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
+                                    const int ranks, const int aligned) {
+    uint32_t missing = te__peer_others_mask(a);
+    te_packet v[TE_PEER_MAX_RANKS];
+    TE_UNROLL for (int r = 0; r < ranks; r++) if (r * p.shard + i >= p.packets) missing &= ~(1u << r);
+    if (!te__peer_wait(v, a, epoch, p.shard, p.sums + i, missing, ranks, 0)) return 0;
+    TE_UNROLL for (int r = 0; r < ranks; r++) {
+        const int64_t at = (int64_t)(r * p.shard + i) * TE_PACKET_BYTES;
+        if (missing >> r & 1) te_packet_store(a->y, at, &v[r], (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
+    }
+    return 1;
+}
+/* A thread receives sums one packet behind those that it computes. */
+TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
+    const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
+    const te_two_shot_layout p = {packets, shard, a->ranks * shard};
+    const int first = te__peer_thread(b), stride = te__peer_stride(b);
+    te_packet local, next;
+    int i = first;
+    if (first < shard) te__peer_two_shot_send(&local, a, &epoch, p, first, ranks, aligned);
+    for (; i < shard; i += stride) {
+        if (i + stride < shard) te__peer_two_shot_send(&next, a, &epoch, p, i + stride, ranks, aligned);
+        if (!te__peer_two_shot_sum(&local, a, epoch, p, i, ranks, aligned)) return;
+        if (i > first && !te__peer_two_shot_receive(a, epoch, p, i - stride, ranks, aligned)) return;
+        local = next;
+    }
+    if (i > first) te__peer_two_shot_receive(a, epoch, p, i - stride, ranks, aligned);
+}
+TE_FN void te__peer_reduce_scatter(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks,
+                                   const int aligned) {
+    const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES);
+    const int first = te__peer_thread(b), stride = te__peer_stride(b);
+    const te_peer_shards shards = {packets, a->bytes, a->ranks * a->bytes};
+    te_packet local, next, sum;
+    if (first < packets)
+        te__peer_scatter_send(&local, a, &epoch, shards, first, ranks, aligned);
+    for (int i = first; i < packets; i += stride) {
+        const int64_t at = (int64_t)i * TE_PACKET_BYTES;
+        const int then = i + stride;
+        if (then < packets)
+            te__peer_scatter_send(&next, a, &epoch, shards, then, ranks, aligned);
+        if (!te__peer_sum(&sum, &local, a, epoch, packets, i, ranks)) return;
+        te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
+        local = next;
+    }
+}
+/* An all_gather's packet: words 0 and 2 are data, words 1 and 3 are flags. */
+enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* of data in a packet */ };
+TE_FN void te__peer_all_gather_send(te_packet *packet, const te_peer_args *a, uint32_t *epoch, int packets, int i,
+                                    const int ranks, const int aligned) {
+    const int64_t at = (int64_t)i * TE_PEER_LL_BYTES;
+    te_packet data;
+    te_packet_load8(&data, a->x, at, (int)te_min(TE_PEER_LL_BYTES, a->bytes - at), aligned);
+    te__peer_epoch_use(epoch);
+    packet->w[0] = data.w[0], packet->w[2] = data.w[1], packet->w[1] = packet->w[3] = 0;
+    TE_UNROLL for (int k = 1; k < ranks; k++)
+        if (te__peer_exists(a, k, ranks))
+            te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, k)], a, *epoch, a->rank, packets, i), packet);
+}
+TE_FN void te__peer_all_gather(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
+    const int packets = (int)te_ceil_div(a->bytes, TE_PEER_LL_BYTES), first = te__peer_thread(b);
+    const int stride = te__peer_stride(b);
+    te_packet v[TE_PEER_MAX_RANKS], data, packet, next;
+    if (first < packets) te__peer_all_gather_send(&packet, a, &epoch, packets, first, ranks, aligned);
+    for (int i = first; i < packets; i += stride) {
+        const int n = (int)te_min(TE_PEER_LL_BYTES, a->bytes - (int64_t)i * TE_PEER_LL_BYTES);
+        if (i + stride < packets) te__peer_all_gather_send(&next, a, &epoch, packets, i + stride, ranks, aligned);
+        if (!te__peer_wait(v, a, epoch, packets, i, te__peer_others_mask(a), ranks, 1)) return;
+        TE_UNROLL for (int r = 0; r < ranks; r++) {
+            if (r != a->rank) data.w[0] = v[r].w[0], data.w[1] = v[r].w[2];
+            else data.w[0] = packet.w[0], data.w[1] = packet.w[2];
+            const int64_t at = r * a->bytes + (int64_t)i * TE_PEER_LL_BYTES;
+            if (te__peer_exists(a, r, ranks)) te_packet_store8(a->y, at, &data, n, aligned);
+        }
+        packet = next;
+    }
+}
+
+#define TE__PEER_KERNEL(name, resident, call)                   \
+    TE_FN void name##_body(const te_peer_args *a, te_block b) { \
+        const uint32_t epoch = te__peer_epoch(a, b);            \
+        call;                                                   \
+        te__peer_epoch_advance(a, b, epoch, TE_PEER_THREADS);   \
+    }                                                           \
+    TE_KERNEL_IF_USED(name, TE_PEER_THREADS, resident, te_peer_args, name##_body(te_args, te_at))
+TE__PEER_KERNEL(te_peer_one_shot_2, 2, te__peer_one_shot(a, b, epoch, 2, 1))
+TE__PEER_KERNEL(te_peer_one_shot_4, 2, te__peer_one_shot(a, b, epoch, 4, 1))
+TE__PEER_KERNEL(te_peer_one_shot, 1, te__peer_one_shot(a, b, epoch, TE_PEER_MAX_RANKS, a->aligned))
+TE__PEER_KERNEL(te_peer_two_shot_4, 2, te__peer_two_shot(a, b, epoch, 4, 1))
+TE__PEER_KERNEL(te_peer_two_shot, 1, te__peer_two_shot(a, b, epoch, TE_PEER_MAX_RANKS, a->aligned))
+TE__PEER_KERNEL(te_peer_reduce_scatter_2, 2, te__peer_reduce_scatter(a, b, epoch, 2, 1))
+TE__PEER_KERNEL(te_peer_reduce_scatter_4, 2, te__peer_reduce_scatter(a, b, epoch, 4, 1))
+TE__PEER_KERNEL(te_peer_reduce_scatter, 1, te__peer_reduce_scatter(a, b, epoch, TE_PEER_MAX_RANKS, a->aligned))
+TE__PEER_KERNEL(te_peer_all_gather_2, 2, te__peer_all_gather(a, b, epoch, 2, 1))
+TE__PEER_KERNEL(te_peer_all_gather_4, 2, te__peer_all_gather(a, b, epoch, 4, 1))
+TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_MAX_RANKS, a->aligned))
+
+/* ---- host -------------------------------------------------------------------------------------------------------- */
+
+/* Sets the limits and the bytes of a half for tensors of up to max_bytes. A two-shot sum needs 2 max_bytes and the
+ * rounding of shards, an all-gather's packets 2 max_bytes; a one-shot sum of N ranks needs N times its bytes. */
+TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
+    p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
+    p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
+    p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
+}
+/* Blocks that are resident at once on a device with so many multiprocessors. */
+TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
+TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
+
+/* A kernel with a constant number of ranks needs few enough registers for 1024 threads on a multiprocessor. */
+#define TE__PEER_LAUNCH(name, known_ranks)                                   \
+    ((known_ranks) == 2   ? name##_2_launch(ctx, grid, a)                    \
+     : (known_ranks) == 4 ? name##_4_launch(ctx, grid, a)                    \
+                          : name##_launch(ctx, grid, a))
+TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_blocks, te_context *ctx) {
+    const int one_shot = a->algorithm == TE_PEER_one_shot, gathers = a->kind == TE_PEER_all_gather;
+    const int known_ranks = a->aligned && (a->ranks == 4 || (a->ranks == 2 && one_shot)) ? a->ranks : 0;
+    const int64_t packets = te_ceil_div(a->bytes, gathers ? (int)TE_PEER_LL_BYTES : (int)TE_PACKET_BYTES);
+    const int64_t threads = one_shot ? packets : te_ceil_div(packets, a->ranks);
+    const int64_t resident = te_min(TE_PEER_MAX_BLOCKS, known_ranks ? 2 * max_blocks : max_blocks);
+    const te_grid grid = te__grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), resident), 1);
+    if (gathers) return TE__PEER_LAUNCH(te_peer_all_gather, known_ranks);
+    if (a->kind == TE_PEER_reduce_scatter) return TE__PEER_LAUNCH(te_peer_reduce_scatter, known_ranks);
+    if (one_shot) return TE__PEER_LAUNCH(te_peer_one_shot, known_ranks);
+    return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
+}
+#undef TE__PEER_LAUNCH
+/* Enqueues the collective, if it fits into the symmetric memory: *taken. count: elements of one rank (te_transport). */
+TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y, const void *x,
+                                               int64_t count, te_dtype dtype, te_context *ctx) {
+    te_peer_memory *p = g->peers;
+    const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
+    const te_peer_algorithm algorithm =
+        te__peer_algorithm_of(p, kind, kind == TE_PEER_all_reduce ? bytes : bytes * g->size);
+    TE_TRY(te__peers_check(g, ctx));
+    if (!(*taken = algorithm != TE_PEER_none)) return TE_OK;
+    te_peer_args a = te__peer_args_of(g, kind, algorithm, bytes, dtype);
+    a.y = y, a.x = x, a.aligned = ((uintptr_t)x | (uintptr_t)y | (uintptr_t)bytes) % TE_PACKET_BYTES == 0;
+    p->collectives++;
+    return te__peer_launch(&a, p->max_blocks, ctx);
+}
+
+#endif

@@ -1,0 +1,237 @@
+/* symmetric_memory.h -- a buffer on each rank of a group that all its ranks map, and how kernels exchange
+ * packets through it.
+ *
+ * Collectives push: a rank stores what a peer needs directly into that peer's buffer, 16 bytes at a time,
+ * and the peer polls its own buffer until the data is there. A packet is its own flag, because memory that
+ * holds no packet has a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags work
+ * alike). The only latency is therefore one way over the link: no separate flag, no fence until the data has
+ * arrived, no remote load.
+ *
+ * The buffer has two halves, used by even and odd epochs (a collective is an epoch). A rank writes to a
+ * peer's half again two epochs later. By then it has received, in the epoch between, data that the peer sent
+ * after it had emptied that half, so no barrier is needed. Each thread block counts epochs in device memory:
+ * a CUDA graph can be replayed.
+ *
+ * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch
+ * the same number of threads. So no deadlock depends on how many blocks are resident, as long as lower
+ * blocks start first.
+ *
+ * The buffer is allocated and mapped in symmetric_memory_cuda.h. Users: symmetric_collectives.h (all-reduce,
+ * reduce-scatter, all-gather), fused_collective_norm.h, collective_step.h (GEMM + all-reduce).
+ */
+#ifndef TE_COMM_SYMMETRIC_MEMORY_H
+#define TE_COMM_SYMMETRIC_MEMORY_H
+
+#include "../../core/rank_group.h"  /* te_group */
+#include "../../core/target.h" /* TE_KERNEL */
+#include "../../core/impl/peer_packet.h"  /* te_packet */
+
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* of a tensor: packet indices over all ranks stay within an int */
+enum {
+    TE_PEER_MAX_RANKS = 8,                          /* of a group */
+    TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* of a block */
+    TE_PEER_MAX_BLOCKS = 512,                       /* of a kernel */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* polls between two reads of the clock */
+};
+
+typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
+typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_shot } te_peer_algorithm;
+
+/* In the memory of a rank's own device. */
+typedef struct te_peer_state {
+    uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* collectives so far, counted by each block: all entries are equal */
+    uint32_t failed;                    /* 0, or 1 + a rank that timed out */
+} te_peer_state;
+
+/* The buffers of a group, as one of its ranks sees them. */
+typedef struct te_peer_memory {
+    char *buffer[TE_PEER_MAX_RANKS]; /* of each rank, mapped into this process */
+    te_peer_state *state;
+    uint32_t *failed;       /* copy of state->failed in pinned host memory */
+    int64_t half_bytes;     /* of each half of a buffer */
+    int64_t max_bytes;      /* the largest tensor that is exchanged through the buffers; a larger one goes by NCCL */
+    int64_t one_shot_bytes; /* the largest tensor that an all-reduce sums in one shot */
+    int max_blocks;         /* of a kernel: the same on all ranks */
+    /* Statistics: collectives; of these fused patterns (fused_collective_norm.h), and those that gathered FP8; GEMMs
+     * whose epilogue sent to one (collective_step.h). */
+    int64_t collectives, fused, fused_fp8, gemms;
+} te_peer_memory;
+
+/* A kernel's arguments. */
+typedef struct te_peer_args {
+    void *y;
+    const void *x;
+    int64_t bytes; /* of x in an all_reduce and an all_gather, of y in a reduce_scatter */
+    te_dtype dtype;
+    int rank, ranks, aligned; /* aligned: x, y and `bytes` are multiples of 16 bytes */
+    char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
+    te_peer_state *state;
+    uint32_t *failed;
+    int64_t half_bytes;
+    te_peer_kind kind;
+    te_peer_algorithm algorithm;
+    uint64_t timeout; /* nanoseconds */
+} te_peer_args;
+
+/* ---- device: epochs, slots, waiting ------------------------------------------------------------------------------ */
+
+/* Index of this thread in the grid. */
+TE_FN int te__peer_thread(te_block b) {
+    int group;
+    return b.x * TE_PEER_THREADS + te_lanes_here(TE_PEER_THREADS, &group).id;
+}
+/* Threads of the grid. */
+TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
+
+/* The epoch of this collective. */
+TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
+/* The first use of the epoch: keeps the compiler from making earlier loads of x wait for the load of the epoch. */
+TE_FN void te__peer_epoch_use(uint32_t *epoch) {
+#if TE_CUDA
+    asm volatile("" : "+r"(*epoch));
+#else
+    (void)epoch;
+#endif
+}
+/* Ends the epoch, also for the blocks of a larger grid. threads: of the block. */
+TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
+    int group;
+    const int id = te_lanes_here(threads, &group).id;
+    te_block_sync(); /* all threads of the block have read the epoch */
+    TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
+        a->state->epoch[k] = epoch + 1;
+}
+/* The slot in `buffer` of the i-th packet from rank `from`, where each rank sends `count` packets. */
+TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
+    return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
+}
+/* Whether the wait for the ranks in `missing` (a bit mask) ends: the timeout is over, or another thread's was. */
+TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
+    const uint64_t now = te_nanoseconds();
+    uint32_t rank = 0;
+    if (te_flag_load(&a->state->failed)) return 1;
+    if (!*since) *since = now;
+    if (now - *since < a->timeout) return 0;
+    while (!(missing >> rank & 1)) rank++;
+    te_flag_store(&a->state->failed, rank + 1), te_flag_store(a->failed, rank + 1);
+    return 1;
+}
+/* Waits for the i-th packet of each rank in the bit mask `missing` and empties their slots. Returns 0 after a timeout.
+ * flagged: the packets are those of an all_gather (te__peer_all_gather), words 1 and 3 are flags. */
+TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, uint32_t epoch, int count, int i,
+                        uint32_t missing, const int ranks, const int flagged) {
+    const uint32_t expected = missing;
+    uint64_t since = 0;
+    for (uint32_t polls = 1; missing; polls++) {
+        TE_UNROLL for (int r = 0; r < ranks; r++)
+            if (missing >> r & 1) te_packet_poll(&v[r], te__peer_slot(a->local, a, epoch, r, count, i));
+        TE_UNROLL for (int r = 0; r < ranks; r++) {
+            if (!(missing >> r & 1)) continue;
+            const int has_flags = (v[r].w[1] != TE_PACKET_EMPTY) & (v[r].w[3] != TE_PACKET_EMPTY);
+            if (flagged ? has_flags : te_packet_arrived(&v[r])) missing &= ~(1u << r);
+        }
+        if (missing && polls % TE_PEER_POLLS_PER_CLOCK == 0 && te__peer_timed_out(a, &since, missing)) return 0;
+    }
+    TE_UNROLL for (int r = 0; r < ranks; r++)
+        if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
+    return 1;
+}
+/* The i-th rank after this one. All ranks send in this order, so that they do not all send to the same one at once. */
+TE_FN int te__peer_next(const te_peer_args *a, int i) {
+    return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
+}
+/* Whether rank r exists. ranks: a->ranks if the kernel has that as a constant, else TE_PEER_MAX_RANKS. */
+TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
+    return ranks < TE_PEER_MAX_RANKS || r < a->ranks;
+}
+/* Bit mask of all ranks but this one. */
+TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
+
+/* sum = the sum over the ranks of the i-th packet, of which `local` is this rank's. Summed in f32 in the order of
+ * the ranks, so that all ranks get the same bits. te_packet_escape comes before the sum is sent. Returns 0 after a
+ * timeout. */
+TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
+                       const int ranks) {
+    te_packet v[TE_PEER_MAX_RANKS];
+    float s[8];
+    if (!te__peer_wait(v, a, epoch, count, i, te__peer_others_mask(a), ranks, 0)) return 0;
+    TE_UNROLL for (int r = 0; r < ranks; r++) {
+        te_packet one;
+        TE_UNROLL for (int k = 0; k < 4; k++) one.w[k] = r == a->rank ? local->w[k] : v[r].w[k];
+        if (te__peer_exists(a, r, ranks)) te_packet_add(s, &one, a->dtype, r > 0);
+    }
+    te_packet_of_floats(sum, s, a->dtype);
+    return 1;
+}
+
+/* te__peer_wait for the i-th packet of rank r alone. */
+TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
+    char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
+    uint64_t since = 0;
+    for (uint32_t polls = 1;; polls++) {
+        te_packet_poll(v, slot);
+        if (te_packet_arrived(v)) break;
+        if (polls % TE_PEER_POLLS_PER_CLOCK == 0 && te__peer_timed_out(a, &since, 1u << r)) return 0;
+    }
+    te_packet_clear(slot);
+    return 1;
+}
+/* te__peer_wait for a packet of eight bytes in `slot`, from rank r. */
+TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r) {
+    const te_packet idle = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
+    uint64_t since = 0;
+    for (uint32_t polls = 1;; polls++) {
+        te_packet_poll8(v, slot);
+        if (te_packet_arrived(v)) break;
+        if (polls % TE_PEER_POLLS_PER_CLOCK == 0 && te__peer_timed_out(a, &since, 1u << r)) return 0;
+    }
+    te_packet_send8(slot, &idle);
+    return 1;
+}
+/* te__peer_sum that waits for one rank after the other, so that it holds one packet in registers whatever the number of
+ * ranks. After a timeout the sum is NaN. dtype: a->dtype as a constant. */
+TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
+                               int i, const te_dtype dtype) {
+    float s[8];
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* -0 + x has the bits of x, also if x is -0 */
+    TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
+        te_packet v = *local;
+        if (r != a->rank) (void)te__peer_wait_rank(&v, a, epoch, count, i, r);
+        te_packet_add(s, &v, dtype, 1);
+    }
+    te_packet_of_floats(sum, s, dtype);
+}
+
+/* ---- host -------------------------------------------------------------------------------------------------------- */
+
+/* An error if a rank timed out in an earlier collective. */
+TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
+    const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
+    if (!failed) return TE_OK;
+    g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM,
+                   "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
+                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
+}
+/* A kernel's arguments but for y and x. bytes: see te_peer_args. */
+TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
+                                     te_dtype dtype) {
+    const te_peer_memory *p = g->peers;
+    te_peer_args a;
+    memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
+    a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
+    memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
+    a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
+    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* the kernel knows the missing rank: let it be first to report */
+    return a;
+}
+/* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes, and of a GEMM whose
+ * epilogue sends to it. Two-shot, a rank sends to each other rank that one's shard of the rows. */
+TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
+                                          te_dtype dtype) {
+    const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;
+    return te__peer_args_of(g, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot,
+                            sent_rows * row_bytes, dtype);
+}
+
+#endif

@@ -1,0 +1,264 @@
+/* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank
+ * allocates its own buffers, and the ranks map each other's by CUDA IPC handles, which NCCL gathers.
+ * Either all ranks of a group get them or none does: processes on different hosts, ranks within one
+ * process, and devices that cannot access each other use NCCL alone.
+ *
+ *   te_peer_memory   packet buffers of small collectives (symmetric_memory.h): te__peer_memory_open
+ *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
+ *                    reductions by DMA engines (bucket_reduce.h): te__overlap_memory_open; and the blocks
+ *                    that te_comm_allocate makes
+ */
+/* target: cuda */
+#ifndef TE_SYMMETRIC_MEMORY_CUDA_H
+#define TE_SYMMETRIC_MEMORY_CUDA_H
+
+#include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__stream_flag_fn */
+#include "symmetric_collectives.h"     /* te_peer_memory, te__peer_memory_size */
+
+#ifdef TE_COMM
+#include <cuda.h>
+#include <nccl.h>
+#include <stdio.h>  /* fopen */
+#include <unistd.h> /* getpid */
+
+static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmetric memory have the same limit");
+
+/* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
+
+/* What a rank tells the others about itself. */
+typedef struct te_peer_info {
+    int32_t is_ready; /* first exchange: it has allocated its memory; second: it has mapped that of all others */
+    int32_t process, processors;
+    uint64_t host; /* hash of the kernel's boot id: equal for processes on the same host; 0: unknown */
+    int64_t max_bytes;
+    cudaIpcMemHandle_t memory;
+} te_peer_info;
+
+TE_API uint64_t te__host_hash(void) {
+    char text[64] = "";
+    uint64_t hash = 1469598103934665603u; /* FNV-1a */
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "rb");
+    const size_t n = f ? fread(text, 1, sizeof text, f) : 0;
+    if (f) (void)fclose(f);
+    for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
+    return n ? hash : 0;
+}
+/* Gathers info[size], of which each rank has filled in its own element. staging: device memory for as much. Waits for
+ * all ranks. Returns whether it succeeded. */
+TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, cudaStream_t stream) {
+    const size_t one = sizeof *info, all = one * (size_t)g->size;
+    return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
+           ncclAllGather(staging + g->rank, staging, one, ncclInt8, (ncclComm_t)g->handle, stream) == ncclSuccess &&
+           cudaMemcpyAsync(info, staging, all, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+           cudaStreamSynchronize(stream) == cudaSuccess;
+}
+/* Whether the memory of `other` can be mapped: another process on the same host, with buffers of the same size. */
+TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
+    return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
+           other->max_bytes == local->max_bytes;
+}
+/* Whether `ok` is true on all ranks. Waits for them. staging: device memory for te_peer_info[size]. */
+TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
+    te_peer_info info[TE_PEER_MAX_RANKS];
+    memset(info, 0, sizeof info);
+    info[g->rank].is_ready = ok;
+    if (!te__peer_exchange_info(g, info, staging, (cudaStream_t)ctx->stream)) return 0;
+    for (int r = 0; r < g->size; r++) ok &= info[r].is_ready;
+    return ok;
+}
+
+/* ---- te_peer_memory: packet buffers ------------------------------------------------------------------------------ */
+
+/* Allocates this rank's buffer, all of whose slots are empty, and makes its IPC handle. */
+TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int rank) {
+    const size_t bytes = te__peer_memory_bytes(p);
+    return cudaMalloc((void **)&p->buffer[rank], bytes) == cudaSuccess &&
+           cudaMemset(p->buffer[rank], 0xff, bytes) == cudaSuccess &&
+           cudaMalloc((void **)&p->state, sizeof *p->state) == cudaSuccess &&
+           cudaMemset(p->state, 0, sizeof *p->state) == cudaSuccess &&
+           cudaHostAlloc((void **)&p->failed, sizeof *p->failed, cudaHostAllocMapped | cudaHostAllocPortable) ==
+               cudaSuccess &&
+           (*p->failed = 0, cudaIpcGetMemHandle(&local->memory, p->buffer[rank]) == cudaSuccess) &&
+           cudaDeviceSynchronize() == cudaSuccess;
+}
+/* Unmaps the others' buffers. An owner may free its buffer when all others have unmapped it. */
+TE_API void te__peer_memory_unmap(te_peer_memory *p, int rank) {
+    for (int r = 0; r < TE_PEER_MAX_RANKS; r++)
+        if (r != rank && p->buffer[r]) (void)cudaIpcCloseMemHandle(p->buffer[r]), p->buffer[r] = 0;
+}
+TE_API void te__peer_memory_free(te_peer_memory *p, int rank) {
+    te__peer_memory_unmap(p, rank);
+    (void)cudaFree(p->buffer[rank]), (void)cudaFree(p->state), (void)cudaFreeHost(p->failed);
+    (void)cudaGetLastError();
+    free(p);
+}
+/* Returns whether all ranks have mapped all buffers. */
+TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_info *staging, const te_group *g,
+                               te_context *ctx) {
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    te_peer_info *local = &info[g->rank];
+    int ok = te__peer_memory_allocate(p, local, g->rank);
+    local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
+    local->max_bytes = p->max_bytes, local->processors = ctx->processors;
+    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
+    for (int r = 0; ok && r < g->size; r++)
+        ok = r == g->rank || cudaIpcOpenMemHandle((void **)&p->buffer[r], info[r].memory,
+                                                  cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
+    local->is_ready = ok;
+    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    p->max_blocks = TE_PEER_MAX_BLOCKS;
+    for (int r = 0; r < g->size; r++)
+        ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
+    return ok;
+}
+/* All ranks of the group call it at the same time. If the buffers cannot be mapped, g->peers stays null. */
+TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
+    te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
+    if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
+    te_peer_memory *p = (te_peer_memory *)calloc(1, sizeof *p);
+    TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
+    memset(info, 0, sizeof info);
+    te__peer_memory_size(p, max_bytes, g->size);
+    const te_status status = te_allocate(ctx, (void **)&staging, sizeof info);
+    const int ok = status == TE_OK && te__peer_memory_map(p, info, staging, g, ctx);
+    te_release(ctx, staging);
+    if (ok) g->peers = p;
+    else te__peer_memory_free(p, g->rank);
+    (void)cudaGetLastError();
+    return status;
+}
+
+/* ---- te__overlap_memory: flags, slots, and blocks of the caller's ------------------------------------------------ */
+
+TE_API void te__overlap_block_unmap(te__overlap_block *b, int rank) {
+    for (int r = 0; r < TE_MAX_RANKS; r++)
+        if (r != rank && b->at[r]) (void)cudaIpcCloseMemHandle(b->at[r]), b->at[r] = 0;
+}
+/* Each rank allocates `bytes` bytes, of which the first zero_bytes are 0, and all map them; or none does. Waits. */
+TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero_bytes, const te_group *g,
+                              te_peer_info *staging, te_context *ctx) {
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    te_peer_info info[TE_PEER_MAX_RANKS], *local = &info[g->rank];
+    memset(info, 0, sizeof info), memset(b, 0, sizeof *b);
+    b->bytes = bytes;
+    int ok = cudaMalloc((void **)&b->at[g->rank], bytes) == cudaSuccess &&
+             cudaMemset(b->at[g->rank], 0, zero_bytes) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess &&
+             cudaIpcGetMemHandle(&local->memory, b->at[g->rank]) == cudaSuccess;
+    local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
+    local->max_bytes = (int64_t)bytes;
+    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
+    for (int r = 0; ok && r < g->size; r++)
+        ok = r == g->rank || cudaIpcOpenMemHandle((void **)&b->at[r], info[r].memory,
+                                                  cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
+    ok = te__peers_agree(ok, g, staging, ctx);
+    if (!ok) te__overlap_block_unmap(b, g->rank);
+    return ok;
+}
+/* A function of the CUDA driver by its name; null: this driver does not have it. */
+TE_API void *te__driver_function(const char *name) {
+    void *f = 0;
+    cudaDriverEntryPointQueryResult found;
+    return cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found) == cudaSuccess ? f : 0;
+}
+/* Makes the side stream and its events, and looks up the stream memory operations (write a word, wait for a word). */
+TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
+    int least = 0, greatest = 0;
+    const int ok = cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
+                   cudaStreamCreateWithPriority((cudaStream_t *)&m->copy_stream, cudaStreamNonBlocking, greatest) ==
+                       cudaSuccess &&
+                   cudaEventCreateWithFlags((cudaEvent_t *)&m->event[0], cudaEventDisableTiming) == cudaSuccess &&
+                   cudaEventCreateWithFlags((cudaEvent_t *)&m->event[1], cudaEventDisableTiming) == cudaSuccess;
+    m->write = (void (*)(void))te__driver_function("cuStreamWriteValue32");
+    m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
+    return ok && m->write && m->wait;
+}
+/* Whether stream memory operations reach the mapped memory: each rank writes a probe word to all ranks, waits for its
+ * own, and checks those of the others. All ranks call it. */
+TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
+                                    te_context *ctx) {
+    const cudaStream_t side = (cudaStream_t)m->copy_stream;
+    uint32_t probe[TE_MAX_RANKS];
+    int ok = 1;
+    for (int r = 0; r < m->ranks; r++)
+        ok &= te__stream_write_flag(m, te__rank_flags(m, r) + TE_FLAG_PROBE + m->rank, 1, side, ctx) == TE_OK;
+    ok = ok && te__stream_wait_flag(m, te__rank_flags(m, m->rank) + TE_FLAG_PROBE + m->rank, 1, side, ctx) == TE_OK;
+    ok &= cudaStreamSynchronize(side) == cudaSuccess;
+    if (!te__peers_agree(ok, g, staging, ctx)) return 0;
+    ok = cudaMemcpy(probe, te__rank_flags(m, m->rank) + TE_FLAG_PROBE, sizeof probe, cudaMemcpyDeviceToHost) ==
+         cudaSuccess;
+    for (int r = 0; r < m->ranks; r++) ok &= probe[r] == 1;
+    return te__peers_agree(ok, g, staging, ctx);
+}
+TE_API void te__overlap_memory_free(te__overlap_memory *m) {
+    for (int i = 0; i < m->blocks; i++) (void)cudaFree(m->block[i].at[m->rank]);
+    for (int i = 0; i < 2; i++)
+        if (m->event[i]) (void)cudaEventDestroy((cudaEvent_t)m->event[i]);
+    if (m->copy_stream) (void)cudaStreamDestroy((cudaStream_t)m->copy_stream);
+    (void)cudaGetLastError();
+    free(m);
+}
+/* All ranks of the group call it at the same time. bytes: of the slots. If they cannot be mapped, g->memory stays null.
+ */
+TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
+    const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
+    te_peer_info *staging = 0;
+    if (bytes <= 0 || !g->peers) return TE_OK;
+    te__overlap_memory *m = (te__overlap_memory *)calloc(1, sizeof *m);
+    TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
+    m->rank = g->rank, m->ranks = g->size, m->capacity = (size_t)te_round_up(bytes, TE_ALIGN), m->blocks = 1;
+    m->failed[0] = &g->peers->state->failed, m->failed[1] = g->peers->failed;
+    m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
+    const int has_streams = te__overlap_memory_streams(m);
+    const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
+    /* A rank without streams takes part all the same, with a smaller block: if the sizes differ, no rank maps any. */
+    const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
+    int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
+    ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);
+    te_release(ctx, staging);
+    if (ok) g->memory = m;
+    else te__overlap_block_unmap(&m->block[0], g->rank), te__overlap_memory_free(m);
+    (void)cudaGetLastError();
+    return status;
+}
+TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
+    for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
+}
+
+/* te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, it is ordinary device memory. */
+TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
+    te__overlap_memory *m = comm->tensor.memory;
+    te_peer_info *staging = 0;
+    te__overlap_block *b = 0;
+    for (int i = 1; m && i < TE_OVERLAP_MAX_BLOCKS && !b; i++)
+        if (!m->block[i].at[m->rank]) b = &m->block[i], m->blocks = (int)te_max(m->blocks, i + 1);
+    if (!b) return te_allocate(ctx, p, bytes);
+    TE_TRY(te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging));
+    const int ok = te__overlap_block_map(b, bytes ? bytes : 1, 0, &comm->tensor, staging, ctx);
+    te_release(ctx, staging);
+    *p = b->at[m->rank];
+    if (ok) return TE_OK;
+    memset(b, 0, sizeof *b);
+    (void)cudaGetLastError();
+    return *p ? TE_OK : te_allocate(ctx, p, bytes);
+}
+/* te_comm_release, after all work on p has finished. A rank frees its block when all others have unmapped it. */
+TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
+    te__overlap_memory *m = comm->tensor.memory;
+    const int i = te__overlap_block_of(m, p, 1);
+    te_peer_info *staging = 0;
+    if (i > 0) {
+        TE_TRY(te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging));
+        te__overlap_block_unmap(&m->block[i], m->rank);
+        const int ok = te__peers_agree(1, &comm->tensor, staging, ctx);
+        te_release(ctx, staging);
+        memset(&m->block[i], 0, sizeof m->block[i]);
+        if (!ok) return te_fail(ctx, TE_ERROR_COMM, "te_comm_release: the other ranks have not come");
+    }
+    te_release(ctx, p);
+    return TE_OK;
+}
+#endif
+
+#endif

@@ -1,0 +1,197 @@
+/* file.h -- complete reads at an offset, and new files that replace an old one only once they are complete on the disk.
+ *
+ * Do this:
+ *     TE_TRY(te__file_open(&fd, &bytes, path, ctx));          // refuses all but regular files, without blocking
+ *     te_status status = te__file_read(fd, text, bytes, 0, path, ctx);
+ *     (void)close(fd);
+ *
+ *     te__new_file f;
+ *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp.<process>.<number>
+ *     status = te__new_file_write(&f, text, bytes, ctx);
+ *     status = te__new_file_close(&f, status, ctx);           // replaces path, or removes the temporary file
+ *
+ * Guarantees for a new file:
+ * - The temporary file belongs to this writer alone: its name is new (O_EXCL), and no symbolic link is followed to
+ *   create it. Of two writers of one path the last to finish wins, and the path is a complete file at every moment. A
+ *   process that is killed while it writes leaves its temporary file behind.
+ * - The content and then the folder are on the disk (fsync) before the close returns TE_OK.
+ * - A replaced file keeps its permissions, and its owner where the system allows it. A file that may not be written is
+ *   refused.
+ * - A symbolic link stays: the file that it leads to is replaced, in its own folder. A dangling link is refused, as are
+ *   devices, FIFOs, sockets and folders.
+ */
+#ifndef TE_FILE_H
+#define TE_FILE_H
+
+#include <errno.h>     /* errno, EINTR */
+#include <fcntl.h>     /* open */
+#include <stdlib.h>    /* malloc */
+#include <sys/stat.h>  /* fstat */
+#include <sys/types.h> /* off_t, ssize_t */
+#include <unistd.h>    /* read, write, lseek, close, access, getpid */
+#include "../context.h" /* te_fail */
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "safetensors files are little-endian, and so must the machine be"
+#endif
+
+/* POSIX functions that the system's headers hide with -std=c11. */
+TE_EXTERN_C int fsync(int fd);
+#ifndef __cplusplus
+extern int lstat(const char *path, struct stat *info);
+extern int fchmod(int fd, mode_t mode);
+extern int fchown(int fd, uid_t owner, gid_t group);
+extern char *realpath(const char *path, char *resolved);
+#endif
+
+/* Open a regular file for reading; *bytes gets its size. O_NONBLOCK: otherwise opening a FIFO would block. */
+TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
+    struct stat info;
+    *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    TE_REQUIRE(*fd >= 0, ctx, TE_ERROR_IO, "%.120s: cannot open it: %s", path, strerror(errno));
+    te_status status = TE_OK;
+    if (fstat(*fd, &info)) status = te_fail(ctx, TE_ERROR_IO, "%.120s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode)) status = te_fail(ctx, TE_ERROR_IO, "%.120s: is no regular file", path);
+    else *bytes = (uint64_t)info.st_size;
+    if (status != TE_OK) (void)close(*fd);
+    return status;
+}
+
+/* Read exactly n bytes at an offset. */
+TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
+    char *to = (char *)dst;
+    TE_REQUIRE(at <= (uint64_t)INT64_MAX && lseek(fd, (off_t)at, SEEK_SET) == (off_t)at, ctx, TE_ERROR_IO,
+               "%.120s: cannot go to byte %llu: %s", path, (unsigned long long)at, strerror(errno));
+    while (n) {
+        const ssize_t got = read(fd, to, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
+        if (got < 0 && errno == EINTR) continue;
+        TE_REQUIRE(got >= 0, ctx, TE_ERROR_IO, "%.120s: cannot read: %s", path, strerror(errno));
+        TE_REQUIRE(got > 0, ctx, TE_ERROR_IO, "%.120s: the file ends %zu bytes early", path, n);
+        to += got, n -= (size_t)got;
+    }
+    return TE_OK;
+}
+
+/* ---- a new file in the place of an old one ----------------------------------------------------------------------- */
+
+typedef struct te__new_file {
+    int fd;
+    const char *path; /* as the caller passed it */
+    char *target;     /* the file that is replaced: path, or the file that the symbolic link `path` leads to */
+    char *temporary;  /* in the folder of the target */
+} te__new_file;
+
+enum { TE__FILE_TRIES = 10000 }; /* names to try; a taken one was left by a killed process with the same id */
+
+/* Set f->target. *exists: whether there is a file at present, and *info: its status. Refuses what must not be
+ * replaced. */
+TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
+    const size_t n = strlen(f->path) + 1;
+    *exists = lstat(f->path, info) == 0;
+    TE_REQUIRE(*exists || errno == ENOENT, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->path, strerror(errno));
+    if (*exists && S_ISLNK(info->st_mode)) {
+        f->target = realpath(f->path, 0);
+        TE_REQUIRE(f->target, ctx, TE_ERROR_IO, "%.120s: the symbolic link leads nowhere: %s", f->path,
+                   strerror(errno));
+        TE_REQUIRE(!lstat(f->target, info), ctx, TE_ERROR_IO, "%.120s: %s", f->target, strerror(errno));
+    } else {
+        f->target = (char *)malloc(n);
+        TE_REQUIRE(f->target, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", n);
+        memcpy(f->target, f->path, n);
+    }
+    TE_REQUIRE(!*exists || S_ISREG(info->st_mode), ctx, TE_ERROR_IO,
+               "%.120s: is no regular file; a %s is not written to, and stays as it was", f->target,
+               S_ISDIR(info->st_mode) ? "folder" : "device, FIFO or socket");
+    TE_REQUIRE(!*exists || !access(f->target, W_OK), ctx, TE_ERROR_IO, "%.120s: cannot write: %s", f->target,
+               strerror(errno));
+    return TE_OK;
+}
+/* Create the temporary file. old: the status of the file that it replaces, null if there is none. It is readable only
+ * by its owner until it has the permissions of the old file. */
+TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
+    const size_t capacity = strlen(f->target) + 48;
+    struct stat is;
+    f->temporary = (char *)malloc(capacity);
+    TE_REQUIRE(f->temporary, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", capacity);
+    for (int k = 0; f->fd < 0 && k < TE__FILE_TRIES; k++) {
+        snprintf(f->temporary, capacity, "%s.tmp.%ld.%d", f->target, (long)getpid(), k);
+        f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL, old ? 0600 : 0666);
+        if (f->fd < 0 && errno != EEXIST && errno != EINTR) break;
+    }
+    TE_REQUIRE(f->fd >= 0, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->temporary, strerror(errno));
+    if (!old) return TE_OK;
+    int status = fstat(f->fd, &is);
+    const int other = !status && (is.st_uid != old->st_uid || is.st_gid != old->st_gid);
+    if (other && fchown(f->fd, old->st_uid, old->st_gid) && errno != EPERM) status = -1;
+    if (!status && (is.st_mode & 0777) != (old->st_mode & 0777)) status = fchmod(f->fd, old->st_mode & 0777);
+    TE_REQUIRE(!status, ctx, TE_ERROR_IO, "%.120s: cannot have the permissions of %.120s: %s", f->temporary, f->target,
+               strerror(errno));
+    return TE_OK;
+}
+/* Close and remove the temporary file, and free the names. */
+TE_API void te__new_file_discard(te__new_file *f) {
+    if (f->fd >= 0) (void)close(f->fd), (void)remove(f->temporary);
+    free(f->temporary), free(f->target);
+    f->fd = -1, f->temporary = 0, f->target = 0;
+}
+TE_API te_status te__new_file_open(te__new_file *f, const char *path, te_context *ctx) {
+    struct stat info;
+    int was = 0;
+    f->fd = -1, f->path = path, f->target = 0, f->temporary = 0;
+    te_status status = te__new_file_target(f, &info, &was, ctx);
+    if (status == TE_OK) status = te__new_file_create(f, was ? &info : 0, ctx);
+    if (status != TE_OK) te__new_file_discard(f);
+    return status;
+}
+TE_API te_status te__new_file_fail(const te__new_file *f, const char *what, te_context *ctx) {
+    return te_fail(ctx, TE_ERROR_IO, "%.120s: cannot %s: %s; %.120s is as it was", f->temporary, what, strerror(errno),
+                   f->path);
+}
+TE_API te_status te__new_file_write(te__new_file *f, const void *src, size_t n, te_context *ctx) {
+    const char *from = (const char *)src;
+    while (n) {
+        const ssize_t put = write(f->fd, from, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return te__new_file_fail(f, "write", ctx);
+        from += put, n -= (size_t)put;
+    }
+    return TE_OK;
+}
+/* Overwrite n bytes at offset `at`. */
+TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t n, uint64_t at, te_context *ctx) {
+    if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
+    return te__new_file_write(f, src, n, ctx);
+}
+/* Sync the target's folder: otherwise a crash soon after may undo the rename. Cuts f->target to the folder's path. */
+TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
+    char *slash = strrchr(f->target, '/');
+    const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
+    if (slash) *slash = 0;
+    const int fd = open(folder, O_RDONLY);
+    if (fd < 0) return TE_OK; /* the folder may be writable but not readable */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* the file system cannot sync folders */
+    te_status status = TE_OK;
+    if (failed)
+        status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,
+                         strerror(errno));
+    (void)close(fd);
+    return status;
+}
+/* Replace the target by the new file if status, that of the writes, is TE_OK; otherwise remove the temporary file.
+ * Returns the first error. */
+TE_API te_status te__new_file_close(te__new_file *f, te_status status, te_context *ctx) {
+    if (status == TE_OK && fsync(f->fd)) status = te__new_file_fail(f, "write", ctx);
+    const int closed = close(f->fd);
+    f->fd = -1;
+    if (closed && status == TE_OK) status = te__new_file_fail(f, "close", ctx);
+    const int moved = status == TE_OK && !rename(f->temporary, f->target);
+    if (status == TE_OK && !moved)
+        status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot take the place of %.120s: %s", f->temporary, f->target,
+                         strerror(errno));
+    if (moved) status = te__new_file_sync_folder(f, ctx);
+    else (void)remove(f->temporary);
+    te__new_file_discard(f);
+    return status;
+}
+
+#endif

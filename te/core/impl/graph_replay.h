@@ -1,0 +1,396 @@
+/* graph_replay.h -- how work gets onto the stream: the launches of a pass are recorded and replayed as one CUDA graph.
+ *
+ * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels 2 us. So a pass of a model records
+ * its launches: kernels with the bytes of their arguments, cuBLASLt calls, fills (te__launch_or_record). At the end of
+ * the pass (te_launch_flush):
+ *   1. if a cached graph has exactly these launches, it is launched;
+ *   2. else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (10 us a kernel, once; 0.1 MB
+ *      of device memory a pass);
+ *   3. else the least recently used graph with the same kernels gets the new arguments (1 us a kernel);
+ *   4. else, and while the stream is being captured, the launches go out one by one.
+ * The order is always that of the plan, so the bits are the same.
+ *
+ * Small fills inside a graph become kernels, because a graph of kernels alone launches faster. Measurements:
+ * docs/notes/core.md.
+ */
+/* target: cuda */
+#ifndef TE_GRAPH_REPLAY_H
+#define TE_GRAPH_REPLAY_H
+
+#include <stdint.h> /* uint32_t */
+#include <stdlib.h> /* calloc, malloc */
+#include <string.h> /* memset */
+
+#include "../base.h"    /* TE_API */
+#include "../context.h" /* te_context */
+
+/* ---- small fills become kernels ---------------------------------------------------------------------------------- */
+
+enum {
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* that one warp, the kernel's only one, should fill */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* dependencies of a fill, and nodes that depend on it */
+};
+/* The kernel's argument: bytes[i] = byte i % element of the value. */
+typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
+
+/* neighbors[] gets the nodes that `node` depends on (before: 1) or that depend on it (0). Returns their number, or -1
+ * if there are more than TE_SMALL_FILL_MAX_EDGES or if an edge has data beyond the order (programmatic dependent
+ * launch). */
+TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
+    size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
+    cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
+#if CUDART_VERSION >= 13000
+    cudaGraphEdgeData edge[TE_SMALL_FILL_MAX_EDGES + 1] = {};
+    const cudaError_t e = before ? cudaGraphNodeGetDependencies(node, all, edge, &n)
+                                 : cudaGraphNodeGetDependentNodes(node, all, edge, &n);
+    for (size_t i = 0; e == cudaSuccess && i < n; i++)
+        if (edge[i].from_port || edge[i].to_port || edge[i].type) return -1;
+#else
+    const cudaError_t e =
+        before ? cudaGraphNodeGetDependencies(node, all, &n) : cudaGraphNodeGetDependentNodes(node, all, &n);
+#endif
+    if (e != cudaSuccess || n > TE_SMALL_FILL_MAX_EDGES) return (void)cudaGetLastError(), -1;
+    for (size_t i = 0; i < n; i++) neighbors[i] = all[i];
+    return (int)n;
+}
+/* Nodes then[count] get a dependency on `first`. */
+TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t first, const cudaGraphNode_t *then,
+                                            int count) {
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; i < count && e == cudaSuccess; i++)
+#if CUDART_VERSION >= 13000
+        e = cudaGraphAddDependencies(graph, &first, &then[i], 0, 1);
+#else
+        e = cudaGraphAddDependencies(graph, &first, &then[i], 1);
+#endif
+    return e;
+}
+/* Replace a fill by the kernel if it is small and one-dimensional; otherwise it stays. */
+TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
+    cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
+    cudaMemsetParams of = {};
+    if (cudaGraphMemsetNodeGetParams(fill, &of) != cudaSuccess) return (void)cudaGetLastError();
+    const size_t bytes = of.width * of.elementSize;
+    const int ins = te__graph_neighbors(before, fill, 1), outs = te__graph_neighbors(after, fill, 0);
+    if (of.height != 1 || bytes > TE_SMALL_FILL_MAX_BYTES || ins < 0 || outs < 0) return;
+    te_small_fill args = {(uint8_t *)of.dst, of.value, (int)of.elementSize, (int)bytes};
+    void *arg[1] = {&args};
+    struct cudaKernelNodeParams p = {};
+    p.func = (void *)(uintptr_t)kernel, p.gridDim = dim3(1), p.blockDim = dim3(32), p.kernelParams = arg;
+    if (cudaGraphAddKernelNode(&node, graph, before, (size_t)ins, &p) != cudaSuccess) return (void)cudaGetLastError();
+    if (te__graph_add_dependents(graph, node, after, outs) == cudaSuccess) (void)cudaGraphDestroyNode(fill);
+    else (void)cudaGetLastError(), (void)cudaGraphDestroyNode(node);
+}
+/* Replace all small fills of a graph. kernel: takes a te_small_fill, one block of 32 threads; null: all fills stay. */
+TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
+    size_t count = 0;
+    if (!kernel || cudaGraphGetNodes(graph, 0, &count) != cudaSuccess || !count) return;
+    cudaGraphNode_t *node = (cudaGraphNode_t *)calloc(count, sizeof *node);
+    if (node && cudaGraphGetNodes(graph, node, &count) == cudaSuccess)
+        for (size_t i = 0; i < count; i++) {
+            cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+            if (cudaGraphNodeGetType(node[i], &type) == cudaSuccess && type == cudaGraphNodeTypeMemset)
+                te__small_fill_to_kernel(kernel, graph, node[i]);
+        }
+    free(node);
+}
+
+/* ---- recorded launches ------------------------------------------------------------------------------------------- */
+
+typedef struct te_grid { int x, y; } te_grid;
+
+enum {
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* of one recording; when it is full it is flushed */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* launches; fewer go out one by one */
+    TE_LAUNCH_MAX_GRAPHS = 256         /* cached by a context */
+};
+
+/* A recorded call of a function that enqueues on ctx->stream itself (cuBLASLt, cudaMemsetAsync). */
+typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
+
+/* A launch of a kernel, or a call. In a record, `bytes` bytes of arguments follow it; the next launch begins `size`
+ * bytes after this one. */
+typedef struct te_launch {
+    const void *kernel;
+    te_call_fn call;
+    const char *name;
+    te_grid grid;
+    int threads, cluster, pdl, shared; /* cluster: blocks along x; shared: bytes of dynamic shared memory */
+    int bytes, size;
+} te_launch;
+
+/* A cached graph, and the launches it was made from. */
+typedef struct te_replay_graph {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    uint64_t last_launch; /* by te_launches.clock; the least recently used graph is reused first */
+    int count, bytes;
+    char *record;          /* [bytes] */
+    cudaGraphNode_t *node; /* [count]; null for a call */
+} te_replay_graph;
+
+typedef struct te_launches {
+    int recording, count, bytes; /* of `record` */
+    int replays, next;           /* cached graphs, and the one that is compared first */
+    int last_is_kernel;          /* the launch recorded last is a kernel, not a call */
+    int autotuning;              /* candidates are being timed, behind a kernel that writes no weight */
+    uint64_t clock;
+    int64_t made, updated, replayed; /* graphs captured, graphs given new arguments, launches of graphs */
+    cudaStream_t stream;             /* used for capturing */
+    const void *small_fill_kernel;   /* replaces small fills; null: they stay */
+    te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
+    char record[TE_LAUNCH_RECORD_BYTES];
+} te_launches;
+
+/* Turn a CUDA error into TE_ERROR_CUDA with a text that begins with `what`. */
+TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
+    return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
+}
+/* Whether the stream is being captured. The query fails for the default stream while another stream is being captured;
+ * that counts as capturing. */
+TE_API int te__cuda_capturing(te_context *ctx) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
+        return status != cudaStreamCaptureStatusNone;
+    (void)cudaGetLastError();
+    return 1;
+}
+/* Whether kernels are launched with PDL: ctx->pdl, and this file's code for the context's device was compiled for
+ * compute capability 9.0 or higher, so that it contains the wait of te_kernel_begin. */
+TE_API int te__cuda_uses_pdl(const te_context *ctx) {
+#ifdef __CUDA_ARCH_LIST__
+    static const int compiled[] = {__CUDA_ARCH_LIST__};
+    int runs = 0;
+    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
+        if (compiled[i] <= ctx->capability && compiled[i] > runs) runs = compiled[i];
+    return ctx->pdl && runs >= 900;
+#else
+    return (void)ctx, 0;
+#endif
+}
+
+/* ---- one by one -------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context *ctx) {
+    if (l->call) return l->call(args, ctx);
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t launch = {};
+    void *arg[1] = {(void *)(uintptr_t)args};
+    launch.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y), launch.blockDim = dim3((unsigned)l->threads),
+    launch.dynamicSmemBytes = (size_t)l->shared;
+    launch.stream = (cudaStream_t)ctx->stream, launch.attrs = attributes;
+    if (l->pdl) {
+        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
+        a->id = cudaLaunchAttributeProgrammaticStreamSerialization, a->val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (l->cluster > 1) {
+        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
+        a->id = cudaLaunchAttributeClusterDimension, a->val.clusterDim.x = (unsigned)l->cluster,
+        a->val.clusterDim.y = a->val.clusterDim.z = 1;
+    }
+    return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, l->kernel, arg), l->name);
+}
+/* The launch at byte *at of a record; *at advances to the next one. */
+TE_API const te_launch *te__launch_next(const char *record, int *at) {
+    const te_launch *l = (const te_launch *)(const void *)(record + *at);
+    *at += l->size;
+    return l;
+}
+TE_API te_status te__launch_all(const char *record, int count, te_context *ctx) {
+    for (int at = 0; count; count--) {
+        const te_launch *l = te__launch_next(record, &at);
+        TE_TRY(te__launch_now(l, l + 1, ctx));
+    }
+    return TE_OK;
+}
+
+/* ---- as a graph -------------------------------------------------------------------------------------------------- */
+
+TE_API void te__replay_release(te_replay_graph *r) {
+    if (r->exec) (void)cudaGraphExecDestroy(r->exec);
+    if (r->graph) (void)cudaGraphDestroy(r->graph);
+    free(r->record), free(r->node), free(r);
+}
+/* Remove graph i from the cache. */
+TE_API void te__replay_evict(te_launches *s, int i) {
+    te__replay_release(s->replay[i]);
+    s->replay[i] = s->replay[--s->replays];
+}
+
+/* The node that was captured last; null before CUDA 12.3, which cannot tell. */
+TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status;
+    const cudaGraphNode_t *node = 0;
+    size_t nodes = 0;
+#if CUDART_VERSION >= 12030
+    const cudaGraphEdgeData *edge = 0;
+#if CUDART_VERSION >= 13000
+    const cudaError_t e = cudaStreamGetCaptureInfo(stream, &status, 0, 0, &node, &edge, &nodes);
+#else
+    const cudaError_t e = cudaStreamGetCaptureInfo_v3(stream, &status, 0, 0, &node, &edge, &nodes);
+#endif
+    if (e != cudaSuccess) nodes = 0;
+#endif
+    return nodes == 1 ? node[0] : 0;
+}
+/* Capture the recorded launches into a new graph. Null if that fails; the error text is then left as it was. */
+TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
+    void *const stream = ctx->stream;
+    char error[sizeof ctx->error];
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* other threads may capture meanwhile */
+    te_replay_graph *r = (te_replay_graph *)calloc(1, sizeof *r);
+    if (!r) return 0;
+    memcpy(error, ctx->error, sizeof error);
+    r->count = s->count, r->bytes = s->bytes, r->record = (char *)malloc((size_t)s->bytes),
+    r->node = (cudaGraphNode_t *)calloc((size_t)s->count, sizeof *r->node);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    int ok = r->record && r->node &&
+             (s->stream || cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking) == cudaSuccess);
+    if (ok && (ok = cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess)) {
+        ctx->stream = s->stream;
+        for (int i = 0, at = 0; ok && i < s->count; i++) {
+            const te_launch *l = te__launch_next(s->record, &at);
+            ok = te__launch_now(l, l + 1, ctx) == TE_OK;
+            if (l->kernel) r->node[i] = te__last_captured_node(s->stream);
+        }
+        ctx->stream = stream;
+        ok &= cudaStreamEndCapture(s->stream, &r->graph) == cudaSuccess;
+    }
+    if (ok) te_small_fills_to_kernels(s->small_fill_kernel, r->graph);
+    ok = ok && cudaGraphInstantiateWithFlags(&r->exec, r->graph, 0) == cudaSuccess;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    if (ok) return memcpy(r->record, s->record, (size_t)s->bytes), r;
+    (void)cudaGetLastError();
+    memcpy(ctx->error, error, sizeof error);
+    te__replay_release(r);
+    return 0;
+}
+
+/* Whether graph r has the same kernels and calls as the record, so that it only needs the new kernel arguments. */
+TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
+    if (r->count != s->count || r->bytes != s->bytes) return 0;
+    for (int i = 0, at = 0, same = 0; i < s->count; i++) {
+        const te_launch *a = te__launch_next(r->record, &same), *b = te__launch_next(s->record, &at);
+        if (a->kernel != b->kernel || a->call != b->call || a->cluster != b->cluster || a->pdl != b->pdl ||
+            a->size != b->size)
+            return 0;
+        if (!r->node[i] && memcmp(a, b, (size_t)a->size)) return 0;
+    }
+    return 1;
+}
+/* Set the recorded arguments, grids and block sizes in graph r. Returns 0 on failure. */
+TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
+    for (int i = 0, at = 0, same = 0; i < s->count; i++) {
+        const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
+        if (!memcmp(old, l, (size_t)l->size)) continue;
+        void *arg[1] = {(void *)(uintptr_t)(l + 1)};
+        struct cudaKernelNodeParams p = {};
+        p.func = (void *)(uintptr_t)l->kernel, p.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y),
+        p.blockDim = dim3((unsigned)l->threads);
+        p.sharedMemBytes = (unsigned)l->shared, p.kernelParams = arg;
+        if (cudaGraphExecKernelNodeSetParams(r->exec, r->node[i], &p) != cudaSuccess)
+            return (void)cudaGetLastError(), 0;
+    }
+    memcpy(r->record, s->record, (size_t)s->bytes);
+    return 1;
+}
+/* A graph for the recorded launches: cached, newly captured, or updated. Null if they must go out one by one. */
+TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
+    int oldest = -1;
+    for (int k = 0; k < s->replays; k++) {
+        const int i = (s->next + k) % s->replays;
+        te_replay_graph *r = s->replay[i];
+        if (r->count == s->count && r->bytes == s->bytes && !memcmp(r->record, s->record, (size_t)s->bytes))
+            return s->next = i + 1, r;
+    }
+    if (s->replays < te_min(ctx->replay, TE_LAUNCH_MAX_GRAPHS)) {
+        te_replay_graph *r = te__replay_capture(s, ctx);
+        if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
+        else ctx->replay = 0; /* do not try again at every pass */
+        return r;
+    }
+    for (int i = 0; i < s->replays; i++)
+        if ((oldest < 0 || s->replay[i]->last_launch < s->replay[oldest]->last_launch) &&
+            te__replay_matches(s->replay[i], s))
+            oldest = i;
+    if (oldest < 0) return 0;
+    if (te__replay_update(s->replay[oldest], s)) return s->updated++, s->replay[oldest];
+    te__replay_evict(s, oldest);
+    return 0;
+}
+
+/* ---- recording a pass -------------------------------------------------------------------------------------------- */
+
+/* Enqueue all recorded launches. Code that enqueues on ctx->stream itself, while a pass may be recording, calls this
+ * first. */
+TE_API te_status te_launch_flush(te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    if (!s || !s->count) return TE_OK;
+    te_replay_graph *r =
+        ctx->replay > 0 && s->count >= TE_LAUNCH_MIN_GRAPH && !te__cuda_capturing(ctx) ? te__replay_find(s, ctx) : 0;
+    const int count = s->count;
+    s->count = s->bytes = 0;
+    if (!r) return te__launch_all(s->record, count, ctx);
+    r->last_launch = ++s->clock, s->replayed++;
+    return te__cuda_status(ctx, cudaGraphLaunch(r->exec, (cudaStream_t)ctx->stream), "graph of a pass");
+}
+/* Record launches from now on, if ctx->replay allows graphs. */
+TE_API void te__launch_record_begin(te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    if (s) s->recording = ctx->replay > 0;
+}
+/* Whether the next launch directly follows a kernel of the same pass (not a call, which may let the next kernel start
+ * before it has waited itself). If so, all work before this pass is done when the next kernel starts, so that kernel
+ * may read what the pass does not write, such as weights, before te_kernel_wait. */
+TE_API int te__launch_follows_kernel(const te_context *ctx) {
+    const te_launches *s = (const te_launches *)ctx->launches;
+    return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
+}
+TE_API int te__launch_is_recording(const te_context *ctx) {
+    return ctx->launches && ((const te_launches *)ctx->launches)->recording;
+}
+/* Stop recording, and enqueue the recorded launches; discard them if the pass failed. status: of the pass. Returns it,
+ * or the error of the launch. */
+TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
+    te_launches *s = (te_launches *)ctx->launches;
+    if (s && status != TE_OK) s->count = s->bytes = 0;
+    if (s) s->recording = 0;
+    return status == TE_OK ? te_launch_flush(ctx) : status;
+}
+/* Launch l with `bytes` bytes of arguments now, or record it. */
+TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
+    if (!s || !s->recording) return te__launch_now(l, args, ctx);
+    if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
+    if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
+    char *to = s->record + s->bytes;
+    memset(to + l->size - 16, 0, 16); /* the padding behind the arguments, which is compared too */
+    memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
+    s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
+    return TE_OK;
+}
+/* Launch a kernel or record its launch. args: the kernel's only parameter, of `bytes` bytes; name: for error texts. */
+TE_API te_status te__cuda_launch(te_context *ctx, const void *kernel, te_grid grid, int threads, int shared,
+                                 int cluster, const void *args, size_t bytes, const char *name) {
+    te_launch l;
+    memset(&l, 0, sizeof l);
+    l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster,
+    l.pdl = te__cuda_uses_pdl(ctx);
+    return te__launch_or_record(&l, args, (int)bytes, ctx);
+}
+TE_API te_status te__cuda_call(te_context *ctx, te_call_fn call, const void *args, size_t bytes) {
+    te_launch l;
+    memset(&l, 0, sizeof l);
+    l.call = call;
+    return te__launch_or_record(&l, args, (int)bytes, ctx);
+}
+TE_API void te__launches_close(te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    if (!s) return;
+    while (s->replays) te__replay_evict(s, s->replays - 1);
+    if (s->stream) (void)cudaStreamDestroy(s->stream);
+    free(s);
+}
+
+#endif

@@ -1,0 +1,346 @@
+/* ptx_cuda.h -- instructions that CUDA C++ has no functions for: shared memory accesses by address and the warp's
+ * matrix product (mma, from sm_80 on; FP8 from sm_89 on), and of sm_90a mbarriers, TMA, clusters and the warpgroup's
+ * matrix product (wgmma). Also tensor maps, and whether a device runs a kernel compiled for sm_90a.
+ *
+ * The PTX ISA 8.0 has chapters of these names, which say what lies in which register and in shared memory.
+ */
+#ifndef TE_PTX_CUDA_H
+#define TE_PTX_CUDA_H
+
+#include <cuda.h> /* CUtensorMap; no function of libcuda is linked */
+
+#include "../dtype.h"  /* te_dtype */
+#include "../target.h" /* te__cuda_status */
+
+/* ---- shared memory and mma, from sm_80 on ------------------------------------------------------------------------ */
+
+TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* Load 16 bytes from shared memory. Like the two below ordered with other accesses (volatile, memory clobber), so that
+ * it stays behind asynchronous copies that were waited for. */
+TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+TE_FN float te__lds_float(uint32_t from) {
+    float f;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(f) : "r"(from) : "memory");
+    return f;
+}
+TE_FN void te__sts_float(uint32_t to, float f) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
+}
+
+/* c += a b by a warp: a [16, 16], b [16, 8] of bf16 or f16, or a [16, 32], b [32, 8] of e4m3. The PTX ISA says in
+ * "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" which lane holds which elements; the bytes lie alike in
+ * both. */
+TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
+    if (dtype == TE_bf16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+    else if (dtype == TE_e4m3)
+        asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
+
+/* Barriers are given by their shared memory address. */
+TE_FN void te__barrier_init(uint32_t bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+/* Arrive, and expect `bytes` bytes of asynchronous copies before the phase completes. */
+TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+TE_FN void te__barrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+/* Arrive at the barrier of block `cta` of the cluster that has the same address there. */
+TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
+    asm volatile(
+        "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
+            bar),
+        "r"(cta)
+        : "memory");
+}
+/* Wait until the phase of this parity (0 or 1) has completed. */
+TE_FN void te__barrier_wait(uint32_t bar, int phase) {
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+            "r"(bar),
+        "r"(phase)
+        : "memory");
+}
+/* Arrive at, and wait for, a barrier with release and acquire at cluster scope: for stores to another block's shared
+ * memory. */
+TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
+                 "r"(cta)
+                 : "memory");
+}
+TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
+    asm volatile("{\n.reg .pred done;\nwait:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
+                     bar),
+                 "r"(phase)
+                 : "memory");
+}
+/* The block's index in its cluster. */
+TE_FN int te__cluster_rank(void) {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+TE_FN void te__cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/* TMA: copy the box at (x, y) of a tensor to shared memory; the bytes count on barrier `bar`. mask: if not 0, multicast
+ * to these blocks of the cluster. */
+TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
+    if (mask)
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                     "l"(from), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)mask)
+                     : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                "r"(to),
+            "l"(from), "r"(x), "r"(y), "r"(bar)
+            : "memory");
+}
+/* TMA: fetch the tensor map, so that the first copy does not wait for it. A kernel may do this before te_kernel_wait,
+ * because its arguments hold the map. */
+TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
+/* TMA: prefetch the box at (x, y) into the L2. */
+TE_FN void te__tma_prefetch_l2(const CUtensorMap *from, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));
+}
+/* Four 8 x 8 matrices of 16-bit numbers to shared memory; each lane passes the address of one row. */
+TE_FN void te__stmatrix_x4(uint32_t to, const uint32_t w[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* Two 8 x 8 matrices of 16-bit numbers to shared memory, each transposed; lanes 0 to 15 pass the addresses of its
+ * rows. */
+TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
+                 : "memory");
+}
+
+/* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
+
+/* The wgmma descriptor of an operand in shared memory with the 128-byte swizzle: rows of 128 bytes whose 16-byte chunks
+ * are permuted. K-major: eight rows of m or n take 1024 bytes. MN-major (mn_major: 1): 64 of m or n by eight of k take
+ * 1024 bytes, and the next 64 of m or n follow 8192 bytes later. */
+TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+/* The K-major descriptor with this low word: that of another one, plus the distance of the operands in units of 16
+ * bytes. */
+TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
+
+/* Operands and register names of `d`, the accumulators of a thread. */
+#define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
+#define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
+#define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
+#define TE__D64(i) TE__D32(i), TE__D32((i) + 32)
+#define TE__D128(i) TE__D64(i), TE__D64((i) + 64)
+#define TE__REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TE__REGISTERS_16 TE__REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TE__REGISTERS_32 \
+    TE__REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__REGISTERS_64 \
+    TE__REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TE__REGISTERS_128 \
+    TE__REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+                     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+                     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+/* wgmma of m64 and n columns, with `count` accumulators a thread. a, b, add: the numbers of these asm operands, which
+ * follow the accumulators. type: k and the formats; transpose: the operands that say which inputs are MN-major. */
+#define TE__WGMMA_N(n, count, at_a, at_b, at_add, type, transpose)                                                     \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" at_add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n type " {" \
+                 TE__REGISTERS_##count "}, %" at_a ", %" at_b ", add, 1, 1" transpose ";\n}"                           \
+                 : TE__D##count(0)                                                                                     \
+                 : "l"(a), "l"(b), "r"(add))
+#define TE__WGMMA_N256(type, transpose) TE__WGMMA_N("256", 128, "128", "129", "130", type, transpose)
+#define TE__WGMMA_OF_N(columns, type, transpose)                                         \
+    if (columns == 16) TE__WGMMA_N("16", 8, "8", "9", "10", type, transpose);            \
+    else if (columns == 32) TE__WGMMA_N("32", 16, "16", "17", "18", type, transpose);    \
+    else if (columns == 64) TE__WGMMA_N("64", 32, "32", "33", "34", type, transpose);    \
+    else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
+
+/* D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16, by a warpgroup. a, b: descriptors. add: 0 overwrites D.
+ * mn_major: B is stored [k, n]. */
+TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
+    if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
+    else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
+    else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
+    else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
+}
+/* D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. Not e5m2 by e5m2. */
+TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
+                              const te_dtype dtype_b) {
+    if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
+    else if (dtype_a == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e5m2", "");
+    else TE__WGMMA_N256("k32.f32.e5m2.e4m3", "");
+}
+/* D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, or A[64, 32] B[columns, 32]^T of e4m3, by a warpgroup.
+ * Both operands are K-major. columns: 16, 32, 64 or 128, a constant. */
+TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype dtype, const int columns) {
+    if (dtype == TE_bf16) {
+        TE__WGMMA_OF_N(columns, "k16.f32.bf16.bf16", ", 0, 0");
+    } else if (dtype == TE_f16) {
+        TE__WGMMA_OF_N(columns, "k16.f32.f16.f16", ", 0, 0");
+    } else {
+        TE__WGMMA_OF_N(columns, "k32.f32.e4m3.e4m3", "");
+    }
+}
+TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* Wait until at most the last committed group is pending, or none is. */
+TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+#endif
+
+/* ---- tensor maps ------------------------------------------------------------------------------------------------- */
+
+/* The type of cuTensorMapEncodeTiled. */
+typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                             const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                             CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                             CUtensorMapFloatOOBfill);
+
+/* The driver's cuTensorMapEncodeTiled, looked up at run time; null on a device that is not of compute capability
+ * 9.0. */
+TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
+    void *f = 0;
+    int major = 0, minor = 0;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9 ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || minor != 0 ||
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return (te__tensor_map_encode_fn)f;
+}
+
+/* The same, looked up once for each context. */
+TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
+    if (!ctx->tensor_map_encode_known) {
+        ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
+        ctx->tensor_map_encode_known = 1;
+    }
+    return (te__tensor_map_encode_fn)ctx->tensor_map_encode;
+}
+
+/* The tensor map of a tensor with `rank` dimensions, innermost first, of 16-bit elements, in boxes that are 64 elements
+ * wide and lie in shared memory with the 128-byte swizzle. size, box: [rank], elements. pitch: [rank - 1], bytes
+ * between indices of the dimensions beyond the innermost. */
+TE_API te_status te__tensor_map_tiled(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int rank,
+                                      const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box,
+                                      te_dtype dtype, te_context *ctx) {
+    const cuuint32_t step[5] = {1, 1, 1, 1, 1};
+    const CUresult e =
+        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+               (cuuint32_t)rank, (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
+    return TE_OK;
+}
+/* The same for a tensor whose last dimension, the rows, is bounded anew by each load ("ragged"): a load gets the rows
+ * from `first` on, and zeros from row first + count on. For that the map has two more dimensions. A load that starts at
+ * row r of these passes the last three indices te__ragged_row(r, count), first + count, TE__RAGGED_ROWS. The first of
+ * them is out of bounds, and so zero, from row `count` on; the address of the row is the sum of the first two; the
+ * third brings the address back, which is computed modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) *
+ * pitch + (TE__RAGGED_ROWS - count + r) * pitch = 2^64 + (first + r) * pitch. */
+enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
+TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
+TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int rank,
+                                       const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box,
+                                       te_dtype dtype, te_context *ctx) {
+    cuuint64_t sizes[5], pitches[4];
+    cuuint32_t boxes[5];
+    const cuuint64_t row = pitch[rank - 2];
+    for (int i = 0; i < rank; i++) sizes[i] = size[i], boxes[i] = box[i];
+    for (int i = 0; i < rank - 1; i++) pitches[i] = pitch[i];
+    sizes[rank - 1] = TE__RAGGED_ROWS, sizes[rank] = sizes[rank + 1] = TE__RAGGED_EXTENT;
+    boxes[rank] = boxes[rank + 1] = 1;
+    pitches[rank - 1] = row, pitches[rank] = ((cuuint64_t)1 << 34) - row;
+    return te__tensor_map_tiled(map, encode, data, rank + 2, sizes, pitches, boxes, dtype, ctx);
+}
+/* The tensor map of a row-major matrix [rows, cols] of 16-bit elements, in boxes of [box_rows, 64]. */
+TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                       int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
+    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
+    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
+    return te__tensor_map_tiled(map, encode, data, 2, size, pitch, box, dtype, ctx);
+}
+
+/* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
+
+/* A kernel that needs sm_90a, and the devices (bit d: device d) on which it was found to run, or not to run because the
+ * file was compiled for another architecture. */
+typedef struct te_sm90_kernel {
+    const void *kernel; /* null: there is none */
+    uint64_t runs, fails;
+} te_sm90_kernel;
+
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* a thread; accumulators of these kernels take 256 or more */
+
+/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel beside them.
+ * 0: another architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
+#if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
+#define TE_SM90_ONLY 0
+#else
+#define TE_SM90_ONLY 1
+#endif
+/* Whether the code that the device runs was compiled for sm_90a. For another architecture the kernel is empty and has
+ * no static shared memory (its barriers). */
+TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
+    const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
+    if (!compiled) (void)cudaGetLastError();
+    return compiled;
+}
+/* Whether the kernel runs on the device; the first call also sets its limit of dynamic shared memory to `shared`
+ * bytes. */
+TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
+    const uint64_t bit = 1ull << (device & 63);
+    struct cudaFuncAttributes is;
+    if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
+    if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
+    /* Compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not work. Such a kernel has
+     * more local memory than the addresses and constants that a good one spills. */
+    const int runs =
+        te__sm90_kernel_compiled(k, &is) && is.localSizeBytes <= TE_SM90_MAX_SPILL_BYTES &&
+        cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
+    if (!runs) (void)cudaGetLastError();
+    (void)__atomic_fetch_or(runs ? &k->runs : &k->fails, bit, __ATOMIC_RELEASE);
+    return runs;
+}
+
+#endif

@@ -1,0 +1,166 @@
+/* target_cuda.h -- the CUDA target: the macros that define kernels, memory functions, creation of a context. Included
+ * by target.h. */
+#ifndef TE_TARGET_CUDA_H
+#define TE_TARGET_CUDA_H
+
+#include <stdlib.h> /* calloc */
+
+#include "../lanes.h"     /* te_block */
+#include "graph_replay.h" /* te__cuda_launch */
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+TE_API te_grid te__grid_of(int64_t x, int64_t y) {
+    te_grid g;
+    g.x = (int)x, g.y = (int)y;
+    return g;
+}
+
+/* A kernel `name` with one argument of `type`, blocks of `threads` threads and the body `...`, and
+ * te_status name_launch(ctx, grid, args). */
+#define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
+/* The compiler limits registers so that `blocks` blocks fit on an SM. */
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
+    TE__KERNEL_OF(TE_UNUSED, , name, name, threads, blocks, type, __VA_ARGS__)
+/* nvcc compiles every kernel of a file, used or not, but templates only if they are instantiated. Therefore a kernel
+ * that does not belong to a model is a TE_KERNEL_IF_USED, a template, and every function between the user's call and
+ * its launch is a TE_IF_USED: a program contains them only if it calls them. Where there are many such functions, a
+ * model's plan has a pointer to the first one instead (te_plan.convert, te_fp8_ops). Checked by
+ * tests/unused_kernels.sh. */
+#define TE_IF_USED template <int = 0>
+#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)
+/* For a kernel template `name`: name_if<..>() returns the kernel if `exists`, else null without instantiating it. */
+#define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
+    template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
+        if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
+        else return nullptr;                                                                    \
+    }
+#define TE__PLAIN(...) __VA_ARGS__
+/* link, launch_link: what precedes the kernel and its launch function (TE_IF_USED or nothing); symbol: the expression
+ * that names the kernel in the launch. */
+#define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
+    link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
+        const type *te_args = &te_arg_;                                                                              \
+        const te_block te_at = te_block_here();                                                                      \
+        te_kernel_begin();                                                                                           \
+        __VA_ARGS__;                                                                                                 \
+    }                                                                                                                \
+    launch_link TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                    \
+        return te__cuda_launch(ctx, (const void *)symbol, grid, threads, 0, 1, args, sizeof *args, #name);           \
+    }
+
+/* The same for body(args, block, registers, shared): a struct in this thread's registers and one in shared memory. */
+#define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
+    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
+        registers_type te_registers_;                                                                                \
+        __shared__ shared_type te_shared_;                                                                           \
+        const te_block te_at_ = te_block_here();                                                                     \
+        te_kernel_begin();                                                                                           \
+        body(&te_arg_, te_at_, &te_registers_, &te_shared_);                                                         \
+    }                                                                                                                \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
+        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
+    }
+
+/* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on a kernel's blocks may
+ * start while the kernel before it in the stream ends. te_kernel_wait waits until that kernel is done and its stores
+ * are visible. Every kernel calls te_kernel_begin before it touches memory: it waits, and then allows the next kernel's
+ * blocks to start. Waiting comes first, so when a kernel starts, all kernels but the one before it are done. */
+TE_FN void te_kernel_wait(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TE_FN void te_kernel_begin(void) {
+    te_kernel_wait();
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
+    const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);
+    if (e == cudaSuccess) return TE_OK;
+    *p = 0;
+    (void)cudaGetLastError();
+    return te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes: %s", bytes, cudaGetErrorString(e));
+}
+TE_API void te__cuda_release(te_context *ctx, void *p) { (void)ctx, (void)cudaFree(p); }
+TE_API te_status te__cuda_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    TE_TRY(te_launch_flush(ctx));
+    return te__cuda_status(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)ctx->stream), "copy");
+}
+typedef struct te__fill_args { void *dst; size_t bytes; int64_t byte; } te__fill_args;
+TE_API te_status te__cuda_fill_call(const void *args, te_context *ctx) {
+    const te__fill_args *a = (const te__fill_args *)args;
+    return te__cuda_status(ctx, cudaMemsetAsync(a->dst, (int)a->byte, a->bytes, (cudaStream_t)ctx->stream), "fill");
+}
+TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    const te__fill_args a = {dst, bytes, byte};
+    return te__cuda_call(ctx, te__cuda_fill_call, &a, sizeof a);
+}
+TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
+                  TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
+                      te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
+/* From now on small fills in this context's graphs become kernels (graph_replay.h). Called by who fills a few bytes in
+ * each pass. */
+TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
+    if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
+}
+TE_API te_status te__cuda_synchronize(te_context *ctx) {
+    TE_TRY(te_launch_flush(ctx));
+    return te__cuda_status(ctx, cudaStreamSynchronize((cudaStream_t)ctx->stream), "synchronize");
+}
+
+/* ---- contexts ---------------------------------------------------------------------------------------------------- */
+
+TE_API void te__cuda_close(te_context *ctx) {
+    if (ctx->gemm_close) ctx->gemm_close(ctx);
+    te__launches_close(ctx);
+    ctx->launches = 0;
+}
+
+/* Query the device; allocate the random state, the tickets and the launch recorder. */
+TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
+    int major = 0, minor = 0, devices = 0;
+    TE_TRY(te__cuda_status(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));
+    TE_REQUIRE(ctx->device >= 0 && ctx->device < devices, ctx, TE_ERROR_DEVICE,
+               "there are %d devices, from 0 on; %d was asked for", devices, ctx->device);
+    TE_TRY(te__cuda_status(ctx, cudaSetDevice(ctx->device), "cudaSetDevice"));
+    TE_TRY(
+        te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx->device), "device"));
+    TE_TRY(
+        te__cuda_status(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ctx->device), "device"));
+    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d.%d; 8.0 or higher is needed",
+               ctx->device, major, minor);
+    ctx->capability = 100 * major + 10 * minor;
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
+                           "device"));
+    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* the tickets lie behind it */
+    ctx->tickets = (uint32_t *)(void *)((char *)ctx->rng + TE_ALIGN);
+    TE_TRY(te_fill(ctx, ctx->tickets, 0, TE_ALIGN));
+    TE_TRY(te_rng_set(rng, ctx));
+    ctx->launches = calloc(1, sizeof(te_launches)); /* null: launches are not recorded */
+    return TE_OK;
+}
+/* Create a context on a CUDA device of compute capability 8.0 or higher, and make it the thread's current device. If
+ * this fails the context holds only the error text. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA, TE_ERROR_MEMORY. */
+TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
+    static const te_target cuda = {"cuda",        te__cuda_allocate,    te__cuda_release, te__cuda_copy,
+                                   te__cuda_fill, te__cuda_synchronize, te__cuda_close};
+    const te_rng rng = {seed, 0};
+    if (!ctx) return TE_ERROR_NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->target = &cuda, ctx->at = ctx, ctx->device = device;
+    ctx->gemm_custom = 1, ctx->pdl = 1, ctx->replay = TE_LAUNCH_MAX_GRAPHS;
+    const te_status status = te__cuda_open(ctx, &rng);
+    if (status == TE_OK) return TE_OK;
+    te_release(ctx, ctx->rng);
+    ctx->rng = 0, ctx->target = 0;
+    return status;
+}
+
+#endif

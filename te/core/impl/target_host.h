@@ -1,0 +1,97 @@
+/* target_host.h -- the host target: TE_KERNEL as a loop over blocks, memory functions, creation of a context. Included
+ * by target.h. */
+#ifndef TE_TARGET_HOST_H
+#define TE_TARGET_HOST_H
+
+#include <stdlib.h> /* aligned_alloc */
+#include "../context.h" /* te_context, te_target */
+#include "../lanes.h" /* te_block */
+
+typedef struct te_grid { int x, y; } te_grid;
+TE_API te_grid te__grid_of(int64_t x, int64_t y) {
+    te_grid g;
+    g.x = (int)x, g.y = (int)y;
+    return g;
+}
+
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
+#define TE_KERNEL(name, threads, type, ...)                                                        \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at) {                               \
+        const type *te_args = (const type *)te_arg_;                                               \
+        (void)te_args, (void)te_at;                                                                \
+        __VA_ARGS__;                                                                               \
+    }                                                                                              \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {              \
+        (void)ctx;                                                                                 \
+        te__host_launch(name, grid, args);                                                         \
+        return TE_OK;                                                                              \
+    }
+
+/* On the host unused functions cost nothing (target_cuda.h). */
+#define TE_IF_USED
+#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
+
+#define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)              \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at_) {                               \
+        registers_type te_registers_;                                                               \
+        shared_type te_shared_;                                                                     \
+        body((const type *)te_arg_, te_at_, &te_registers_, &te_shared_);                           \
+    }                                                                                               \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {               \
+        (void)ctx;                                                                                  \
+        te__host_launch(name, grid, args);                                                          \
+        return TE_OK;                                                                               \
+    }
+
+/* Run a kernel's blocks one by one, or on several threads with OpenMP. */
+TE_API void te__host_launch(void (*kernel)(const void *, te_block), te_grid grid, const void *args) {
+    const int n = grid.x * grid.y;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) if (n > 1)
+#endif
+    for (int i = 0; i < n; i++) {
+        te_block b;
+        b.x = i % grid.x, b.y = i / grid.x, b.nx = grid.x, b.ny = grid.y;
+        kernel(args, b);
+    }
+}
+TE_API te_status te__host_allocate(te_context *ctx, void **p, size_t bytes) {
+    if (bytes > SIZE_MAX - TE_ALIGN) return te_fail(ctx, TE_ERROR_OVERFLOW, "cannot allocate %zu bytes", bytes);
+    *p = aligned_alloc(TE_ALIGN, (bytes / TE_ALIGN + 1) * TE_ALIGN);
+    return *p ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
+}
+TE_API void te__host_release(te_context *ctx, void *p) { (void)ctx, free(p); }
+TE_API te_status te__host_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    (void)ctx, memmove(dst, src, bytes);
+    return TE_OK;
+}
+TE_API te_status te__host_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    (void)ctx, memset(dst, byte, bytes);
+    return TE_OK;
+}
+TE_API te_status te__host_synchronize(te_context *ctx) {
+    (void)ctx;
+    return TE_OK;
+}
+TE_API void te__host_close(te_context *ctx) { (void)ctx; }
+
+/* Recording of launches (graph_replay.h): the host runs every launch at once. */
+TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
+TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
+TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }
+
+/* Create a context of the host target, whose only device is 0. Errors: TE_ERROR_DEVICE, TE_ERROR_MEMORY. */
+TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
+    static const te_target host = {"host",        te__host_allocate,    te__host_release, te__host_copy,
+                                   te__host_fill, te__host_synchronize, te__host_close};
+    if (!ctx) return TE_ERROR_NULL;
+    memset(ctx, 0, sizeof *ctx);
+    TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);
+    ctx->target = &host, ctx->at = ctx, ctx->processors = 1;
+    const te_status status = te_allocate(ctx, (void **)&ctx->rng, sizeof *ctx->rng);
+    if (status != TE_OK) return ctx->target = 0, status;
+    ctx->rng->seed = seed, ctx->rng->offset = 0;
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* rank_group.h -- groups of ranks that work together, and their collectives.
+ *
+ * Do this:
+ *     const te_group *g = te_tensor_group(&ctx);      // of one rank where the context has no communicator
+ *     TE_TRY(te_group_all_reduce(g, sum, part, count, TE_f32, &ctx));
+ *
+ * A rank is a process with a context of its own. Ranks form a grid: a tensor group shares one replica of a model
+ * (tensor and sequence parallelism); a data group has the same part of each replica. World rank d * tensor.size + t is
+ * rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h) makes the groups with NCCL
+ * or MPI; code that only needs ranks, sizes and collectives includes this header alone.
+ */
+#ifndef TE_RANK_GROUP_H
+#define TE_RANK_GROUP_H
+
+#include "context.h" /* te_context, te_status */
+#include "dtype.h" /* te_dtype_bytes */
+
+/* Whether the program contains matrix products that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
+#if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
+#define TE_HAS_COMM_OVERLAP 1
+#else
+#define TE_HAS_COMM_OVERLAP 0
+#endif
+
+struct te_group;
+
+/* A communication library. Collectives are enqueued on ctx->stream and must come in the same order on all ranks of a
+ * group. count: elements per rank. y and x do not overlap, except that these are in place: all_reduce with y == x,
+ * all_gather with x == y + rank * count, reduce_scatter with y == x + rank * count, which leaves the rest of x
+ * unchanged. Sums of 16-bit numbers are rounded after each addition of two. */
+typedef struct te_transport {
+    const char *name; /* "nccl" or "mpi" */
+    /* y[size, count] = x[count] of each rank */
+    te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                            te_context *ctx);
+    /* y[count] = the sum over ranks of row `rank` (this rank's index) of x[size, count] */
+    te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                te_context *ctx);
+    /* y[count] = the sum over ranks of x[count] */
+    te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                            te_context *ctx);
+    void (*close)(struct te_group *g);
+} te_transport;
+
+struct te_comm;
+struct te_peer_memory;
+struct te__overlap_memory;
+typedef struct te_group {
+    const char *name; /* "world", "tensor", "data" */
+    int rank, size;
+    const te_transport *transport; /* null for a group of one rank */
+    void *handle;                  /* the transport's communicator */
+    struct te_peer_memory *peers;        /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null: none */
+    struct te__overlap_memory *memory; /* CUDA: for products that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    struct te_comm *comm;
+} te_group;
+
+/* The groups of a rank. Must stay at its address. */
+typedef struct te_comm {
+    te_group world, tensor, data;
+    double timeout; /* seconds to wait for other ranks */
+    int failed;     /* a collective has failed: the groups cannot be used any more */
+    int closes;     /* te_comm_destroy also finalizes the communication library */
+    te_context *ctx;
+} te_comm;
+
+TE_API const te_group *te__group_of_one(void) {
+    static const te_group alone = {"one rank", 0, 1, 0, 0, 0, 0, 0};
+    return &alone;
+}
+TE_API const te_group *te_tensor_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->tensor : te__group_of_one();
+}
+TE_API const te_group *te_world_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->world : te__group_of_one();
+}
+TE_API const te_group *te_data_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->data : te__group_of_one();
+}
+
+/* ---- collectives ------------------------------------------------------------------------------------------------- */
+
+/* As te_transport describes; a group of one rank copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE,
+ * TE_ERROR_COMM. */
+
+TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
+                                 te_context *ctx) {
+    TE_TRY(te__check_context(ctx, what));
+    TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the group is null", what);
+    TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %lld elements", what, (long long)count);
+    TE_REQUIRE((y && x) || !count, ctx, TE_ERROR_NULL, "%s: a pointer is null", what);
+    TE_REQUIRE(!g->comm || !g->comm->failed, ctx, TE_ERROR_COMM,
+               "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
+    return TE_OK;
+}
+/* A collective of one rank: y = x. */
+TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
+}
+TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
+    if (te_is_fp8(dtype)) { /* bytes are only copied, so pairs of them are sent as 16-bit numbers */
+        TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
+                   (long long)count);
+        count /= 2, dtype = TE_bf16;
+    }
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->all_gather(g, y, x, count, dtype, ctx);
+}
+TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                         te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "reduce_scatter", ctx));
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->reduce_scatter(g, y, x, count, dtype, ctx);
+}
+TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "all_reduce", ctx));
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->all_reduce(g, y, x, count, dtype, ctx);
+}
+
+#endif

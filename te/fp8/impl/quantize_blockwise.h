@@ -1,0 +1,283 @@
+/* quantize_blockwise.h -- casts a tensor to FP8 with one scale for each block of 1 x 128 or of 128 x 128: row-major,
+ * transposed, and the scales of both, in one pass.
+ *
+ * Do this:
+ *     TE_QUANTIZE_BLOCKWISE(of_bf16, bf16)                            // defines the kernel and of_bf16_run
+ *     te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols); // cols a multiple of 16
+ *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t; // y or yt, with its scales, may stay null
+ *     TE_TRY(of_bf16_run(&q, ctx));
+ *
+ * 1D blocks (default): y[rows, cols] has a scale for each 1 x 128 of a row of x, and its transpose yt[cols, yt_cols],
+ * which the weight gradient reads, for each 128 x 1 of a column. Both are rounded from x itself (DeepSeek-V3,
+ * arXiv:2412.19437, section 3.3). 2D blocks (q.square_blocks, for weights): one scale for 128 x 128 elements, and yt
+ * has the bytes of y. scale = the format's largest number / amax of the block; 1 where amax is 0, infinite or NaN.
+ * scales.h has the layout of scales.
+ *
+ * A block of threads casts a tile of 128 x 128, a lane 8 x 8 of its elements, which it holds in registers while the
+ * amax of each row and column is reduced in shared memory. Floor: a copy of the same bytes; 4.06 an element of bf16 (x,
+ * y, yt, and 1/32 for each array of scales). Measurements: docs/notes/fp8_casts.md.
+ */
+#ifndef TE_QUANTIZE_BLOCKWISE_H
+#define TE_QUANTIZE_BLOCKWISE_H
+
+#include "../../core/target.h" /* te_multi_tensor_find */
+#include "../scales.h"         /* te_scale_of_amax, te_blockwise_1d_scale_at */
+#include "cast_transpose.h"    /* te__fp8_transpose_piece, te__fp8_store_tile */
+
+typedef struct te_quantize_blockwise {
+    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
+    float *y_inverse, *yt_inverse;  /* 1 / scale of the blocks of y and yt; target memory */
+    const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
+    int64_t rows, cols;
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128, with columns of zeros */
+    te_dtype to;
+    int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
+    te_scale_rule rule; /* epsilon, power_of_two */
+} te_quantize_blockwise;
+
+TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
+    te_quantize_blockwise q;
+    memset(&q, 0, sizeof q);
+    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
+    return q;
+}
+
+typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te_blockwise_args;
+
+enum {
+    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* lanes along a row or a column of the tile */
+    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* of 8 x 8 that a lane has: one, or all of them on the host */
+    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* words; padded so that a warp writes to different banks */
+};
+/* The part of the tile that a lane holds in registers. */
+typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
+/* A line is a row (first index 0) or a column (1) of the tile. */
+typedef struct te_blockwise_shared {
+    union {
+        /* [rows or columns][lane along the line][line]: the largest |x| of the lane's part of the line, in x's storage
+         * format, so two lines share a word where x has 16 bits */
+        uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
+        te_fp8_shared transposed;
+    } u;
+    uint32_t line[2][TE_FP8_TILE]; /* bits of the line's scale; with 2D blocks first of its largest |x| */
+} te_blockwise_shared;
+
+/* The first element of a tile. */
+typedef struct te_blockwise_origin { int64_t row, col; } te_blockwise_origin;
+
+TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
+    te_blockwise_origin o;
+    o.row = row, o.col = col;
+    return o;
+}
+
+/* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
+
+/* The rows that exist of the piece at (row, col); 0 behind the last column. */
+TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
+}
+/* Load piece i of the tile at (row0, col0). from: a constant, here and below. */
+TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
+                              const te_dtype from) {
+    const int64_t row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = col0 + i % TE_BLOCKWISE_LANES_A_SIDE * 8;
+    const int rows = te__blockwise_rows(q->rows, q->cols, row, col);
+    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* fits: te__blockwise_args_of */
+    const char *first =
+        (const char *)te_opaque_pointer((const char *)q->x + (row * q->cols + col) * (int64_t)te_dtype_bytes(from));
+    TE_UNROLL for (uint32_t k = 0; k < 8; k++) {
+        memset(&x[k], 0, sizeof x[k]);
+        if ((int)k < rows) te_vec8_load(&x[k], first + (uint64_t)k * pitch, 0, 8, 1, from);
+    }
+}
+/* Store the four (16 bits) or eight words of eight elements to `to`, a multiple of 16 bytes. */
+TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dtype from) {
+    TE_UNROLL for (int h = 0; h < (from == TE_f32 ? 2 : 1); h++) {
+        te__bytes16 four;
+        TE_UNROLL for (int j = 0; j < 4; j++) four.w[j] = e->w[4 * h + j];
+        ((te__bytes16 *)(void *)to)[h] = four;
+    }
+}
+/* Write the largest |x| of each row and column of piece i to shared memory. Elements that do not exist are 0. */
+TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, int i, const te_dtype from) {
+    const int down = i / TE_BLOCKWISE_LANES_A_SIDE, across = i % TE_BLOCKWISE_LANES_A_SIDE;
+    const int words = from == TE_f32 ? 8 : 4;
+    te_vec8 of_rows, of_cols;
+    memset(&of_rows, 0, sizeof of_rows);
+    memset(&of_cols, 0, sizeof of_cols);
+    TE_UNROLL for (int k = 0; k < 8; k++) te_vec8_max_magnitudes(&of_cols, &x[k], from);
+    TE_UNROLL for (int k = 0; k < words; k++)
+        of_rows.w[k] = from == TE_f32 ? te_amax_vec8(&x[k], from) : te_amax_16x2_of_two_vec8(&x[2 * k], &x[2 * k + 1]);
+    te__blockwise_store_words(&s->u.amax[0][across][words * down], &of_rows, from);
+    te__blockwise_store_words(&s->u.amax[1][down][words * across], &of_cols, from);
+}
+/* The bits of the largest |x| of line i: row i of the tile, or from TE_FP8_TILE on a column. */
+TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, const te_dtype from) {
+    const int at = i % TE_FP8_TILE, is_16_bit = from != TE_f32;
+    uint32_t amax = 0;
+    TE_UNROLL for (int k = 0; k < TE_BLOCKWISE_LANES_A_SIDE; k++) {
+        const uint32_t part = s->u.amax[i / TE_FP8_TILE][k][is_16_bit ? at / 2 : at];
+        amax = is_16_bit ? te__max_u16x2(amax, part) : part > amax ? part : amax;
+    }
+    return is_16_bit ? te_amax_bits_of_16(at % 2 ? amax >> 16 : amax & 0xffffu, from) : amax;
+}
+
+/* ---- scales ------------------------------------------------------------------------------------------------------ */
+
+/* s->line of line i: its scale, whose inverse is stored; with 2D blocks only its largest |x|. format_max: the largest
+ * number of the FP8 format. */
+TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
+                                  float format_max, const te_dtype from) {
+    const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
+    uint32_t bits = te__blockwise_line_amax(s, i, from);
+    if (!q->square_blocks) {
+        const float scale = te_scale_of_amax_bits(bits, format_max, &q->rule);
+        const int64_t row = o.row + at, col = o.col + at;
+        bits = te_bits_of_float(scale);
+        if (!is_column && q->y && row < q->rows)
+            q->y_inverse[te_blockwise_1d_scale_at(q->rows, q->cols, row, o.col / TE_FP8_TILE)] = 1.0f / scale;
+        if (is_column && q->yt && col < q->cols)
+            q->yt_inverse[te_blockwise_1d_scale_at(q->cols, q->yt_cols, col, o.row / TE_FP8_TILE)] = 1.0f / scale;
+    }
+    s->line[is_column][at] = bits;
+}
+/* Store 1 / scale of 2D block (row, col). The last block of a row also fills the padding of the row of scales, which
+ * cuBLASLt may read. */
+TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
+    inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
+    for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
+        inverse[te_blockwise_2d_scale_at(cols, row, k)] = 1.0f;
+}
+/* With 2D blocks: s->line of all lines becomes the scale of the whole tile, whose inverse the first lane stores. */
+TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o,
+                                  te_lanes g, float format_max) {
+    const int lanes = TE_CUDA ? TE_BLOCKWISE_LANES_A_SIDE : 1;
+    const int64_t row = o.row / TE_FP8_TILE, col = o.col / TE_FP8_TILE;
+    uint32_t bits = 0;
+    for (int k = g.id % lanes; k < TE_FP8_TILE; k += lanes) bits = s->line[0][k] > bits ? s->line[0][k] : bits;
+    const float scale = te_scale_of_amax_bits(te_lanes16_max(bits), format_max, &q->rule);
+    if (g.id == 0 && q->y) te__blockwise_2d_store_inverse(q->y_inverse, q->cols, row, col, 1.0f / scale);
+    if (g.id == 0 && q->yt) te__blockwise_2d_store_inverse(q->yt_inverse, q->yt_cols, col, row, 1.0f / scale);
+    te_block_sync();
+    for (int i = g.id; i < 2 * TE_FP8_TILE; i += TE_FP8_THREADS)
+        s->line[i / TE_FP8_TILE][i % TE_FP8_TILE] = te_bits_of_float(scale);
+    te_block_sync();
+}
+
+/* ---- cast and store ---------------------------------------------------------------------------------------------- */
+
+/* Round piece i by the scales of its rows, into y, or (by_columns: 1) of its columns, into the transposed tile in
+ * shared memory. by_columns and the formats are constants. */
+TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te_blockwise_shared *s,
+                              te_blockwise_origin o, int i, const int by_columns, const te_dtype from,
+                              const te_dtype to) {
+    const int row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
+    const int rows = te__blockwise_rows(a->q.rows, a->q.cols, o.row + row, o.col + col);
+    /* Load the scales before any store: the compiler could not keep them in registers across the stores of rows. */
+    const te__bytes16 *line = (const te__bytes16 *)(const void *)&s->line[by_columns][by_columns ? col : row];
+    const te__bytes16 scales[2] = {line[0], line[1]};
+    uint8_t *y =
+        by_columns ? 0 : (uint8_t *)(uintptr_t)te_opaque_pointer(a->out.y + (o.row + row) * a->q.cols + o.col + col);
+    uint32_t r[8][2];
+    TE_UNROLL for (uint32_t k = 0; k < 8; k++) {
+        float v[8];
+        te_vec8_floats(v, &x[k], from);
+        TE_UNROLL for (uint32_t j = 0; j < 8; j++) {
+            const uint32_t at = by_columns ? j : k;
+            v[j] *= te_float_of_bits(scales[at / 4].w[at % 4]);
+        }
+        r[k][0] = te__fp8_word(v, to == TE_e4m3), r[k][1] = te__fp8_word(v + 4, to == TE_e4m3);
+        if (!by_columns && (int)k < rows) te__fp8_store_row(y + (uint64_t)k * (uint32_t)a->q.cols, 0, r[k], 8, 1);
+    }
+    if (by_columns) te__fp8_transpose_piece(&s->u.transposed, r, row, col);
+}
+/* Cast and store the tile at (row, col), which the lanes hold in registers. */
+TE_FN void te__blockwise_store(const te_blockwise_args *a, const te_blockwise_registers *held, te_blockwise_shared *s,
+                               te_lanes g, int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
+    const te_quantize_blockwise *q = &a->q;
+    const te_blockwise_origin o = te__blockwise_origin_at(row, col);
+    const float format_max = te_fp8_max(to);
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++)
+        te__blockwise_piece_amax(held->x[h], s, g.id + h * g.count, from);
+    te_block_sync();
+    for (int i = g.id; i < 2 * TE_FP8_TILE; i += TE_FP8_THREADS) te__blockwise_1d_scale(q, s, o, i, format_max, from);
+    te_block_sync();
+    if (q->square_blocks) te__blockwise_2d_scale(q, s, o, g, format_max);
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++)
+        if (q->y) te__blockwise_cast(a, held->x[h], s, o, g.id + h * g.count, 0, from, to);
+    if (!q->yt) return;
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++)
+        te__blockwise_cast(a, held->x[h], s, o, g.id + h * g.count, 1, from, to);
+    te_block_sync();
+    te__fp8_store_tile(&a->out, &s->u.transposed, row, col, g);
+}
+/* The tile of block b. */
+TE_FN void te__blockwise_tile(const te_blockwise_args *a, te_block b, te_blockwise_registers *held,
+                              te_blockwise_shared *s, const te_dtype from, const te_dtype to) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int tiles_across = (int)te_ceil_div(a->q.cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / tiles_across) * TE_FP8_TILE, col = (int64_t)(b.x % tiles_across) * TE_FP8_TILE;
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++)
+        te__blockwise_load(&a->q, held->x[h], row, col, g.id + h * g.count, from);
+    te__blockwise_store(a, held, s, g, row, col, from, to);
+}
+TE_FN void te_blockwise_body(const te_blockwise_args *a, te_block b, te_blockwise_registers *held,
+                             te_blockwise_shared *s, const te_dtype from) {
+    if (a->q.to == TE_e4m3) te__blockwise_tile(a, b, held, s, from, TE_e4m3);
+    else te__blockwise_tile(a, b, held, s, from, TE_e5m2);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_blockwise *q, const char *who,
+                                       te_context *ctx) {
+    memset(a, 0, sizeof *a);
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
+    a->q = *q, a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt;
+    a->out.rows = q->rows, a->out.cols = q->cols, a->out.yt_cols = q->yt_cols, a->out.to = q->to;
+    TE_TRY(te__fp8_check(&a->out, who, ctx));
+    TE_TRY(te__scale_rule_check(&q->rule, who, ctx));
+    TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
+               "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
+    TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
+               (long long)q->cols); /* so the bytes of a row fit 32 bits in te__blockwise_load */
+    TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
+               TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
+    TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
+                   (uintptr_t)q->yt_inverse % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: x or its scales do not start at a multiple of %d bytes", who, (int)TE_ACCESS);
+    return TE_OK;
+}
+
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks an SM, by the registers that x takes */
+
+/* The kernel for tensors of `from`, and te_status name_run(const te_quantize_blockwise *q, te_context *ctx). */
+#define TE_QUANTIZE_BLOCKWISE(name, from)                                                                          \
+    TE_FN void name##_body(const te_blockwise_args *a, te_block b, te_blockwise_registers *held,                   \
+                           te_blockwise_shared *s) {                                                               \
+        te_blockwise_body(a, b, held, s, TE_##from);                                                               \
+    }                                                                                                              \
+    TE_KERNEL_WITH(name##_kernel, TE_FP8_THREADS, TE__BLOCKWISE_RESIDENT(from), te_blockwise_args,                 \
+                   te_blockwise_registers, te_blockwise_shared, name##_body)                                       \
+    TE_API te_status name##_run(const te_quantize_blockwise *q, te_context *ctx) {                                 \
+        te_blockwise_args a;                                                                                       \
+        TE_TRY(te__blockwise_args_of(&a, q, #name, ctx));                                                          \
+        return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
+    }
+
+/* Several tensors in one launch: tensors are te_blockwise_args of e4m3, chunks are tiles.
+ * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
+#define TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name, from)                                                             \
+    TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b, te_blockwise_registers *held,        \
+                                        te_blockwise_shared *s) {                                                  \
+        const te_blockwise_args a = ((const te_blockwise_args *)t->tensor)[te_multi_tensor_find(t, &b)];           \
+        te__blockwise_tile(&a, b, held, s, TE_##from, TE_e4m3);                                                    \
+    }                                                                                                              \
+    TE_KERNEL_WITH(name##_multi_tensor, TE_FP8_THREADS, TE__BLOCKWISE_RESIDENT(from), te_multi_tensor,             \
+                   te_blockwise_registers, te_blockwise_shared, name##_multi_tensor_body)                          \
+    TE_API te_status name##_multi_tensor_run(const te_multi_tensor *t, te_context *ctx)                            \
+        { return t->chunks ? name##_multi_tensor_launch(ctx, te__grid_of(t->chunks, 1), t) : TE_OK; }
+
+#endif

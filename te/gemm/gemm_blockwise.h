@@ -1,0 +1,98 @@
+/* gemm_blockwise.h -- FP8 GEMM with blockwise scaling (1 x 128 and 128 x 128), of any number of rows. cuBLASLt and the
+ * kernel for Hopper (gemm_sm90_blockwise.h) take multiples of four; a kernel here takes the up to three rows that are
+ * left.
+ *
+ * Do this:
+ *     TE_GEMM_BLOCKWISE(my)                            // the kernel, my_run and my_takes_bias
+ *     te_gemm g = te_gemm_of(rows, out, in);           // y[rows, out] = x[rows, in] w[out, in]^T
+ *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16;
+ *     g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.a_fp8.dtype = TE_e4m3, g.a_fp8.inverse = scales_of_x;
+ *     g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D, g.b_fp8.dtype = TE_e4m3, g.b_fp8.inverse = scales_of_w;
+ *     TE_TRY(my_run(&g, ctx));
+ *
+ * scales_of_x: inverse scales, one for each row and each 128 of k; scales_of_w: one for each 128 x 128, in the layout
+ * of te_scale_at. my_takes_bias says whether the product adds a bias as well (g.epilogue), which cuBLASLt does not.
+ * Refused (te_status): another scaling of A, and all that te_gemm_run refuses.
+ *
+ * The kernel for the last rows: a warp computes a column of D, for which it reads a row of B, 16 bytes a lane at a
+ * time, and the rows of A. Bytes: B once, n k; the floor is that over the memory's rate.
+ */
+#ifndef TE_GEMM_BLOCKWISE_H
+#define TE_GEMM_BLOCKWISE_H
+
+#include "../core/dtype.h" /* te_load8_fp8 */
+#include "gemm.h"            /* te_gemm_run */
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+#include "impl/gemm_sm90_blockwise.h" /* te__gemm_blockwise_run, te__gemm_blockwise_takes_bias */
+#else
+TE_IF_USED TE_API te_status te__gemm_blockwise_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
+TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
+    return (void)g, (void)ctx, 0;
+}
+#endif
+
+enum {
+    TE_GEMM_TAIL_ROWS = 3,
+    TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
+    TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
+    TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
+    TE_GEMM_TAIL_VECTOR = 16 /* elements of k that a lane takes at a time; they share a scale */
+};
+
+TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
+    te_load8_fp8(v, p, at, 8, 1, t), te_load8_fp8(v + 8, p, at + 8, 8, 1, t);
+}
+/* The rows of g behind the last multiple of four; block b has TE_GEMM_TAIL_WARPS columns. */
+TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
+    int group;
+    te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);
+    const int64_t col = (int64_t)b.x * TE_GEMM_TAIL_WARPS + group, first = te_blockwise_1d_aligned_rows(g->m), rows = g->m - first;
+    float sum[TE_GEMM_TAIL_ROWS] = {0, 0, 0};
+    if (col >= g->n) return;
+    for (int64_t k = TE_GEMM_TAIL_VECTOR * l.id; k < g->k; k += TE_GEMM_TAIL_VECTOR * l.count) {
+        float of_b[TE_GEMM_TAIL_VECTOR], of_a[TE_GEMM_TAIL_VECTOR];
+        te__gemm_tail_load(of_b, g->b, col * g->k + k, g->b_fp8.dtype);
+        const float scale = g->b_fp8.inverse[te_scale_at(g->b_fp8.scaling, g->n, g->k, col, k)];
+        TE_UNROLL for (int r = 0; r < TE_GEMM_TAIL_ROWS; r++) {
+            float part = 0;
+            if (r >= rows) continue;
+            te__gemm_tail_load(of_a, g->a, (first + r) * g->k + k, g->a_fp8.dtype);
+            TE_UNROLL for (int i = 0; i < TE_GEMM_TAIL_VECTOR; i++) part += of_a[i] * of_b[i];
+            sum[r] += part * (g->a_fp8.inverse[te_scale_at(g->a_fp8.scaling, g->m, g->k, first + r, k)] * scale);
+        }
+    }
+    te_lanes_sum(sum, TE_GEMM_TAIL_ROWS, &l);
+    if (l.id != 0) return;
+    TE_UNROLL for (int r = 0; r < TE_GEMM_TAIL_ROWS; r++) {
+        if (r >= rows) continue;
+        const int64_t at = (first + r) * g->n + col;
+        const float c = g->beta != 0 ? g->beta * te__load_wide(g->c, at, g->out) : 0.0f;
+        const float bias = g->epilogue == TE_EPILOGUE_BIAS ? te__load_wide(g->bias, col, g->dtype) : 0.0f;
+        te__store_wide(g->d, at, g->alpha * sum[r] + c + bias, g->out);
+    }
+}
+
+typedef te_status (*te__gemm_fn)(const te_gemm *g, te_context *ctx);
+typedef te_status (*te__gemm_tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
+/* `run` takes the multiple of four rows, whose operands lie as in a product of so many rows; `tail` the rest. */
+TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_tail_fn tail, const char *who,
+                                    te_context *ctx) {
+    te_gemm bulk = g ? *g : te_gemm_of(0, 0, 0);
+    TE_TRY(te__gemm_check_run(g, who, ctx));
+    TE_REQUIRE(g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D, ctx, TE_ERROR_VALUE,
+               "%s: A has scales of %s; these products take 1x128", who, te_scaling_name(g->a_fp8.scaling));
+    bulk.m = te_blockwise_1d_aligned_rows(g->m);
+    if (bulk.m) TE_TRY(run(&bulk, ctx));
+    if (bulk.m == g->m || !g->n) return TE_OK;
+    return tail(ctx, te__grid_of(te_ceil_div(g->n, TE_GEMM_TAIL_WARPS), 1), g);
+}
+/* Defines te_status name_run(const te_gemm *, te_context *), int name_takes_bias(const te_gemm *, te_context *), and
+ * the kernel. */
+#define TE_GEMM_BLOCKWISE(name)                                                                                \
+    TE_KERNEL(name##_tail, TE_GEMM_TAIL_THREADS, te_gemm, te__gemm_tail_body(te_args, te_at))                         \
+    TE_API te_status name##_run(const te_gemm *g, te_context *ctx) {                                       \
+        return te__gemm_blockwise(g, te__gemm_blockwise_run, name##_tail_launch, #name, ctx);                      \
+    }                                                                                                      \
+    TE_API int name##_takes_bias(const te_gemm *g, te_context *ctx) { return te__gemm_blockwise_takes_bias(g, ctx); }
+
+#endif

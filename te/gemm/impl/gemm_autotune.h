@@ -1,0 +1,376 @@
+/* gemm_autotune.h -- autotuning: time the candidates that compute the same, take the fastest, remember it.
+ *
+ *   te__autotune         times candidates: any functions that enqueue the same work
+ *   te__gemm_tune_plan   the algorithms that cuBLASLt proposes for one product
+ *   te__gemm_find_choice, te__gemm_store_choice
+ *                        the chosen strategies of fused patterns (fuse/linear_choose.h) and of FP8 GEMMs
+ *                        (gemm_dispatch.h), kept in the context
+ *
+ * Tuning allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the
+ * caller's is read or written. Nothing is tuned on the host. This header also includes the back end of this build,
+ * whose state (te__gemm_state) holds what was found.
+ */
+#ifndef TE_GEMM_AUTOTUNE_H
+#define TE_GEMM_AUTOTUNE_H
+
+#include "../../core/tensor_kernels.h" /* te_fill_normal */
+#if !TE_CUDA
+#include "gemm_host.h" /* te_gemm_run on a CPU */
+#elif defined(TE_NO_CUBLASLT)
+#include "gemm_fallback.h" /* te__gemm_state; te_gemm_run without a library */
+#else
+#include "gemm_cublaslt.h" /* te__gemm_state; cuBLASLt's plans */
+#endif
+
+/* Enqueue candidate `candidate` once. repeat: 0, 1, ..: which repetition of a sample this is; each may use memory of
+ * its own, so that one does not warm the L2 for the next. */
+typedef te_status (*te__candidate_fn)(void *arg, int candidate, int repeat, te_context *ctx);
+
+#if TE_CUDA
+
+enum {
+    TE__MAX_CANDIDATES = 48,
+    TE__AUTOTUNE_ROUNDS = 11 /* samples of each candidate, at most; odd, for a median */
+};
+
+/* ---- timing ------------------------------------------------------------------------------------------------------ */
+
+TE_API int64_t te__median(const int64_t *v, int n) {
+    int64_t sorted[TE__AUTOTUNE_ROUNDS];
+    for (int i = 0; i < n; i++) {
+        int j = i;
+        for (; j > 0 && sorted[j - 1] > v[i]; j--) sorted[j] = sorted[j - 1];
+        sorted[j] = v[i];
+    }
+    return n ? sorted[n / 2] : 0;
+}
+
+/* Memory that is read before each sample to evict the candidates' operands from the L2; each word is 0x5a5a5a5a. */
+typedef struct te__l2_flush {
+    uint32_t *word;
+    int64_t count;
+} te__l2_flush;
+TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
+    uint32_t odd = 0;
+    TE_UNROLL_1 for (int64_t i = (int64_t)b.x * blockDim.x + threadIdx.x; i < p->count; i += (int64_t)b.nx * blockDim.x)
+        odd |= p->word[i] ^ 0x5a5a5a5au;
+    if (odd) p->word[0] = odd; /* never; without it the compiler would remove the loads */
+}
+TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
+
+/* Read all of the memory. Meanwhile the host enqueues what is timed. */
+TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
+    return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
+}
+/* A sample: `repeats` runs of a candidate between two small kernels, as between two kernels of a pass. A custom kernel
+ * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do not. */
+TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
+                                                const te__l2_flush *flush, te_context *ctx) {
+    te_launches *const s = (te_launches *)ctx->launches;
+    const te__l2_flush small = {flush->word, 256};
+    TE_TRY(te__l2_read_launch(ctx, te__grid_of(1, 1), &small));
+    if (s) s->autotuning = 1;
+    te_status status = TE_OK;
+    for (int repeat = 0; status == TE_OK && repeat < repeats; repeat++) status = run(arg, candidate, repeat, ctx);
+    if (s) s->autotuning = 0;
+    return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
+}
+/* Milliseconds of the two small kernels alone, the minimum of a few samples: subtracted from every sample. */
+TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,
+                                                  cudaEvent_t end, te_context *ctx) {
+    float took = 0;
+    for (int i = 0; i < 5; i++) {
+        TE_TRY(te__l2_flush_all(flush, ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord(begin, (cudaStream_t)ctx->stream), "event"));
+        TE_TRY(te__autotune_sample(0, 0, 0, 0, flush, ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord(end, (cudaStream_t)ctx->stream), "event"));
+        TE_TRY(te_synchronize(ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventElapsedTime(&took, begin, end), "event"));
+        *ms = i == 0 || took < *ms ? took : *ms;
+    }
+    return TE_OK;
+}
+
+/* The candidates while they are timed. */
+typedef struct te__autotuner {
+    te__candidate_fn run;
+    void *arg;
+    int count, repeats;
+    int events;                                              /* that were created */
+    int in[TE__MAX_CANDIDATES];                              /* 0: it cannot run, or has dropped out */
+    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* of the sample of each */
+    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* ns */
+    te__l2_flush flush;
+    float overhead; /* ms */
+} te__autotuner;
+TE_IF_USED TE_API te_status te__autotune_open(te__autotuner *t, te_context *ctx) {
+    int l2 = 0;
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, ctx->device), "L2"));
+    const size_t bytes = 2 * (size_t)l2;
+    void *memory = 0;
+    TE_TRY(te_allocate(ctx, &memory, bytes));
+    t->flush.word = (uint32_t *)memory, t->flush.count = (int64_t)(bytes / 4);
+    TE_TRY(te_fill(ctx, memory, 0x5a, bytes));
+    for (; t->events < 2 * t->count; t->events++)
+        TE_TRY(te__cuda_status(ctx, cudaEventCreate(&t->begin_end[t->events]), "event"));
+    return te__autotune_overhead(&t->overhead, &t->flush, t->begin_end[0], t->begin_end[1], ctx);
+}
+TE_API void te__autotune_close(te__autotuner *t, te_context *ctx) {
+    while (t->events) (void)cudaEventDestroy(t->begin_end[--t->events]);
+    te_release(ctx, t->flush.word);
+}
+/* Run one sample of each candidate, beginning with another one each round, and wait. */
+TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, int round, te_context *ctx) {
+    cudaStream_t stream = (cudaStream_t)ctx->stream;
+    for (int j = 0; j < t->count; j++) {
+        const int i = (j + round) % t->count;
+        if (!t->in[i]) continue;
+        TE_TRY(te__l2_flush_all(&t->flush, ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
+        t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
+        if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
+        else (void)cudaGetLastError(), ns[i] = 0; /* or the next launch would report it */
+    }
+    return te_synchronize(ctx);
+}
+/* Add the samples of round 1, 2, .. to the medians, find the winner so far, and drop those that are clearly slower. */
+TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winner, int round, te_context *ctx) {
+    int64_t best = 0;
+    for (int i = 0; i < t->count; i++) {
+        float ms = 0;
+        if (!t->in[i]) continue;
+        TE_TRY(te__cuda_status(ctx, cudaEventElapsedTime(&ms, t->begin_end[2 * i], t->begin_end[2 * i + 1]), "event"));
+        t->sample[i][round - 1] = te_max(1, (int64_t)((double)(ms - t->overhead) * 1e6 / t->repeats));
+        ns[i] = te__median(t->sample[i], round);
+        if (!best || ns[i] < best) best = ns[i], *winner = i;
+    }
+    for (int i = 1; round > 1 && i < t->count; i++)
+        t->in[i] = t->in[i] && (double)ns[i] <= (double)best * (1.0 + 0.4 / round);
+    return TE_OK;
+}
+
+/* Time candidates. ns[count] gets the median nanoseconds of each, 0 of one that cannot run; *winner the fastest, or -1
+ * if none ran. Candidate 0, the default, wins unless another is more than a percent faster: medians of two tunings
+ * differ by as much.
+ *
+ * The candidates take turns; a round is one sample of each, of `repeats` runs. Before each sample memory of twice the
+ * L2's size is read, not written, so that no write-back falls into the sample. Round 0 loads the kernels and does not
+ * count. Candidates that are clearly slower drop out after the first rounds, but never candidate 0. */
+TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds,
+                                         te__candidate_fn run, void *arg, te_context *ctx) {
+    te__autotuner t;
+    memset(&t, 0, sizeof t);
+    t.run = run, t.arg = arg, t.count = count, t.repeats = repeats;
+    *winner = -1;
+    for (int i = 0; i < count; i++) t.in[i] = 1, ns[i] = 0;
+    te_status status = te__autotune_open(&t, ctx);
+    for (int round = 0; status == TE_OK && round <= rounds; round++) {
+        status = te__autotune_round(&t, ns, round, ctx);
+        if (status == TE_OK && round) status = te__autotune_evaluate(&t, ns, winner, round, ctx);
+    }
+    if (*winner > 0 && ns[0] && ns[0] - ns[*winner] <= ns[*winner] / 100) *winner = 0;
+    te__autotune_close(&t, ctx);
+    return status;
+}
+
+/* ---- the candidates of cuBLASLt ---------------------------------------------------------------------------------- */
+#ifndef TE_NO_CUBLASLT
+
+/* One product and its candidates. There is a set of operands for each repetition. */
+typedef struct te__gemm_trial {
+    te__gemm_plan *plan;
+    te__gemm_state *state;
+    char *memory;
+    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets within a set, of which A is at 0; and the set's bytes */
+    int count;
+    cublasLtMatmulAlgo_t algo[TE__MAX_CANDIDATES];
+} te__gemm_trial;
+
+TE_API te_status te__gemm_trial_run(void *arg, int candidate, int repeat, te_context *ctx) {
+    te__gemm_trial *t = (te__gemm_trial *)arg;
+    te__gemm_plan *p = t->plan;
+    char *set = t->memory + (size_t)repeat * t->set_bytes;
+    const float alpha = 1.0f, beta = p->product.beta ? 1.0f : 0.0f;
+    te__gemm_set_epilogue(p, set + t->bias, set + t->aux);
+    const int arrays = p->product.a_scaling > TE_SCALING_TENSORWISE;
+    te__gemm_set_scales(p, arrays ? (const float *)(const void *)(set + t->scales[0]) : 0,
+                        arrays ? (const float *)(const void *)(set + t->scales[1]) : 0);
+    return te__blas_status(ctx,
+                           cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
+                                          set + (p->product.beta ? t->c : t->d), &p->d, set + t->d, &p->d,
+                                          &t->algo[candidate], t->state->workspace, TE_GEMM_WORKSPACE,
+                                          (cudaStream_t)ctx->stream),
+                           "cublasLtMatmul");
+}
+/* Unless it is there already, or there is no space. */
+TE_API void te__gemm_add_candidate(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
+    for (int i = 0; i < t->count; i++)
+        if (!memcmp(&t->algo[i], algo, sizeof *algo)) return;
+    if (t->count < TE__MAX_CANDIDATES) t->algo[t->count++] = *algo;
+}
+/* Compute the offsets of a set of operands. */
+TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
+    const te_gemm_tuned *g = &t->plan->product;
+    const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
+    const size_t mn = (size_t)g->m * (size_t)g->n;
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* else scales are 1 */
+    size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
+    t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
+    t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
+    t->c = at, at += g->beta ? (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN) : 0;
+    t->bias = at;
+    at += g->epilogue != TE_EPILOGUE_NONE ? (size_t)te_round_up((int64_t)((size_t)g->n * in), TE_ALIGN) : 0;
+    t->aux = at, at += g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS ? (size_t)te_round_up((int64_t)(mn * in), TE_ALIGN) : 0;
+    t->scales[0] = at;
+    at += arrays ? (size_t)te_round_up(te_scaling_count(g->a_scaling, g->m, g->k) * 4, TE_ALIGN) : 0;
+    t->scales[1] = at;
+    at += arrays ? (size_t)te_round_up(te_scaling_count(g->b_scaling, g->n, g->k) * 4, TE_ALIGN) : 0;
+    t->set_bytes = at;
+}
+/* Fill the sets with normal numbers: all as 16-bit (or f32) numbers first, and FP8 operands as FP8 then, so that none
+ * is a NaN. C in f32 consists of pairs of 16-bit numbers: those have ordinary magnitudes, and none is a NaN. */
+TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
+    const te_gemm_tuned *g = &t->plan->product;
+    const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
+    TE_TRY(te_fill_normal(t->memory, g->dtype, count, 0.0f, 1.0f, 1, 0, ctx));
+    for (int repeat = 0; te_is_fp8(g->a) && repeat < repeats; repeat++) {
+        char *set = t->memory + (size_t)repeat * t->set_bytes;
+        TE_TRY(te_fill_normal(set, g->a, g->m * g->k, 0.0f, 1.0f, 2, (uint32_t)repeat, ctx));
+        TE_TRY(te_fill_normal(set + t->b, g->b, g->k * g->n, 0.0f, 1.0f, 3, (uint32_t)repeat, ctx));
+    }
+    return TE_OK;
+}
+/* Time all candidates in a few rounds, then the first one and the three fastest again in more rounds. */
+TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
+    enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
+    int64_t ns[TE__MAX_CANDIDATES];
+    int winner, best[FINALISTS], found = 0;
+    TE_TRY(te__autotune(ns, &winner, t->count, repeats, FIRST_ROUNDS, te__gemm_trial_run, t, ctx));
+    te_gemm_tuned *p = &t->plan->product;
+    p->candidates = t->count;
+    for (; found < FINALISTS; found++) {
+        int at = -1;
+        for (int i = 0; i < t->count; i++)
+            if (ns[i] && (at < 0 || ns[i] < ns[at])) at = i;
+        if (at < 0) break;
+        best[found] = at, ns[at] = 0;
+    }
+    te__gemm_trial final = *t, *f = &final;
+    f->count = 1;
+    for (int i = 0; i < found; i++) te__gemm_add_candidate(f, &t->algo[best[i]]);
+    TE_TRY(te__autotune(ns, &winner, f->count, repeats, TE__AUTOTUNE_ROUNDS, te__gemm_trial_run, f, ctx));
+    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run: te_gemm_run will say so */
+    p->first_ns = ns[0], p->best_ns = ns[winner];
+    t->plan->algo = f->algo[winner], t->plan->timed = 1;
+    return TE_OK;
+}
+/* Time the candidates for this plan and take the fastest. A plan that cannot be timed for want of memory stays with the
+ * first candidate; one met during a capture is timed at a later call. */
+TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
+    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* short products run several times: events resolve only 1 us */
+    if (te__cuda_capturing(ctx)) return TE_OK;
+    char error[sizeof ctx->error];
+    memcpy(error, ctx->error, sizeof error);
+    p->timed = -1;
+    te__gemm_trial trial, *t = &trial;
+    memset(t, 0, sizeof *t);
+    t->plan = p, t->state = (te__gemm_state *)ctx->gemm;
+    te__gemm_trial_layout(t);
+    const int repeats = (int)te_max(1, te_min(MAX_REPEATS, (int64_t)((size_t)SHORT_BYTES / t->set_bytes)));
+    void *memory = 0;
+    te_status status = te_allocate(ctx, &memory, (size_t)repeats * t->set_bytes);
+    t->memory = (char *)memory;
+    if (status == TE_OK) status = te__gemm_trial_fill(t, repeats, ctx);
+    if (status == TE_OK) {
+        cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
+        te__gemm_add_candidate(t, &p->algo);
+        const int n = te__gemm_heuristic(result, TE__GEMM_MAX_RESULTS, p, t->state);
+        for (int i = 0; i < n; i++)
+            if (result[i].state == CUBLAS_STATUS_SUCCESS) te__gemm_add_candidate(t, &result[i].algo);
+        status = te__gemm_trial_time(t, repeats, ctx);
+    }
+    te_release(ctx, memory);
+    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
+    memcpy(ctx->error, error, sizeof error); /* candidates that were refused are no error */
+    return TE_OK;
+}
+#endif
+
+/* ---- what the context remembers ---------------------------------------------------------------------------------- */
+
+/* The strategies that were timed; *count points to their number. */
+TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    *count = s ? &s->choices : 0;
+    return s ? s->choice : 0;
+}
+/* Whether steps take their strategy from te__gemm_find_choice: there are choices, or there may be. */
+TE_API int te__gemm_uses_choices(const te_context *ctx) {
+    return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
+}
+/* Whether a step may be timed now: timing waits for the stream, which a capture forbids. */
+TE_API int te__gemm_may_time(te_context *ctx) {
+    const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
+    return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
+}
+/* What a tuning file is valid for: the device, `name` in printable characters, and the library's version (0: none). */
+TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
+    struct cudaDeviceProp device;
+    TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
+    snprintf(name, bytes, "%d %s", ctx->processors, device.name);
+    *version = te__gemm_library_version();
+    return TE_OK;
+}
+
+#else /* the host: there are no candidates, and nothing is remembered */
+
+enum { TE__AUTOTUNE_ROUNDS = 1 };
+TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds, te__candidate_fn run,
+                              void *arg, te_context *ctx) {
+    (void)ns, (void)count, (void)repeats, (void)rounds, (void)run, (void)arg, (void)ctx;
+    *winner = -1;
+    return TE_OK;
+}
+TE_API int te__gemm_uses_choices(const te_context *ctx) { return (void)ctx, 0; }
+TE_API int te__gemm_may_time(te_context *ctx) { return (void)ctx, 0; }
+TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
+    snprintf(name, bytes, "%d host", ctx->processors);
+    *version = 0;
+    return TE_OK;
+}
+TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
+    return (void)at, (void)ctx, (const te_gemm_tuned *)0;
+}
+TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
+    return (void)t, (void)ctx, *added = 1;
+}
+TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) { (void)t, (void)ctx; }
+TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM_MAX_PLANS; }
+TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
+    return (void)ctx, *count = 0, (te_gemm_choice *)0;
+}
+#endif
+
+/* ---- choices, by step -------------------------------------------------------------------------------------------- */
+
+TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b) {
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
+           a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
+}
+/* The choice for this step; null if there is none. */
+TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
+    int *count = 0;
+    te_gemm_choice *all = te__gemm_choices(&count, ctx);
+    for (int i = 0; count && i < *count; i++)
+        if (te__gemm_same_choice(&all[i], step)) return &all[i];
+    return 0;
+}
+/* Remember it, in the place of an earlier one. If there is no space the step keeps its default. */
+TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
+    int *count = 0;
+    te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);
+    if (found) *found = *step;
+    else if (count && *count < TE_GEMM_MAX_CHOICES) all[(*count)++] = *step;
+}
+
+#endif

@@ -1,0 +1,305 @@
+/* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: memory that all
+ * ranks map, flags by which one rank learns what another has written there, the handshake, and the copies of a gather.
+ * The kernel is gemm_sm90.h's. With N ranks and m rows in all, each rank has rank_rows = m / N of them.
+ *
+ *   gather       all_gather, then the product. DMA copies write a rank's rows of A, chunk by chunk, into the memory of
+ *                all others, with a flag behind each chunk; no multiprocessor takes part. The kernel takes the tiles of
+ *                its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag of a chunk.
+ *                Bytes over a link: rank_rows k (N - 1) elements.
+ *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
+ *                slot of that rank's memory (one slot for each sender), with flags behind each tile. A rank's own tiles
+ *                come last: by then the others' sums have arrived, and the epilogue adds them in f32 in the order of
+ *                the ranks. Bytes over a link: rank_rows n (N - 1) elements, which their owner reads once more.
+ *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add up a tile
+ *                of its own rows, whatever k is, so it stores those in a slot as well, tiles of all ranks' rows in
+ *                turns, and a second kernel adds up all slots (te/comm/impl/collective_step.h). More bytes: rank_rows n written and
+ *                read.
+ *
+ * Floor: that of the product, or of the bytes over the link at 450 GB/s if that is longer. Large products take 0.98 to
+ * 1.02 of the product alone. Measurements and what did not pay: docs/notes/gemm_comm_overlap.md.
+ */
+#ifndef TE_GEMM_COMM_OVERLAP_H
+#define TE_GEMM_COMM_OVERLAP_H
+
+#include "../../core/rank_group.h"  /* te_group, TE_HAS_COMM_OVERLAP */
+#include "../../core/target.h" /* TE_TRY, te_launch, TE_KERNEL */
+#if TE_CUDA
+#include <cuda.h> /* CUdeviceptr; no function of libcuda is linked */
+
+#include "../../core/impl/peer_packet.h" /* te_nanoseconds, te_flag_load */
+#endif
+
+enum {
+    TE_MAX_RANKS = 8,                     /* of a group */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* of mapped memory */
+    TE_GATHER_MAX_CHUNKS = 16,            /* that a rank sends to each other */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* why so large: te__gather_copies */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* for the tiles that a rank sends to another */
+    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each warp of the epilogue, of which there are three */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* te__overlap_memory.two_kernel_bytes */
+    /* Flags, 32 bits each, at the begin of block 0 of each rank. [rank]: who writes it. */
+    TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
+    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
+    TE_FLAG_EPOCH = 256,  /* this rank's own: the number of handshakes so far */
+    TE_FLAG_PROBE = 320,  /* [rank]: whether a stream of that rank can write here */
+    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all that it scatters has arrived here */
+    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which that part of a tile has arrived */
+    TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
+};
+
+/* Memory of each rank, at the addresses where this rank maps it. */
+typedef struct te__overlap_block {
+    char *at[TE_MAX_RANKS];
+    size_t bytes;
+} te__overlap_block;
+
+/* The mapped memory of a group. Block 0: the flags, then a workspace for one gathered tensor or for the slots of a
+ * scattered one. The other blocks are the caller's (te_comm_allocate). */
+typedef struct te__overlap_memory {
+    te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
+    int blocks, rank, ranks;
+    size_t capacity;      /* bytes of the workspace */
+    uint32_t *failed[2];  /* set to 1 + the rank that did not come: the device's flag, and the host's */
+    uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
+    void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
+    void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
+    int64_t two_kernel_bytes; /* up to so many bytes of a row of A, a scatter takes two kernels */
+    int serial;               /* for tests: product and collective one after the other, tiles in the same order */
+    int64_t gathered, scattered; /* counts of products that were enqueued so */
+    int64_t gathered_beside;     /* of the gathered ones, those with te__gemm_overlap.overlapped */
+} te__overlap_memory;
+
+/* How a product overlaps a collective; te_gemm.ranks. */
+typedef struct te__gemm_overlap {
+    const te_group *group;
+    te__overlap_memory *memory;
+    const void *own;        /* gather: this rank's rows of A; null: D is scattered */
+    char *to[TE_MAX_RANKS]; /* gather: where these rows belong in A, in the memory of each rank */
+    int keep;               /* gather: this rank's copy of A gets them, too */
+    int interleave;         /* scatter: tiles of the ranks' rows in turns; 0: rank after rank, this rank's own last */
+    te_status (*overlapped)(void *arg); /* gather: enqueues other work before the product, while rows arrive; or null */
+    void *overlapped_arg;
+} te__gemm_overlap;
+
+TE_API uint32_t *te__rank_flags(const te__overlap_memory *m, int rank) {
+    return (uint32_t *)(void *)m->block[0].at[rank];
+}
+TE_API char *te__overlap_workspace(const te__overlap_memory *m, int rank) {
+    return m->block[0].at[rank] + TE_FLAG_COUNT * sizeof(uint32_t);
+}
+/* Rows of a chunk: whole tiles of `tile` rows, and no more chunks than there are flags. */
+TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile) {
+    const int64_t rows = te_max(te_ceil_div(TE_GATHER_MIN_CHUNK_BYTES, row_bytes),
+                                te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
+    return (int)te_min(rank_rows, te_round_up(rows, tile));
+}
+/* The caller's block that holds `bytes` bytes from p on; -1: none. */
+TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size_t bytes) {
+    for (int i = 1; m && p && i < m->blocks; i++) {
+        const char *own = m->block[i].at[m->rank];
+        if (own && (const char *)p >= own && (const char *)p + bytes <= own + m->block[i].bytes) return i;
+    }
+    return -1;
+}
+
+/* What a kernel needs to give up waiting for another rank. */
+typedef struct te__peer_timeout {
+    uint32_t *failed[2];
+    uint64_t timeout; /* nanoseconds */
+} te__peer_timeout;
+
+#if TE_CUDA
+
+/* ---- flags in a kernel ------------------------------------------------------------------------------------------- */
+
+enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* loads of a flag between two looks at the clock */ };
+
+TE_FN uint32_t te__flag_load(const uint32_t *flag) {
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
+    return v;
+}
+/* Whoever sees this value also sees all that the warp, or the block before a barrier, has written. */
+TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
+    __threadfence_system();
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
+}
+/* Wait until the flag is `v`, which rank `of` writes. After the timeout, report that rank as failed and go on. */
+TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
+    uint64_t since = 0;
+    for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
+        if (polls % TE_FLAG_POLLS_PER_CLOCK) continue;
+        const uint64_t now = te_nanoseconds();
+        if (te_flag_load(w->failed[0])) return;
+        if (!since) since = now;
+        if (now - since < w->timeout) continue;
+        te_flag_store(w->failed[0], (uint32_t)of + 1), te_flag_store(w->failed[1], (uint32_t)of + 1);
+        return;
+    }
+}
+
+/* ---- flags in the order of a stream ------------------------------------------------------------------------------ */
+
+/* cuStreamWriteValue32: whoever sees the value also sees all that the stream did before. And cuStreamWaitValue32. */
+typedef CUresult (*te__stream_flag_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+/* The flag of a chunk that `from` sends to `to`, in the memory of `to`. */
+TE_API uint32_t *te__gather_flag(const te__overlap_memory *m, int to, int from, int chunk) {
+    return te__rank_flags(m, to) + TE_FLAG_CHUNK + from * TE_GATHER_MAX_CHUNKS + chunk;
+}
+TE_API te_status te__stream_write_flag(const te__overlap_memory *m, uint32_t *flag, uint32_t v, cudaStream_t stream,
+                                       te_context *ctx) {
+    const CUresult e = ((te__stream_flag_fn)m->write)((CUstream)stream, (CUdeviceptr)(uintptr_t)flag, v, 0);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "a flag for another rank: cuStreamWriteValue32 failed (%d)",
+               (int)e);
+    return TE_OK;
+}
+/* What is enqueued on the stream behind this waits until the flag is `v`. */
+TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *flag, uint32_t v, cudaStream_t stream,
+                                      te_context *ctx) {
+    const CUresult e = ((te__stream_flag_fn)m->wait)((CUstream)stream, (CUdeviceptr)(uintptr_t)flag, v,
+                                                     CU_STREAM_WAIT_VALUE_EQ);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "a flag of another rank: cuStreamWaitValue32 failed (%d)",
+               (int)e);
+    return TE_OK;
+}
+
+#if TE_HAS_COMM_OVERLAP
+
+/* ---- the handshake ----------------------------------------------------------------------------------------------- */
+
+/* Each product that overlaps begins with a handshake: a kernel of one block tells all other ranks that this rank is
+ * ready, and waits until they are.
+ *
+ * Who may write where. Kernels of a stream run one after the other, so a rank that is ready has finished all that its
+ * stream had before: none of its kernels reads or writes the memory that is written next, and one copy of each buffer
+ * suffices. A rank's stream goes on when its product is done, when all rows of A or all sums for its rows have arrived:
+ * then nobody writes into its memory any more. The slots that it has filled elsewhere are read by their owner before
+ * that one is ready again.
+ *
+ * Flags. READY, SENT and TILE get the epoch, the number of this handshake. It is the same on all ranks, and each rank
+ * counts it on its device, so that a captured graph may be replayed. CHUNK gets 1, a value that a stream can write;
+ * its owner sets it back to 0 in the next handshake, before it says that it is ready. No rank passes a second handshake
+ * before the others have passed the first, for its product needs what they send: so waiting for equality is safe.
+ *
+ * No deadlock. Copies wait for nothing but a handshake. A tile of a rank's own rows waits for tiles that come rank_rows
+ * to (N - 1) rank_rows earlier in another rank's order, so in an earlier group of rows (te__sm90_gemm_locate_tile),
+ * which a cluster finishes before it comes to this one. That needs all blocks of a scattering kernel to get a
+ * multiprocessor in the end, so no kernel that waits for another rank (NCCL's, on a second stream) may run beside it.
+ * In a backward that te_buckets watches, all scatters therefore take two kernels: the product waits for nobody and ends
+ * whatever else runs, and the sum waits for products alone. */
+typedef struct te__handshake_args {
+    uint32_t *flags[TE_MAX_RANKS]; /* of each rank */
+    int rank, ranks;
+    te__peer_timeout timeout;
+} te__handshake_args;
+
+enum { TE_HANDSHAKE_THREADS = 128 };
+/* One block. 3 us where all ranks come at the same time, of which a store to a peer takes 1 to 1.5. */
+TE_FN void te__handshake_body(const te__handshake_args *a) {
+    uint32_t *own = a->flags[a->rank];
+    const int id = (int)threadIdx.x;
+    const uint32_t epoch = own[TE_FLAG_EPOCH] + 1;
+    for (int i = id; i < TE_MAX_RANKS * TE_GATHER_MAX_CHUNKS; i += TE_HANDSHAKE_THREADS) own[TE_FLAG_CHUNK + i] = 0;
+    __syncthreads();
+    if (id == 0) own[TE_FLAG_EPOCH] = epoch;
+    if (id >= a->ranks || id == a->rank) return;
+    te__flag_signal(a->flags[id] + TE_FLAG_READY + a->rank, epoch);
+    te__flag_wait(own + TE_FLAG_READY + id, epoch, id, &a->timeout);
+}
+TE_KERNEL(te__handshake, TE_HANDSHAKE_THREADS, te__handshake_args, te__handshake_body(te_args))
+
+TE_API te__peer_timeout te__peer_timeout_of(const te__overlap_memory *m) {
+    te__peer_timeout w;
+    memset(&w, 0, sizeof w);
+    w.failed[0] = m->failed[0], w.failed[1] = m->failed[1], w.timeout = m->timeout;
+    return w;
+}
+TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx) {
+    te__handshake_args a;
+    memset(&a, 0, sizeof a);
+    for (int r = 0; r < m->ranks; r++) a.flags[r] = te__rank_flags(m, r);
+    a.rank = m->rank, a.ranks = m->ranks, a.timeout = te__peer_timeout_of(m);
+    return te__handshake_launch(ctx, te__grid_of(1, 1), &a);
+}
+
+/* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
+
+/* A call to enqueue the copies from `own` to to[rank], the product, or both. With nothing between them they are
+ * enqueued together, so that a captured copy stream is joined where it was forked. The product's arguments follow the
+ * struct. */
+typedef struct te__gather_call {
+    te__overlap_memory *memory;
+    const char *own;
+    char *to[TE_MAX_RANKS];
+    int64_t rank_bytes, chunk_bytes; /* of this rank's rows, of a chunk of them */
+    int keep;
+    int copies, product; /* whether this call enqueues them */
+    te_launch launch;    /* the product */
+} te__gather_call;
+enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
+
+/* All chunks in order to the rank before this one, which needs them first, then to the one before that. So at any time
+ * a rank sends to one and receives from one. Chunks are large because a copy has a start: on four H200s one of 4 MB
+ * takes 18 us, 7 of them before its first byte, and the next begins 10 us later, which brings 150 GB/s. Three streams
+ * of small chunks bring no more, and what is needed first arrives later. */
+TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
+    const te__overlap_memory *m = c->memory;
+    for (int k = 1; k < m->ranks; k++) {
+        const int to = (m->rank + m->ranks - k) % m->ranks;
+        uint32_t *flag = te__gather_flag(m, to, m->rank, 0);
+        for (int64_t at = 0; at < c->rank_bytes; at += c->chunk_bytes, flag++) {
+            const size_t bytes = (size_t)te_min(c->chunk_bytes, c->rank_bytes - at);
+            TE_TRY(te__cuda_status(ctx, cudaMemcpyAsync(c->to[to] + at, c->own + at, bytes, cudaMemcpyDeviceToDevice,
+                                                        stream), "rows to another rank"));
+            TE_TRY(te__stream_write_flag(m, flag, 1, stream, ctx));
+        }
+    }
+    if (!c->keep) return TE_OK;
+    return te__cuda_status(ctx, cudaMemcpyAsync(c->to[m->rank], c->own, (size_t)c->rank_bytes,
+                                                cudaMemcpyDeviceToDevice, stream), "rows of this rank");
+}
+TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
+    const te__gather_call *c = (const te__gather_call *)args;
+    const te__overlap_memory *m = c->memory;
+    const cudaStream_t main = (cudaStream_t)ctx->stream, side = (cudaStream_t)m->copy_stream;
+    const cudaEvent_t forked = (cudaEvent_t)m->event[0], copied = (cudaEvent_t)m->event[1];
+    if (c->copies) {
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord(forked, main), "second stream"));
+        TE_TRY(te__cuda_status(ctx, cudaStreamWaitEvent(side, forked, 0), "second stream"));
+        TE_TRY(te__gather_copies(c, side, ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord(copied, side), "second stream"));
+    }
+    if (!c->product) return TE_OK;
+    TE_TRY(te__launch_now(&c->launch, (const char *)args + sizeof *c, ctx));
+    return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
+}
+/* Launch the product that `l` and `args` describe, with copies of this rank's rank_bytes of A beside it and beside
+ * o->overlapped. */
+TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
+                                   int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
+    alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];
+    te__gather_call *c = (te__gather_call *)(void *)call;
+    const size_t bytes = sizeof *c + (size_t)l->bytes;
+    TE_REQUIRE(bytes <= sizeof call, ctx, TE_ERROR_OVERFLOW, "a product of %d bytes of arguments", l->bytes);
+    memset(c, 0, sizeof *c); /* graph replay compares arguments byte by byte */
+    c->memory = o->memory, c->own = (const char *)o->own, c->launch = *l;
+    c->rank_bytes = rank_bytes, c->chunk_bytes = chunk_bytes;
+    c->keep = o->keep && o->to[o->memory->rank] != c->own;
+    memcpy(c->to, o->to, sizeof c->to);
+    memcpy(call + sizeof *c, args, (size_t)l->bytes);
+    TE_TRY(te__handshake_run(o->memory, ctx));
+    o->memory->gathered++;
+    c->copies = 1, c->product = !o->overlapped;
+    if (o->overlapped) {
+        o->memory->gathered_beside++;
+        TE_TRY(te__cuda_call(ctx, te__gather_enqueue, call, sizeof *c));
+        TE_TRY(o->overlapped(o->overlapped_arg));
+        c->copies = 0, c->product = 1;
+    }
+    return te__cuda_call(ctx, te__gather_enqueue, call, bytes);
+}
+#endif
+#endif
+
+#endif

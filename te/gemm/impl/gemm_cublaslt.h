@@ -1,0 +1,346 @@
+/* gemm_cublaslt.h -- the GEMMs of cuBLASLt: descriptors and algorithms, cached per shape in the context ("plans").
+ *
+ * cuBLASLt is column-major, so its A is our B and its B our A: row-major D = A B is column-major D^T = B^T A^T. A plan
+ * holds the descriptor, the layouts and the algorithm of one product; a call looks its plan up, points the descriptor
+ * at this call's bias, aux and scales, and enqueues. The algorithm is the heuristic's first candidate, or the fastest
+ * one where autotuning is on (gemm_autotune.h). Without cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes its place.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_CUBLASLT_H
+#define TE_GEMM_CUBLASLT_H
+
+#include <cublasLt.h> /* cublasLtMatmul */
+#include <stdlib.h>   /* calloc */
+
+#include "../gemm_types.h" /* te_gemm, te__gemm_allocate */
+
+enum {
+    TE_HAS_CUBLASLT = 1,
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* of the hash table: at most half full */
+    TE__GEMM_MAX_RESULTS = 32               /* candidates that the heuristic is asked for when tuning */
+};
+
+/* The fields that make two products the same to cuBLASLt, packed. */
+typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
+
+typedef struct te__gemm_plan {
+    te__gemm_key key;
+    int found, timed; /* found: there is an algorithm. timed: 1, or -1 if its candidates cannot be timed */
+    const void *bias, *aux; /* as the descriptor has them now */
+    const float *a_inverse, *b_inverse;
+    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* cuBLASLt's A and B */
+    te_gemm_tuned product;
+} te__gemm_plan;
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo), "a tuning file holds eight words");
+
+/* The state of a context's GEMMs (te_context.gemm). */
+typedef struct te__gemm_state {
+    cublasLtHandle_t handle;
+    void *workspace;
+    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing: 1 + the index of a plan, or 0 */
+    int plans, choices;
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last is for a product that the
+                                                * cache has no space for */
+    te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
+} te__gemm_state;
+
+TE_API te_status te__blas_status(te_context *ctx, cublasStatus_t s, const char *what) {
+    return s == CUBLAS_STATUS_SUCCESS ? TE_OK : te_fail(ctx, TE_ERROR_BLAS, "%s: %s", what, cublasLtGetStatusString(s));
+}
+
+/* ---- the state --------------------------------------------------------------------------------------------------- */
+
+TE_API void te__gemm_close(te_context *ctx) {
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    if (s && s->handle) (void)cublasLtDestroy(s->handle);
+    if (s) te_release(ctx, s->workspace);
+    free(s);
+    ctx->gemm = 0;
+}
+/* May be called while a stream is being captured, as te__gemm_allocate may. */
+TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
+}
+/* Creates the state on first use: when the sizes of a workspace are computed, so before the first step. */
+TE_API te_status te__gemm_open(te_context *ctx) {
+    if (ctx->gemm) return TE_OK;
+    te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
+    TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);
+    ctx->gemm = s, ctx->gemm_close = te__gemm_close;
+    const te_status status = te__gemm_create(s, ctx);
+    if (status != TE_OK) te__gemm_close(ctx);
+    return status;
+}
+/* Null if it cannot be created. */
+TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
+    return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
+}
+
+/* ---- descriptors ------------------------------------------------------------------------------------------------- */
+
+TE_API cudaDataType te__cuda_type(te_dtype t) {
+    static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    return types[t];
+}
+TE_API int32_t te__cuda_scale_mode(te_scaling s) {
+    static const int32_t modes[] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+    return modes[s];
+}
+TE_API void te__gemm_set_attribute(te__gemm_plan *p, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                   size_t bytes) {
+    (void)cublasLtMatmulDescSetAttribute(&p->operation, attribute, value, bytes);
+}
+/* Point the descriptor at the inverse scales of our A and B. */
+TE_API void te__gemm_set_scales(te__gemm_plan *p, const float *a, const float *b) {
+    if (a != p->a_inverse)
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a), p->a_inverse = a;
+    if (b != p->b_inverse)
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
+}
+/* Point the descriptor at what the epilogue reads and writes. */
+TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void *aux) {
+    if (p->product.epilogue == TE_EPILOGUE_NONE) return;
+    if (bias != p->bias)
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), p->bias = bias;
+    if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
+    te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
+}
+/* Fill in the descriptor and the layouts from p->product. */
+TE_API void te__gemm_describe(te__gemm_plan *p) {
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
+    const te_gemm_tuned *g = &p->product;
+    const cudaDataType in = te__cuda_type(g->dtype), out = te__cuda_type(g->out);
+    const int8_t fast = (int8_t)g->fast;
+    const cublasOperation_t ta = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, tb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    (void)cublasLtMatmulDescInit(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
+    te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[g->epilogue], sizeof epilogues[0]);
+    if (g->epilogue != TE_EPILOGUE_NONE)
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &in, sizeof in);
+    if (g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS)
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->n, sizeof g->n);
+    if (fast) te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (g->a_scaling > TE_SCALING_TENSORWISE) {
+        const int32_t of_a = te__cuda_scale_mode(g->a_scaling), of_b = te__cuda_scale_mode(g->b_scaling);
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_a, sizeof of_a);
+        te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_b, sizeof of_b);
+    }
+    (void)cublasLtMatrixLayoutInit(&p->a, te__cuda_type(g->b), (uint64_t)(g->trans_b ? g->k : g->n),
+                                   (uint64_t)(g->trans_b ? g->n : g->k), g->trans_b ? g->k : g->n);
+    (void)cublasLtMatrixLayoutInit(&p->b, te__cuda_type(g->a), (uint64_t)(g->trans_a ? g->m : g->k),
+                                   (uint64_t)(g->trans_a ? g->k : g->m), g->trans_a ? g->m : g->k);
+    (void)cublasLtMatrixLayoutInit(&p->d, out, (uint64_t)g->n, (uint64_t)g->m, g->n);
+}
+
+TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
+                            cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t bytes) {
+    (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
+}
+/* Up to `count` candidates of the heuristic; returns how many. Partial sums of a split k must be added in float and in
+ * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are excluded.
+ * */
+TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
+                              te__gemm_state *s) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    const size_t workspace = TE_GEMM_WORKSPACE;
+    const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const float *const any = (const float *)s->workspace; /* arrays of scales may not be null */
+    if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
+    (void)cublasLtMatmulPreferenceInit(&preference);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment);
+    te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment);
+    int n = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(s->handle, &p->operation, &p->a, &p->b, &p->d, &p->d,
+                                                                 &preference, count, result, &n);
+    return status == CUBLAS_STATUS_SUCCESS ? n : 0;
+}
+
+/* ---- the cache of plans ------------------------------------------------------------------------------------------ */
+
+TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
+    te__gemm_key key;
+    key.word[0] = (uint64_t)t->m, key.word[1] = (uint64_t)t->n, key.word[2] = (uint64_t)t->k;
+    key.word[3] = (uint64_t)t->trans_a | (uint64_t)t->trans_b << 1 | (uint64_t)t->beta << 2 | (uint64_t)t->fast << 3 |
+                  (uint64_t)t->dtype << 8 | (uint64_t)t->out << 16 | (uint64_t)t->epilogue << 24 |
+                  (uint64_t)t->a << 32 | (uint64_t)t->b << 40 | (uint64_t)t->a_scaling << 48 |
+                  (uint64_t)t->b_scaling << 56;
+    return key;
+}
+/* The slot of the plan with this key, or the free one where it would go. */
+TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
+    const uint64_t *w = key->word;
+    uint64_t hash =
+        (((w[0] * 0x9E3779B97F4A7C15ull ^ w[1]) * 0x9E3779B97F4A7C15ull ^ w[2]) * 0x9E3779B97F4A7C15ull ^ w[3]) *
+        0x9E3779B97F4A7C15ull;
+    for (hash >>= 32;; hash++) {
+        uint16_t *at = &s->slot[hash % TE__GEMM_SLOTS];
+        if (!*at || !memcmp(&s->plan[*at - 1].key, key, sizeof *key)) return at;
+    }
+}
+TE_API uint16_t *te__gemm_slot_of(const te_gemm_tuned *t, te__gemm_key *key, te__gemm_state *s) {
+    *key = te__gemm_key_of(t);
+    return te__gemm_slot(key, s);
+}
+TE_API void te__gemm_init_plan(te__gemm_plan *p, const te__gemm_key *key, const te_gemm_tuned *product) {
+    memset(p, 0, sizeof *p);
+    p->key = *key, p->product = *product;
+    te__gemm_describe(p);
+}
+TE_API int te__gemm_count_untimed(const te__gemm_state *s) {
+    int n = 0;
+    for (int i = 0; i < s->plans; i++) n += !s->plan[i].timed;
+    return n;
+}
+/* Where each number of rows makes new products, the cache fills up. Plans that were not timed are dropped: the
+ * heuristic will find them again as they were. Those that were timed stay, because another algorithm might give other
+ * bits. */
+TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
+    const int count = s->plans;
+    if (!te__gemm_count_untimed(s)) return;
+    memset(s->slot, 0, sizeof s->slot);
+    s->plans = 0;
+    for (int i = 0; i < count; i++) {
+        const te__gemm_plan old = s->plan[i];
+        te__gemm_plan *p = &s->plan[s->plans];
+        if (!old.timed) continue;
+        te__gemm_init_plan(p, &old.key, &old.product);
+        p->found = old.found, p->timed = old.timed, p->algo = old.algo;
+        *te__gemm_slot(&p->key, s) = (uint16_t)++s->plans;
+    }
+}
+/* A new plan, described. If the cache is full it lasts until the next one, and may not be timed. */
+TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
+    if (s->plans == TE_GEMM_MAX_PLANS) te__gemm_evict_untimed(s);
+    const int full = s->plans == TE_GEMM_MAX_PLANS;
+    te__gemm_plan *p = &s->plan[s->plans];
+    te__gemm_init_plan(p, key, product);
+    p->timed = full ? -1 : 0;
+    if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
+    return p;
+}
+/* The plan for this product, created the first time; null if the state cannot be created. */
+TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    if (!s) return 0;
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const te__gemm_key key = te__gemm_key_of(&t);
+    const uint16_t slot = *te__gemm_slot(&key, s);
+    te__gemm_plan *last = &s->plan[TE_GEMM_MAX_PLANS];
+    if (slot || (last->found && !memcmp(&last->key, &key, sizeof key))) return slot ? &s->plan[slot - 1] : last;
+    te__gemm_plan *p = te__gemm_new_plan(&key, &t, s);
+    cublasLtMatmulHeuristicResult_t result;
+    if (te__gemm_heuristic(&result, 1, p, s)) p->found = 1, p->algo = result.algo;
+    return p;
+}
+
+/* ---- a call ------------------------------------------------------------------------------------------------------ */
+
+/* Whether cuBLASLt's candidates for this product were timed, or will be. */
+TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    if (!s) return 0;
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const te__gemm_key key = te__gemm_key_of(&t);
+    const uint16_t slot = *te__gemm_slot(&key, s);
+    return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
+}
+/* Whether te_gemm_run runs this product with its epilogue. In f32 the gelu epilogues are left to a pointwise kernel:
+ * cuBLASLt approximates tanh too coarsely for 1e-5. */
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
+    if (te_gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
+    if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
+    const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
+    return p && p->found;
+}
+/* Floats of host scratch that te_gemm_run needs: none here. */
+TE_API size_t te__gemm_scratch(const te_gemm *g) {
+    (void)g;
+    return 0;
+}
+
+typedef struct te__gemm_args { te_gemm g; cublasLtMatmulAlgo_t algo; } te__gemm_args;
+TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
+    const te__gemm_args *a = (const te__gemm_args *)args;
+    const te_gemm *g = &a->g;
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_plan *p = te__gemm_find_plan(g, ctx);
+    te__gemm_set_epilogue(p, g->bias, g->aux);
+    if (te_gemm_is_fp8(g)) te__gemm_set_scales(p, g->a_fp8.inverse, g->b_fp8.inverse);
+    return te__blas_status(ctx,
+                           cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
+                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace,
+                                          TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream),
+                           "cublasLtMatmul");
+}
+/* Enqueue the product with its plan's algorithm. */
+TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_plan *p, te_context *ctx) {
+    te__gemm_args a;
+    memset(&a, 0, sizeof a);
+    a.g = *g, a.algo = p->algo;
+    te__small_fills_by_kernels(ctx);
+    return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
+}
+
+/* ---- for the tuning file ----------------------------------------------------------------------------------------- */
+
+TE_API size_t te__gemm_library_version(void) { return cublasLtGetVersion(); }
+/* The first timed plan from index *at on; *at moves past it. Null: there are no more. */
+TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    while (s && *at < s->plans) {
+        te__gemm_plan *p = &s->plan[(*at)++];
+        if (p->timed > 0) return memcpy(p->product.algo, &p->algo, sizeof p->algo), &p->product;
+    }
+    return 0;
+}
+/* Whether cuBLASLt itself proposes this algorithm for this product here. The algorithm is opaque, and cuBLASLt may
+ * crash on one that it did not make. *added: 1 if the cache does not have the product yet. */
+TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    te__gemm_plan p;
+    if (!s) return 0;
+    memset(&p, 0, sizeof p);
+    p.product = *t;
+    *added = !*te__gemm_slot_of(t, &p.key, s);
+    te__gemm_describe(&p);
+    cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* asked for one, the heuristic may answer otherwise */
+    for (int c = 0; c < 2; c++) {
+        const int n = te__gemm_heuristic(result, counts[c], &p, s);
+        for (int i = 0; i < n; i++)
+            if (result[i].state == CUBLAS_STATUS_SUCCESS && !memcmp(&result[i].algo, t->algo, sizeof t->algo)) return 1;
+    }
+    return 0;
+}
+/* From now on this product runs with this algorithm. The caller has checked te__gemm_free_plans. */
+TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_key key;
+    const uint16_t slot = *te__gemm_slot_of(t, &key, s);
+    te__gemm_plan *p = slot ? &s->plan[slot - 1] : te__gemm_new_plan(&key, t, s);
+    p->product = *t, p->found = p->timed = 1;
+    memcpy(&p->algo, t->algo, sizeof p->algo);
+}
+/* How many more products the cache can take. */
+TE_API int te__gemm_free_plans(te_context *ctx) {
+    const te__gemm_state *s = te__gemm_state_of(ctx);
+    return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;
+}
+
+#endif

@@ -1,0 +1,419 @@
+/* gemm_dispatch.h -- which kernel runs a GEMM: the one place where that is decided.
+ *
+ * Custom kernels, on compute capability 9.0:
+ *   m <= 8     gemm_skinny.h    16 bits, FP8 of any scaling; forward only
+ *   m <= 128   gemm_small_m.h   16 bits, FP8 tensorwise or rowwise; forward only
+ *   any m      gemm_sm90.h    16 bits, FP8 tensorwise with fast accumulation; persistent
+ *              gemm_sm90_blockwise.h   FP8 blockwise, without pointwise epilogue; persistent
+ * The library's GEMM, for all others:
+ *   cuBLASLt (gemm_cublaslt.h; gemm_autotune.h times its candidates); gemm_fallback.h in a build with TE_NO_CUBLASLT;
+ *   gemm_host.h on a CPU
+ *
+ * The first three have pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
+ * fuse/linear_split.h decides which part of any other pattern cuBLASLt's epilogue takes (te_gemm_strategy). Without
+ * cuBLASLt the custom kernels pay off much sooner.
+ *
+ * te_context.gemm_custom: 0: no custom kernels; 1: where the rules below expect them to be faster; 2: wherever there is
+ * one. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
+ */
+#ifndef TE_GEMM_DISPATCH_H
+#define TE_GEMM_DISPATCH_H
+
+#include "gemm_autotune.h" /* the library's GEMM, te__autotune */
+
+/* ---- the library's GEMM ------------------------------------------------------------------------------------------ */
+
+#if TE_CUDA && !defined(TE_NO_CUBLASLT)
+/* D = alpha op(A) op(B) + beta C with g's epilogue. With te_context.gemm_tune on, the first call of a product times
+ * cuBLASLt's candidates, unless the stream is being captured. */
+TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+    TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
+    TE_TRY(te__gemm_check_blockwise(g, ctx));
+    TE_TRY(te__gemm_open(ctx));
+    te__gemm_plan *p = te__gemm_find_plan(g, ctx);
+    TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "no memory for what a context remembers of matrix products");
+    TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld",
+               te_dtype_name(te__gemm_a_dtype(g)), (long long)g->m, (long long)g->n, (long long)g->k);
+#if TE_HAS_AUTOTUNE
+    if (ctx->gemm_tune && !p->timed) {
+        const int open = te__launch_is_recording(ctx);
+        TE_TRY(te__launch_record_end(ctx, TE_OK));
+        TE_TRY(te__gemm_tune_plan(p, ctx));
+        if (open) te__launch_record_begin(ctx);
+    }
+#endif
+    return te__gemm_launch(g, p, ctx);
+}
+/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+#define TE_GEMM_RUN_OF(T, trains) te_gemm_run
+#endif
+
+/* ---- the custom kernels ------------------------------------------------------------------------------------------ */
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS) /* their accumulators stay in registers only if everything is inlined */
+#include "../../core/tensor_kernels.h"    /* te_fill_normal */
+#include "gemm_sm90.h" /* te__sm90_gemm_supports */
+#include "gemm_skinny.h"        /* te__skinny_can */
+#include "gemm_small_m.h"       /* te__small_m_can */
+
+/* Whether there are small-m kernels in 16 bits. Beside cuBLASLt they would cost a GPT block a quarter more code and
+ * hardly ever be faster; a program that wants them as candidates of autotuning, or a test, defines this as 1. */
+#ifndef TE_SMALL_M_16BIT
+#define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
+#endif
+
+/* The custom kernels of a fused pattern, or of a GEMM alone; each may be missing. */
+typedef struct te_product_kernels {
+    te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
+    te_gemm_operands skinny_fp8_operands;
+    te_sm90_kernel small_m, small_m_fp8; /* the latter: tensorwise or rowwise scales */
+    int is_random;                         /* the pattern draws random numbers (dropout) */
+} te_product_kernels;
+
+/* Thresholds. A wave is one tile on every multiprocessor. */
+enum {
+    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* elements (of 16 bits) of a W so small that the launch dominates */
+    TE_PERSISTENT_MIN_K = 1024,         /* to amortise a tile's prologue */
+    TE_PERSISTENT_MIN_WAVES = 4,
+    TE_FP8_MIN_WAVES = 5,               /* of a fused pattern with FP8 operands, */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* and of one that draws random numbers */
+    TE_OVERLAP_MIN_K = 256,             /* of a GEMM that overlaps a collective */
+    TE_OVERLAP_MIN_WAVES = 1,
+    TE_SMALL_M_PAYING_ROWS = 64,        /* beside cuBLASLt, with rowwise scales */
+    TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
+};
+
+/* ---- where a custom kernel pays ---------------------------------------------------------------------------------- */
+
+TE_API int64_t te__persistent_tiles(const te_gemm *g) {
+    return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
+}
+/* Skinny: where its steps of k are at least 7/8 full, or W is so small that the launch dominates. */
+TE_API int te__skinny_pays(const te_gemm *g) {
+    if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
+    const int64_t k = te__skinny_k(g);
+    return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
+}
+/* Persistent: enough waves, and a k that amortises a tile's prologue; FP8 takes half the time, so twice that k. The
+ * fallback's mma.sync takes nearly twice as long: beside it half a wave is enough, with more rows than one tile has,
+ * and in FP8 there is nothing else. */
+TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
+    const int64_t tiles = te__persistent_tiles(g);
+    if (!TE_HAS_CUBLASLT)
+        return te_gemm_is_fp8(g) || (te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K_NO_CUBLASLT && g->m > TE_TILE_M &&
+                                     2 * tiles >= ctx->processors);
+    return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
+}
+/* The same for a fused pattern. In FP8 the epilogue has half the time to hide behind a tile's mainloop, so that a
+ * pattern that draws random numbers needs more waves (docs/notes/gemm.md, "Dispatch"). */
+TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
+    const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
+    return te__persistent_pays(g, ctx) &&
+           (!TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || te__persistent_tiles(g) >= (int64_t)waves * ctx->processors);
+}
+
+/* ---- dispatch of a fused pattern, or of a GEMM alone ------------------------------------------------------------- */
+
+TE_API te_sm90_kernel *te__gemm_persistent_of(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->persistent_fp8 : &kernels->persistent;
+}
+TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->skinny_fp8 : &kernels->skinny;
+}
+TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
+}
+/* Whether the skinny kernel runs it, if a custom kernel does. */
+TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    if (!te__skinny_can(g)) return 0;
+    if (te_gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
+    return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
+}
+/* Whether the small-m kernel runs it, if a custom kernel does. */
+TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
+           te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
+}
+/* These two prefetch nothing for their epilogue, which loads its operands itself. */
+TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
+}
+/* Beside cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times: docs/notes/gemm.md).
+ * Where patterns are tuned it is one of the candidates (fuse/linear_choose.h). */
+TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_is_small_m(kernels, g, ctx) &&
+           (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
+}
+TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
+}
+/* Whether one of the kernels can run the GEMM here, with the epilogue that it was made with. */
+TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    if (!ctx->gemm_custom || !kernels) return 0;
+    if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
+    return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
+           te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
+}
+/* Whether a GEMM and the pointwise ops behind it run as one custom kernel. */
+TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
+    return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
+           te__persistent_fused_pays(kernels, g, ctx);
+}
+/* Whether a GEMM alone runs as a custom kernel. In 16 bits the persistent kernel is as fast as cuBLASLt's fastest
+ * candidate where B is not transposed and the last wave is even, and as fast as its first candidate otherwise. In FP8
+ * it is there to overlap a collective (g->ranks); without one cuBLASLt runs the product. Times: docs/notes/gemm.md. */
+TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
+    if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
+    if (!te__persistent_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
+    return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
+}
+/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It need not be the fastest kernel:
+ * a collective by itself costs more than what cuBLASLt is ahead. But there must be tiles for all multiprocessors. */
+TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
+    return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
+           te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
+           (ctx->gemm_custom > 1 || (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
+                                     TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
+}
+TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
+                                       te_context *ctx) {
+    return kernels && te__gemm_kernel_overlaps(te__gemm_persistent_of(kernels, g), g, group, ctx);
+}
+/* Launch the custom kernel that te__gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
+ * kernels' arguments, to which skinny, small_m and persistent point. */
+TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
+                                     te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g, te_context *ctx) {
+    if (te__gemm_is_skinny(kernels, g, ctx))
+        return te__skinny_run(te__gemm_skinny_of(kernels, g)->kernel, args, bytes, skinny, g, ctx);
+    if (te__gemm_is_small_m(kernels, g, ctx))
+        return te__small_m_run(te__gemm_small_m_of(kernels, g)->kernel, args, bytes, small_m, g, ctx);
+    return te__sm90_gemm_run(te__gemm_persistent_of(kernels, g)->kernel, args, bytes, persistent, g, ctx);
+}
+/* Whether anything runs this GEMM in FP8: without cuBLASLt only the custom kernels can. For the dry run of a plan. */
+TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+    te_gemm bare = *g;
+    if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
+    const int can = te__sm90_gemm_supports(&bare) || te__skinny_can(&bare) || te__small_m_can(&bare);
+    const int custom = ctx->gemm_custom && ctx->capability == 900 && can && (g->beta == 0 || g->beta == 1);
+    TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || custom, ctx, TE_ERROR_BLAS,
+               "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
+               "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, and forward those of "
+               "%d rows, with scales of tensors or of rows those of %d, on compute capability 9.0", who,
+               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_SKINNY_ROWS,
+               TE_SMALL_M_ROWS);
+    return TE_OK;
+}
+
+/* ---- an FP8 GEMM alone: the custom kernel with bias and C ----------------------------------------------------------
+ * */
+
+typedef struct te_fp8_gemm {
+    te__sm90_gemm_params persistent;
+    void *d;
+    const void *bias, *c; /* added after D is rounded; null: nothing */
+    int n;
+} te_fp8_gemm;
+
+template <te_dtype T>
+TE_FN void te_fp8_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                                te_epilogue_state *state) {
+    const te_fp8_gemm *p = (const te_fp8_gemm *)arg;
+    const int64_t at = (int64_t)row * p->n + col;
+    float v[8], more[8];
+    te_vec8 e;
+    TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
+    te_vec8_floats(v, &e, T);
+    if (p->bias) {
+        te_load8(more, p->bias, col, 8, 1, T);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += more[i];
+    }
+    if (p->c) {
+        TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = ahead[i];
+        te_vec8_floats(more, &e, T);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += more[i];
+    }
+    te_store8(p->d, at, v, 8, 1, T);
+    (void)state;
+}
+template <te_dtype T, te_dtype A, te_dtype B>
+TE_SM90_GEMM_KERNEL_FP8(te_fp8_gemm_persistent, te_fp8_gemm, T, A, B, 1, te_fp8_gemm_epilogue<T>, 1)
+template <te_dtype T, te_dtype A, te_dtype B> TE_API te_product_kernels *te__fp8_kernels(void) {
+    static te_product_kernels kernels = {
+        {0, 0, 0}, {0, 0, 0}, {(const void *)te_fp8_gemm_persistent<T, A, B>, 0, 0}, 0};
+    return &kernels;
+}
+template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gemm *g) {
+    if (g->a_fp8.dtype == TE_e5m2) return te__fp8_kernels<T, TE_e5m2, TE_e4m3>();
+    return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
+}
+/* TE_IF_USED makes templates: a program that does not call them contains no kernels of them. */
+TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
+    return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
+}
+
+/* The GEMM as the kernel sees it: the bias belongs to te_fp8_gemm_epilogue. */
+TE_API te_gemm te__fp8_without_bias(const te_gemm *g) {
+    te_gemm bare = *g;
+    if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
+    return bare;
+}
+TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx) {
+    const te_gemm bare = te__fp8_without_bias(g);
+    te_fp8_gemm p;
+    memset(&p, 0, sizeof p);
+    p.d = g->d, p.n = (int)g->n, p.c = p.persistent.source = g->beta != 0 ? g->c : 0;
+    p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
+    return te__sm90_gemm_run(te__gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
+}
+
+/* ---- an FP8 GEMM alone: dispatch -----------------------------------------------------------------------------------
+ * */
+
+/* Whether the custom kernel can run it. */
+TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
+    const te_gemm bare = te__fp8_without_bias(g);
+    return te_gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
+           te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
+}
+/* Where nothing was timed: from TE_FP8_MIN_WAVES waves on it is faster than cuBLASLt's first candidate (times:
+ * docs/notes/gemm.md). */
+TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
+    if (!TE_HAS_CUBLASLT) return 1;
+    return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
+           te__sm90_gemm_cluster_tiles(g) >= (int64_t)TE_FP8_MIN_WAVES * (ctx->processors / TE_CLUSTER);
+}
+/* The entry of the tuning file for this GEMM: strategy BARE is cuBLASLt, CUSTOM the custom kernel. */
+TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const te__operands_text text = te__operands_text_of(&t);
+    te_gemm_choice c;
+    memset(&c, 0, sizeof c);
+    memcpy(c.pattern, text.text, strlen(text.text));
+    c.m = g->m, c.n = g->n, c.k = g->k, c.dtype = g->dtype, c.strategy = TE_STRATEGY_BARE;
+    c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
+    return c;
+}
+/* Of a GEMM that the custom kernel can run: 1: it does, 0: cuBLASLt does, -1: neither configured nor timed. */
+TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
+    if (ctx->gemm_custom > 1) return 1;
+    const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
+    return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
+}
+/* Whether te_gemm_fp8_run takes the custom kernel. */
+TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
+    const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
+    return choice < 0 ? te__fp8_pays(g, ctx) : choice;
+}
+
+/* ---- an FP8 GEMM alone: autotuning ---------------------------------------------------------------------------------
+ * */
+
+/* Runs the GEMM by a custom kernel. */
+typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);
+/* Candidate 0 is cuBLASLt, candidate 1 the custom kernel. */
+typedef struct te__fp8_trial { te_gemm gemm; te__fp8_custom_fn custom; } te__fp8_trial;
+TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int candidate, int repeat, te_context *ctx) {
+    const te__fp8_trial *t = (const te__fp8_trial *)arg;
+    (void)repeat;
+    return candidate ? t->custom(&t->gemm, ctx) : te_gemm_run(&t->gemm, ctx);
+}
+/* Point g at scratch memory from `base` on. Returns its bytes. */
+TE_API size_t te__fp8_trial_layout(te_gemm *g, char *base) {
+    const int arrays = te_gemm_has_scale_arrays(g);
+    const int64_t scales_a = arrays ? te_scaling_count(g->a_fp8.scaling, g->m, g->k) : 0;
+    const int64_t scales_b = arrays ? te_scaling_count(g->b_fp8.scaling, g->n, g->k) : 0;
+    const int64_t at_b = te_round_up(g->m * g->k, TE_ALIGN), at_d = at_b + te_round_up(g->n * g->k, TE_ALIGN);
+    const int64_t at_bias = at_d + te_round_up(g->m * g->n * (int64_t)te_dtype_bytes(g->out), TE_ALIGN);
+    const int64_t at_a_scales = at_bias + te_round_up(g->n * (int64_t)te_dtype_bytes(g->dtype), TE_ALIGN);
+    const int64_t at_b_scales = at_a_scales + te_round_up(scales_a * 4, TE_ALIGN);
+    g->a = base, g->b = base + at_b, g->c = g->d = base + at_d, g->bias = base + at_bias;
+    g->a_fp8.inverse = arrays ? (const float *)(void *)(base + at_a_scales) : 0;
+    g->b_fp8.inverse = arrays ? (const float *)(void *)(base + at_b_scales) : 0;
+    return (size_t)(at_b_scales + scales_b * 4);
+}
+TE_IF_USED TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, te_context *ctx) {
+    const char *scales = (const char *)g->a_fp8.inverse, *end = (const char *)g->a + bytes;
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 1.0f, 1, 0, ctx));
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 1.0f, 1, 1, ctx));
+    TE_TRY(te_fill_normal(g->d, g->out, g->m * g->n, 0.0f, 1.0f, 1, 2, ctx));
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->bias, g->dtype, g->n, 0.0f, 1.0f, 1, 3, ctx));
+    if (!scales) return TE_OK;
+    return te_fill_normal((void *)(uintptr_t)scales, TE_f32, (end - scales) / 4, 1.0f, 0.1f, 1, 4, ctx);
+}
+/* Time cuBLASLt's fastest candidate and the custom kernel on scratch memory, and remember the faster one. */
+TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_custom_fn custom,
+                                         te_context *ctx) {
+    te__fp8_trial t = {*of, custom};
+    const size_t bytes = te__fp8_trial_layout(&t.gemm, (char *)(uintptr_t)TE_ALIGN);
+    int64_t ns[2] = {0, 0};
+    int winner = -1;
+    void *memory = 0;
+    char error[sizeof ctx->error];
+    memcpy(error, ctx->error, sizeof error);
+    te_status status = te_allocate(ctx, &memory, bytes);
+    (void)te__fp8_trial_layout(&t.gemm, (char *)memory);
+    if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* tunes cuBLASLt's candidates */
+    if (status == TE_OK)
+        status = te__autotune(ns, &winner, 2, 1, TE__AUTOTUNE_ROUNDS, te__fp8_trial_run<>, &t, ctx);
+    te_release(ctx, memory);
+    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
+    memcpy(ctx->error, error, sizeof error);
+    c->strategy = winner == 1 ? TE_STRATEGY_CUSTOM : TE_STRATEGY_BARE;
+    c->ns[TE_STRATEGY_BARE] = ns[0], c->ns[TE_STRATEGY_CUSTOM] = ns[1];
+    te__gemm_store_choice(c, ctx);
+    return TE_OK;
+}
+/* Time both at the first call of a GEMM, where the context tunes. */
+TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
+#if TE_HAS_AUTOTUNE
+    if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;
+    te_gemm_choice c = te__fp8_choice_key(g);
+    if (te__gemm_find_choice(&c, ctx)) return TE_OK;
+    const int open = te__launch_is_recording(ctx);
+    TE_TRY(te__launch_record_end(ctx, TE_OK));
+    TE_TRY(te__fp8_time(&c, g, custom, ctx));
+    if (open) te__launch_record_begin(ctx);
+    return TE_OK;
+#else
+    return (void)g, (void)custom, (void)ctx, TE_OK;
+#endif
+}
+/* An FP8 GEMM by the faster of cuBLASLt and the custom kernel (gemm.h). */
+TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
+    TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
+    TE_TRY(te__gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
+    if (te__fp8_can(g, ctx)) TE_TRY(te__fp8_tune(g, te__fp8_run_custom<>, ctx));
+    return te__gemm_fp8_is_custom(g, ctx) ? te__fp8_run_custom(g, ctx) : te_gemm_run(g, ctx);
+}
+
+#else /* no custom kernels */
+typedef struct te_product_kernels te_product_kernels;
+TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return (void)kernels, (void)g, (void)ctx, 0;
+}
+TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_can_fuse(kernels, g, ctx);
+}
+TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_can_fuse(kernels, g, ctx);
+}
+TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
+                                       te_context *ctx) {
+    return (void)kernels, (void)g, (void)group, (void)ctx, 0;
+}
+TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+#ifdef TE_NO_CUBLASLT
+    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
+               "%s: an FP8 product %lld x %lld x %lld in a build with neither cuBLASLt nor custom kernels", who,
+               (long long)g->m, (long long)g->n, (long long)g->k);
+#endif
+    return (void)g, (void)who, (void)ctx, TE_OK;
+}
+TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
+TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
+#endif
+
+#endif

@@ -1,0 +1,427 @@
+/* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt: what a build with
+ * TE_NO_CUBLASLT runs where no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) takes a product.
+ *
+ * In 16 bits a block of eight warps computes a tile of 128 x 128 of D, or of 64 x 128 for up to 64 rows. Tiles of A and
+ * B, 64 of k deep, are copied by cp.async into a ring of 96 KB, so that two blocks fit on a multiprocessor of Hopper,
+ * and go by ldmatrix to mma.sync; ldmatrix transposes where an operand is stored with k as its rows. Rows whose length
+ * is no multiple of eight cannot be copied in 16 bytes and are loaded one element at a time. In f32 a thread computes 8
+ * x 8 of a tile of 128 x 128 by multiplications and additions in float.
+ *
+ * Where there are fewer tiles than blocks that fit on the device, k is split: each part stores its partial sums in the
+ * workspace, and a second kernel adds them in the order of k. The split depends on the sizes and on the number of
+ * multiprocessors alone, so the same inputs give the same bits.
+ *
+ * Flops: 2 m n k. Bytes at up to 64 rows: W once, and 8 m n for each part of k. Measurements: docs/notes/gemm.md.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_FALLBACK_H
+#define TE_GEMM_FALLBACK_H
+
+#include <stdlib.h> /* calloc */
+
+#include "../../core/impl/graph_replay.h" /* te__cuda_launch */
+#include "../../core/impl/ptx_cuda.h"    /* te__mma_sync, te__shared_address */
+#include "../../core/target.h"      /* te_kernel_begin, TE_KERNEL */
+#include "../gemm_types.h"          /* te_gemm, te__gemm_allocate */
+
+enum {
+    TE_HAS_CUBLASLT = 0,
+    TE_FALLBACK_TILE_M = 128,
+    TE_FALLBACK_SMALL_TILE_M = 64, /* of a product with at most as many rows */
+    TE_FALLBACK_TILE_N = 128,
+    TE_FALLBACK_TILE_K = 64,
+    TE_FALLBACK_THREADS = 256, /* warps of 2 x 4, each 32 columns of the tile and half of its rows */
+    TE_FALLBACK_SHARED = 96 << 10,
+    TE_FALLBACK_BAND = 8, /* tiles below each other before the next column of tiles, which then hit the L2 */
+    TE_FALLBACK_F32_TILE_K = 16,
+    TE_FALLBACK_F32_PITCH = 132, /* of a line of 128 in shared memory: a store and its neighbours hit different banks */
+    TE_FALLBACK_BLOCKS_PER_SM = 2,
+    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* tiles of k in a part; with fewer the partial sums cost more than the product */
+    TE_FALLBACK_MAX_SPLITS = 16
+};
+
+typedef struct te_fallback {
+    const void *a, *b, *c, *bias; /* bias: null: none */
+    void *d;
+    float *partial_sums; /* [splits, m, n]; null: k is not split */
+    float alpha, beta;
+    int m, n, k, trans_a, trans_b;
+    int tiles_m, tiles_n;
+    int k_per_split, splits; /* k_per_split: a multiple of TE_FALLBACK_TILE_K */
+    te_dtype dtype, out;
+} te_fallback;
+
+/* ---- the scheduler: a block's tile ------------------------------------------------------------------------------- */
+
+/* The tile's first row and column, and the part [k_begin, k_end) of k that the block adds up. */
+typedef struct te_fallback_tile { int row, col, k_begin, k_end; } te_fallback_tile;
+TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
+    te_fallback_tile t;
+    const int i = (int)blockIdx.x, band = i / (TE_FALLBACK_BAND * p->tiles_n), top = band * TE_FALLBACK_BAND;
+    const int high = te_min(TE_FALLBACK_BAND, p->tiles_m - top), at = i - top * p->tiles_n;
+    t.row = (top + at % high) * tile_m, t.col = at / high * TE_FALLBACK_TILE_N;
+    t.k_begin = (int)blockIdx.y * p->k_per_split, t.k_end = te_min(p->k - t.k_begin, p->k_per_split) + t.k_begin;
+    return t;
+}
+
+/* ---- the epilogue ------------------------------------------------------------------------------------------------ */
+
+/* alpha sum + beta C + bias. */
+TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, float sum) {
+    float v = p->alpha * sum;
+    if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
+    return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
+}
+/* Store two sums of neighbouring columns, of which the second may lie beyond the last column. */
+TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
+    if (row >= p->m || col >= p->n) return;
+    const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
+    const int pair = p->n % 2 == 0, two = col + 1 < p->n;
+    if (p->partial_sums) {
+        float *sums = p->partial_sums + (int64_t)blockIdx.y * all + at;
+        if (pair) *(float2 *)sums = make_float2(first, second);
+        else {
+            sums[0] = first;
+            if (two) sums[1] = second;
+        }
+        return;
+    }
+    const float u = te__fallback_epilogue(p, at, col, first);
+    const float v = two ? te__fallback_epilogue(p, at + 1, col + 1, second) : 0.0f;
+    if (pair && p->out == TE_f32) *(float2 *)((float *)p->d + at) = make_float2(u, v);
+    else if (pair) *(uint32_t *)((uint16_t *)p->d + at) = te_pair_of_floats(u, v, p->out);
+    else {
+        te__store_wide(p->d, at, u, p->out);
+        if (two) te__store_wide(p->d, at + 1, v, p->out);
+    }
+}
+/* Split k: one element of D from the partial sums, in the order of k. */
+TE_FN void te__fallback_reduce_body(const te_fallback *p, te_block b) {
+    const int64_t at = (int64_t)b.x * TE_FALLBACK_THREADS + (int)threadIdx.x, all = (int64_t)p->m * p->n;
+    float sum = 0;
+    if (at >= all) return;
+    for (int i = 0; i < p->splits; i++) sum += p->partial_sums[i * all + at];
+    te__store_wide(p->d, at, te__fallback_epilogue(p, at, (int)(at % p->n), sum), p->out);
+}
+TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__fallback_reduce_body(te_args, te_at))
+
+/* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
+
+/* The address of vector `vector` (16 bytes) of `vectors` in row `row` of a tile in shared memory. Swizzled: the same
+ * vector of eight successive rows hits different banks. */
+TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
+    return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
+}
+/* Copy eight elements of a row that cp.async cannot copy, because it is not aligned; zeros beyond `count`. */
+TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
+    uint32_t w[4];
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        const uint32_t low = 2 * i < count ? from[2 * i] : 0u, high = 2 * i + 1 < count ? from[2 * i + 1] : 0u;
+        w[i] = low | high << 16;
+    }
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+/* Copy a tile of WIDTH lines (rows of A, columns of B) from `line` on and TE_FALLBACK_TILE_K of k from `k` on, of an
+ * operand with `lines` lines of `depth` elements along k. The tile is laid out as the operand is: K-major, a row is a
+ * line; or MN_MAJOR, a row is one k of all lines. */
+template <int WIDTH, int MN_MAJOR>
+TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
+    enum {
+        VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8,
+        ROWS = MN_MAJOR ? TE_FALLBACK_TILE_K : WIDTH
+    };
+    const int rows = MN_MAJOR ? depth : lines, columns = MN_MAJOR ? lines : depth;
+    TE_UNROLL for (int i = 0; i < ROWS * VECTORS / TE_FALLBACK_THREADS; i++) {
+        const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x, row = index / VECTORS, vector = index % VECTORS;
+        const int y = (MN_MAJOR ? k : line) + row, x = (MN_MAJOR ? line : k) + vector * 8;
+        const int count = y < rows ? te_min(8, columns - x) : 0;
+        const uint16_t *at = from + (count > 0 ? (int64_t)y * columns + x : 0);
+        const uint32_t to = te__fallback_address(tile, row, vector, VECTORS);
+        if (columns % 8 == 0)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "r"(count > 0 ? 16 : 0)
+                         : "memory");
+        else te__fallback_copy_unaligned(to, at, count);
+    }
+}
+TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpose) {
+    if (transpose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
+/* A fragment of 16 lines by 16 of k, four 8 x 8 matrices. mma.sync wants them in this order: of A (is_b 0) the lower
+ * eight lines second, of two neighbouring B (is_b 1) the larger eight k second. */
+template <int WIDTH, int MN_MAJOR>
+TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
+    enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
+    const int lane = (int)threadIdx.x % 32, matrix = lane / 8, lower = is_b ? matrix / 2 : matrix % 2,
+              deeper = is_b ? matrix % 2 : matrix / 2;
+    const int row = MN_MAJOR ? k + 8 * deeper + lane % 8 : line + 8 * lower + lane % 8;
+    const int vector = MN_MAJOR ? line / 8 + lower : k / 8 + deeper;
+    te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
+}
+
+/* The kernel's parts for operands of T; TA, TB: the transposes; M: the rows of a tile. */
+template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
+    enum {
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* of 16 x 8, in a warp's M / 2 rows and 32 columns */
+        A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
+        STAGES = TE_FALLBACK_SHARED / STAGE
+    };
+    /* Start the copies of step `step` of k; past the last one there is nothing to copy, but the group still counts. */
+    TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
+        const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
+        const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
+        if (k < t->k_end) {
+            te__fallback_copy_tile<M, TA>(stage, (const uint16_t *)p->a, p->m, p->k, t->row, k);
+            te__fallback_copy_tile<TE_FALLBACK_TILE_N, !TB>(stage + A_BYTES, (const uint16_t *)p->b, p->n, p->k, t->col,
+                                                            k);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    TE_FN void multiply(float c[BLOCKS_M][BLOCKS_N][4], uint32_t stage, int row, int column) {
+        TE_UNROLL for (int k = 0; k < TE_FALLBACK_TILE_K; k += 16) {
+            uint32_t a[BLOCKS_M][4], b[BLOCKS_N / 2][4];
+            TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+                te__fallback_fragment<M, TA>(a[i], stage, row + 16 * i, k, 0);
+            TE_UNROLL for (int j = 0; j < BLOCKS_N / 2; j++)
+                te__fallback_fragment<TE_FALLBACK_TILE_N, !TB>(b[j], stage + A_BYTES, column + 16 * j, k, 1);
+            TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+                TE_UNROLL for (int j = 0; j < BLOCKS_N; j++)
+                    te__mma_sync(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], T);
+        }
+    }
+    TE_FN void body(const te_fallback *p, uint32_t ring) {
+        const te_fallback_tile t = te__fallback_tile(p, M);
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        const int row = warp / 4 * (M / 2), column = warp % 4 * 32;
+        const int steps = (t.k_end - t.k_begin + 63) / TE_FALLBACK_TILE_K;
+        float c[BLOCKS_M][BLOCKS_N][4];
+        TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+            TE_UNROLL for (int j = 0; j < BLOCKS_N; j++) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0;
+        TE_UNROLL for (int s = 0; s < STAGES - 1; s++) load(p, &t, ring, s);
+#pragma unroll 1
+        for (int s = 0; s < steps; s++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            __syncthreads(); /* stage s has arrived; all warps have read stage s - 1, which is filled again now */
+            load(p, &t, ring, s + STAGES - 1);
+            multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
+        }
+        TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+            TE_UNROLL for (int j = 0; j < BLOCKS_N; j++)
+                TE_UNROLL for (int h = 0; h < 2; h++)
+                    te__fallback_store(p, t.row + row + 16 * i + 8 * h + lane / 4,
+                                       t.col + column + 8 * j + lane % 4 * 2, c[i][j][2 * h], c[i][j][2 * h + 1]);
+    }
+};
+template <te_dtype T, int TA, int TB, int M>
+static __global__ void __launch_bounds__(TE_FALLBACK_THREADS, TE_FALLBACK_BLOCKS_PER_SM)
+te_fallback_16bit(const __grid_constant__ te_fallback p) {
+    extern __shared__ uint4 te_fallback_ring[];
+    te_kernel_begin();
+    te_fallback_mainloop<T, TA, TB, M>::body(&p, te__shared_address(te_fallback_ring));
+}
+
+/* ---- f32 --------------------------------------------------------------------------------------------------------- */
+
+typedef struct te_fallback_f32_tiles {
+    float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
+} te_fallback_f32_tiles;
+
+/* Which line and which k of a tile element `i` of this thread is: neighbouring threads load neighbouring addresses. */
+TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
+    const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
+    *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
+    *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
+}
+/* This thread's eight elements of the tile at (line, k), zeros beyond the operand. */
+TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
+                                 int mn_major) {
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        int l, j;
+        te__fallback_f32_place(&l, &j, i, mn_major);
+        l += line, j += k;
+        v[i] = l < lines && j < k_end ? from[mn_major ? (int64_t)j * lines + l : (int64_t)l * depth + j] : 0.0f;
+    }
+}
+TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], const float v[8],
+                                      int mn_major) {
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        int l, j;
+        te__fallback_f32_place(&l, &j, i, mn_major);
+        tile[j][l] = v[i];
+    }
+}
+/* Eight lines of one k: four from 4 i on, and four from 64 + 4 i on. */
+TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
+    const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
+    v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
+}
+TE_IF_USED static __global__ void __launch_bounds__(TE_FALLBACK_THREADS, TE_FALLBACK_BLOCKS_PER_SM)
+te_fallback_f32(const __grid_constant__ te_fallback p) {
+    __shared__ __align__(16) te_fallback_f32_tiles s;
+    te_kernel_begin();
+    const te_fallback_tile t = te__fallback_tile(&p, TE_FALLBACK_TILE_M);
+    const int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
+    float c[8][8], a[8], b[8];
+    TE_UNROLL for (int i = 0; i < 8; i++) TE_UNROLL for (int j = 0; j < 8; j++) c[i][j] = 0;
+#pragma unroll 1
+    for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
+        te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
+        te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
+        __syncthreads(); /* all threads have read the tiles of the step before */
+        te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
+        __syncthreads();
+        TE_UNROLL for (int j = 0; j < TE_FALLBACK_F32_TILE_K; j++) {
+            te__fallback_f32_fragment(a, s.a[j], ty), te__fallback_f32_fragment(b, s.b[j], tx);
+            TE_UNROLL for (int i = 0; i < 8; i++) TE_UNROLL for (int l = 0; l < 8; l++) c[i][l] += a[i] * b[l];
+        }
+    }
+    TE_UNROLL for (int i = 0; i < 8; i++)
+        TE_UNROLL for (int j = 0; j < 8; j += 2)
+            te__fallback_store(&p, t.row + 4 * ty + i % 4 + i / 4 * 64, t.col + 4 * tx + j % 4 + j / 4 * 64, c[i][j],
+                               c[i][j + 1]);
+}
+
+/* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
+
+/* te_context.gemm: the workspace, and the strategies that tuning chose. A GEMM alone has no candidates here. */
+typedef struct te__gemm_state {
+    void *workspace;
+    int choices;
+    te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
+} te__gemm_state;
+
+TE_API void te__gemm_close(te_context *ctx) {
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    if (s) te_release(ctx, s->workspace);
+    free(s);
+    ctx->gemm = 0;
+}
+/* Creates the state on first use: when the sizes of a workspace are computed, so before the first step. */
+TE_API te_status te__gemm_open(te_context *ctx) {
+    if (ctx->gemm) return TE_OK;
+    te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
+    TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);
+    ctx->gemm = s, ctx->gemm_close = te__gemm_close;
+    const te_status status = te__gemm_allocate(&s->workspace, ctx);
+    if (status != TE_OK) te__gemm_close(ctx);
+    return status;
+}
+/* Null if it cannot be created. */
+TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
+    return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
+}
+TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
+/* The gelu epilogues are left to a pointwise kernel. */
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
+    return (void)ctx, !te_gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
+}
+/* Floats of host scratch that te_gemm_run needs: none here. */
+TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
+
+/* For the tuning file: there is no library, and no line for a GEMM is ever written, so none can be right. */
+TE_API size_t te__gemm_library_version(void) { return 0; }
+TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
+    return (void)at, (void)ctx, (const te_gemm_tuned *)0;
+}
+TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
+    return (void)t, (void)ctx, *added = 1, 0;
+}
+TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) { (void)t, (void)ctx; }
+TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM_MAX_PLANS; }
+
+/* ---- the launch -------------------------------------------------------------------------------------------------- */
+
+/* The kernel for products of dtype T with these transposes, and its number below 16. small_m: the one with tiles of
+ * TE_FALLBACK_SMALL_TILE_M rows, of an A that is not transposed. Null: the program has none. Without TRAINS it has
+ * those of inference alone, which multiplies by the transpose of a weight. */
+template <te_dtype T, int TRAINS>
+TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
+    enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
+    *number = (T == TE_f16) << 3 | small_m << 2 | p->trans_a << 1 | p->trans_b;
+    if constexpr (T == TE_f32) return (const void *)te_fallback_f32<>;
+    else {
+        if constexpr (TRAINS) {
+            if (p->trans_a)
+                return p->trans_b ? (const void *)te_fallback_16bit<T, 1, 1, M>
+                                  : (const void *)te_fallback_16bit<T, 1, 0, M>;
+            if (!p->trans_b)
+                return small_m ? (const void *)te_fallback_16bit<T, 0, 0, SMALL_M>
+                               : (const void *)te_fallback_16bit<T, 0, 0, M>;
+        }
+        if (p->trans_a || !p->trans_b) return 0;
+        return small_m ? (const void *)te_fallback_16bit<T, 0, 1, SMALL_M>
+                       : (const void *)te_fallback_16bit<T, 0, 1, M>;
+    }
+}
+/* Split k into as many parts as fill the device and whose partial sums fit into the workspace. */
+TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
+    const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
+    const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
+    int64_t splits =
+        te_min(TE_FALLBACK_BLOCKS_PER_SM * ctx->processors / tiles, steps / TE_FALLBACK_MIN_SPLIT_STEPS);
+    splits = te_max(1, te_min(te_min(splits, fit), TE_FALLBACK_MAX_SPLITS));
+    const int64_t steps_each = te_ceil_div(steps, splits);
+    p->k_per_split = (int)te_min(steps_each * TE_FALLBACK_TILE_K, te_max(p->k, 1));
+    p->splits = (int)te_ceil_div(steps, steps_each);
+    p->partial_sums = p->splits > 1 ? (float *)s->workspace : 0;
+}
+/* Allow kernel `number` (of te__fallback_kernel) its shared memory, once a device. */
+TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
+    static uint64_t allowed[16]; /* bit d: on device d */
+    const uint64_t bit = 1ull << (ctx->device & 63);
+    if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     TE_FALLBACK_SHARED), "shared memory of a matrix product"));
+    (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
+    return TE_OK;
+}
+/* te_gemm_run for products of dtype T. */
+template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
+    TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
+    TE_REQUIRE(!te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
+               "te_gemm_run: an FP8 product %lld x %lld x %lld in a build without cuBLASLt (TE_NO_CUBLASLT)",
+               (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_REQUIRE(te__gemm_supports(g, ctx), ctx, TE_ERROR_VALUE,
+               "te_gemm_run: epilogue %s in a build without cuBLASLt (TE_NO_CUBLASLT)", te_epilogue_name(g->epilogue));
+    TE_TRY(te__gemm_open(ctx));
+    if (!g->m || !g->n) return TE_OK;
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    const int small_m = T != TE_f32 && !g->trans_a && g->m <= TE_FALLBACK_SMALL_TILE_M;
+    te_fallback p;
+    memset(&p, 0, sizeof p);
+    p.a = g->a, p.b = g->b, p.c = g->c, p.d = g->d, p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
+    p.alpha = g->alpha, p.beta = g->beta, p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k;
+    p.trans_a = g->trans_a != 0, p.trans_b = g->trans_b != 0, p.dtype = T, p.out = g->out;
+    p.tiles_m = (int)te_ceil_div(g->m, small_m ? TE_FALLBACK_SMALL_TILE_M : TE_FALLBACK_TILE_M);
+    p.tiles_n = (int)te_ceil_div(g->n, TE_FALLBACK_TILE_N);
+    te__fallback_split_k(&p, s, ctx);
+    int number;
+    const void *kernel = te__fallback_kernel<T, TRAINS>(&p, small_m, &number);
+    const int shared = T == TE_f32 ? 0 : TE_FALLBACK_SHARED;
+    TE_REQUIRE(kernel && g->dtype == T, ctx, TE_ERROR_BLAS,
+               "te_gemm_run: a product in %s of A%s B%s in a list of %s for inference alone", te_dtype_name(g->dtype),
+               p.trans_a ? "^T" : "", p.trans_b ? "^T" : "", te_dtype_name(T));
+    if (shared) TE_TRY(te__fallback_allow_shared(kernel, number, ctx));
+    const int64_t tiles = (int64_t)p.tiles_m * p.tiles_n;
+    TE_REQUIRE(tiles <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "te_gemm_run: a product %lld x %lld x %lld", (long long)g->m,
+               (long long)g->n, (long long)g->k);
+    TE_TRY(te__cuda_launch(ctx, kernel, te__grid_of(tiles, p.splits), TE_FALLBACK_THREADS, shared, 1, &p, sizeof p,
+                           "matrix product"));
+    if (p.splits == 1) return TE_OK;
+    return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
+}
+/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+#define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
+/* Products of any dtype: a program that calls this contains the kernels of all. */
+TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+    if (g && g->dtype == TE_f16) return te__fallback_run<TE_f16, 1>(g, ctx);
+    if (g && g->dtype == TE_bf16) return te__fallback_run<TE_bf16, 1>(g, ctx);
+    return te__fallback_run<TE_f32, 1>(g, ctx);
+}
+
+#endif

@@ -1,0 +1,251 @@
+/* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
+ *
+ * Both multiply in f32. Other operands are widened to float into g->scratch first, and the result is rounded at the
+ * end. Epilogues are left to the pointwise kernels (te__gemm_supports says so). FP8 with rowwise or blockwise scales has
+ * a loop of its own, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both scales, and
+ * added to the rest in float; rowwise scales multiply the sum of all k. (cuBLASLt's order within the 128 is its own.)
+ */
+#ifndef TE_GEMM_HOST_H
+#define TE_GEMM_HOST_H
+
+#include "../../core/target.h" /* TE_KERNEL */
+#include "../gemm_types.h"     /* te_gemm, te_scale_at */
+
+#ifdef TE_CBLAS
+#include <cblas.h> /* cblas_sgemm */
+#endif
+
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
+    (void)ctx;
+    return g->epilogue == TE_EPILOGUE_NONE;
+}
+/* Floats of scratch that te_gemm_run needs: none if A, B and D are f32. */
+TE_API size_t te__gemm_scratch(const te_gemm *g) {
+    size_t n = 0;
+    if (te_gemm_has_scale_arrays(g)) return 0;
+    if (te__gemm_a_dtype(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
+    if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
+    return n;
+}
+
+/* ---- widening the operands, rounding the result ------------------------------------------------------------------ */
+
+typedef struct te__widen_args { float *y; const void *x; int64_t n; te_dtype dtype; } te__widen_args;
+enum { TE__WIDEN_BLOCK = 1 << 14 };
+TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
+    const int64_t from = (int64_t)b.x * TE__WIDEN_BLOCK, to = te_min(a->n, from + TE__WIDEN_BLOCK);
+    if (a->dtype == TE_bf16)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_bf16);
+    else if (a->dtype == TE_e4m3)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_e4m3);
+    else if (a->dtype == TE_e5m2)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_e5m2);
+    else
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
+}
+TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
+/* x[n] as floats at *scratch, which moves past them. */
+TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
+    te__widen_args a;
+    a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
+    (void)te__widen_launch(ctx, te__grid_of(te_ceil_div(n, TE__WIDEN_BLOCK), 1), &a);
+    *scratch += n;
+    return a.y;
+}
+
+/* D = product + beta C, rounded: a row a block. */
+typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
+TE_FN void te__round_body(const te__round_args *a, te_block b) {
+    const te_gemm *g = a->g;
+    for (int64_t i = b.x * g->n; i < (b.x + 1) * g->n; i++)
+        te_store(g->d, i, a->product[i] + (g->beta != 0 ? g->beta * te_load(g->c, i, g->out) : 0.0f), g->out);
+}
+TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
+
+/* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
+
+#ifndef TE_CBLAS
+/* Tiles of D go to threads. A tile packs its slices of A and B, and holds 12 x 16 sums in registers (6 x 16 where there
+ * are fewer registers). Vectors of 16 floats are an extension of the compiler, which uses what the machine has. */
+#ifdef __AVX512F__
+enum { TE__REG_M = 12 };
+#else
+enum { TE__REG_M = 6 };
+#endif
+enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16 };
+typedef float te__v16 __attribute__((vector_size(64), aligned(4)));
+typedef struct te__sgemm_args {
+    int64_t m, n, k;
+    int trans_a, trans_b;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+} te__sgemm_args;
+
+/* Slices of A and B for `kk` of k, in the order in which te__sgemm_micro reads them; zeros beyond m and n. */
+TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
+    for (int i = 0; i < TE__TILE_M; i++)
+        for (int p = 0; p < kk; p++)
+            pa[(i / TE__REG_M) * TE__REG_M * kk + p * TE__REG_M + i % TE__REG_M] =
+                m0 + i >= g->m ? 0.0f
+                : g->trans_a   ? g->a[(k0 + p) * g->m + m0 + i]
+                               : g->a[(m0 + i) * g->k + k0 + p];
+    for (int j = 0; j < TE__TILE_N; j++)
+        for (int p = 0; p < kk; p++)
+            pb[(j / TE__REG_N) * TE__REG_N * kk + p * TE__REG_N + j % TE__REG_N] =
+                n0 + j >= g->n ? 0.0f
+                : g->trans_b   ? g->b[(n0 + j) * g->k + k0 + p]
+                               : g->b[(k0 + p) * g->n + n0 + j];
+}
+TE_FN void te__sgemm_micro(te__v16 sum[TE__REG_M], const float *pa, const float *pb, int kk) {
+    te__v16 s[TE__REG_M];
+    for (int i = 0; i < TE__REG_M; i++) s[i] = sum[i];
+    for (int p = 0; p < kk; p++) {
+        const te__v16 b = *(const te__v16 *)(const void *)(pb + p * TE__REG_N);
+        for (int i = 0; i < TE__REG_M; i++) s[i] += pa[p * TE__REG_M + i] * b;
+    }
+    for (int i = 0; i < TE__REG_M; i++) sum[i] = s[i];
+}
+TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
+    float pa[TE__TILE_M * TE__TILE_K], pb[TE__TILE_N * TE__TILE_K];
+    const int64_t m0 = (int64_t)b.x * TE__TILE_M, n0 = (int64_t)b.y * TE__TILE_N;
+    for (int64_t k0 = 0; k0 < te_max(g->k, 1); k0 += TE__TILE_K) {
+        const int kk = (int)te_min(TE__TILE_K, g->k - k0);
+        te__sgemm_pack(pa, pb, g, m0, n0, k0, kk);
+        for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += TE__REG_M)
+            for (int j = 0; j < TE__TILE_N && n0 + j < g->n; j += TE__REG_N) {
+                te__v16 sum[TE__REG_M];
+                memset(sum, 0, sizeof sum);
+                te__sgemm_micro(sum, pa + i * kk, pb + j * kk, kk);
+                for (int r = 0; r < TE__REG_M && m0 + i + r < g->m; r++)
+                    for (int s = 0; s < TE__REG_N && n0 + j + s < g->n; s++) {
+                        float *c = g->c + (m0 + i + r) * g->n + n0 + j + s;
+                        *c = g->alpha * sum[r][s] + (k0 ? *c : g->beta != 0 ? g->beta * *c : 0.0f);
+                    }
+            }
+    }
+}
+TE_KERNEL(te__sgemm, 1, te__sgemm_args, te__sgemm_tile(te_args, te_at))
+#endif
+
+/* c = alpha op(a) op(b) + beta c, in f32, with g's sizes and transposes. */
+TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c,
+                               te_context *ctx) {
+#ifdef TE_CBLAS
+    (void)ctx;
+    cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans : CblasNoTrans,
+                (int)g->m, (int)g->n, (int)g->k, g->alpha, a, (int)(g->trans_a ? g->m : g->k), b,
+                (int)(g->trans_b ? g->k : g->n), beta, c, (int)g->n);
+    return TE_OK;
+#else
+    te__sgemm_args s;
+    s.m = g->m, s.n = g->n, s.k = g->k, s.trans_a = g->trans_a, s.trans_b = g->trans_b;
+    s.alpha = g->alpha, s.beta = beta, s.a = a, s.b = b, s.c = c;
+    return te__sgemm_launch(ctx, te__grid_of(te_ceil_div(g->m, TE__TILE_M), te_ceil_div(g->n, TE__TILE_N)), &s);
+#endif
+}
+
+/* ---- FP8 with rowwise or blockwise scales ------------------------------------------------------------------------ */
+
+enum { TE__SCALED_M = 64, TE__SCALED_N = 64, TE__SCALED_REG_N = 16, TE__SCALED_REG_M = 4 };
+typedef float te__scaled_sum __attribute__((vector_size(4 * TE__SCALED_REG_N), aligned(4)));
+
+/* A tile of D: its slices of A and B for 128 of k as floats, and its sums. */
+typedef struct te__scaled_tile {
+    float a[TE__SCALED_M][TE_FP8_BLOCK], b[TE__SCALED_N / TE__SCALED_REG_N][TE_FP8_BLOCK][TE__SCALED_REG_N];
+    float sum[TE__SCALED_M][TE__SCALED_N];
+} te__scaled_tile;
+
+/* Inverse scales of rows row0 .. row0 + count of a matrix [rows, k]. rowwise 0: those that multiply the sums of the 128
+ * of k from column `col`, which are 1 of a rowwise scaled matrix; rowwise 1: those that multiply the sums of all k,
+ * which are 1 of any other. */
+TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
+                               int64_t col, int rowwise) {
+    for (int i = 0; i < count; i++)
+        f[i] = row0 + i < rows && (m->scaling == TE_SCALING_ROWWISE) == rowwise
+                   ? m->inverse[te_scale_at(m->scaling, rows, k, row0 + i, col)] : 1.0f;
+}
+TE_API void te__scaled_load(te__scaled_tile *t, const te_gemm *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
+    const uint8_t *a = (const uint8_t *)g->a, *b = (const uint8_t *)g->b;
+    float of_a[256], of_b[256];
+    for (int i = 0; i < 256; i++)
+        of_a[i] = te_float_of_fp8((uint8_t)i, g->a_fp8.dtype), of_b[i] = te_float_of_fp8((uint8_t)i, g->b_fp8.dtype);
+    for (int i = 0; i < TE__SCALED_M; i++)
+        for (int p = 0; p < kk; p++) t->a[i][p] = m0 + i < g->m ? of_a[a[(m0 + i) * g->k + k0 + p]] : 0.0f;
+    for (int j = 0; j < TE__SCALED_N; j++)
+        for (int p = 0; p < kk; p++)
+            t->b[j / TE__SCALED_REG_N][p][j % TE__SCALED_REG_N] =
+                n0 + j < g->n ? of_b[b[(n0 + j) * g->k + k0 + p]] : 0.0f;
+}
+/* REG_M x REG_N sums of `kk` of k, multiplied by their scales and added to the tile's. */
+TE_FN void te__scaled_micro(te__scaled_tile *t, int i, int j, int kk, const float *fa, const float *fb) {
+    te__scaled_sum s[TE__SCALED_REG_M];
+    memset(s, 0, sizeof s);
+    for (int p = 0; p < kk; p++) {
+        const te__scaled_sum b = *(const te__scaled_sum *)(const void *)t->b[j / TE__SCALED_REG_N][p];
+        for (int r = 0; r < TE__SCALED_REG_M; r++) s[r] += t->a[i + r][p] * b;
+    }
+    for (int r = 0; r < TE__SCALED_REG_M; r++)
+        for (int c = 0; c < TE__SCALED_REG_N; c++) t->sum[i + r][j + c] += s[r][c] * (fa[i + r] * fb[j + c]);
+}
+TE_FN void te__scaled_body(const te_gemm *g, te_block block) {
+    const int64_t m0 = (int64_t)block.x * TE__SCALED_M, n0 = (int64_t)block.y * TE__SCALED_N;
+    float fa[TE__SCALED_M], fb[TE__SCALED_N];
+    te__scaled_tile t;
+    memset(t.sum, 0, sizeof t.sum);
+    for (int64_t k0 = 0; k0 < g->k; k0 += TE_FP8_BLOCK) {
+        const int kk = (int)te_min(TE_FP8_BLOCK, g->k - k0);
+        te__scaled_load(&t, g, m0, n0, k0, kk);
+        te__scaled_factors(fa, TE__SCALED_M, &g->a_fp8, g->m, g->k, m0, k0, 0);
+        te__scaled_factors(fb, TE__SCALED_N, &g->b_fp8, g->n, g->k, n0, k0, 0);
+        for (int i = 0; i < TE__SCALED_M && m0 + i < g->m; i += TE__SCALED_REG_M)
+            for (int j = 0; j < TE__SCALED_N; j += TE__SCALED_REG_N) te__scaled_micro(&t, i, j, kk, fa, fb);
+    }
+    te__scaled_factors(fa, TE__SCALED_M, &g->a_fp8, g->m, g->k, m0, 0, 1);
+    te__scaled_factors(fb, TE__SCALED_N, &g->b_fp8, g->n, g->k, n0, 0, 1);
+    for (int i = 0; i < TE__SCALED_M && m0 + i < g->m; i++)
+        for (int j = 0; j < TE__SCALED_N && n0 + j < g->n; j++) {
+            const int64_t at = (m0 + i) * g->n + n0 + j;
+            const float c = g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f;
+            te_store(g->d, at, g->alpha * (t.sum[i][j] * (fa[i] * fb[j])) + c, g->out);
+        }
+}
+TE_KERNEL(te__scaled, 1, te_gemm, te__scaled_body(te_args, te_at))
+
+TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
+    return te__scaled_launch(ctx, te__grid_of(te_ceil_div(g->m, TE__SCALED_M), te_ceil_div(g->n, TE__SCALED_N)), g);
+}
+
+/* ---- te_gemm_run ------------------------------------------------------------------------------------------------- */
+
+/* D = alpha op(A) op(B) + beta C. */
+TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
+    TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
+    TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
+               te_epilogue_name(product->epilogue));
+    TE_REQUIRE(product->scratch || !te__gemm_scratch(product), ctx, TE_ERROR_NULL,
+               "te_gemm_run: scratch is null, te__gemm_scratch says how many floats it has");
+    TE_TRY(te__gemm_check_blockwise(product, ctx));
+    if (te_gemm_has_scale_arrays(product)) return te__scaled_run(product, ctx);
+    te_gemm scaled = *product, *g = &scaled;
+    float *scratch = g->scratch;
+    const float *a = (const float *)g->a, *b = (const float *)g->b;
+    if (g->a_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->a_fp8.inverse;
+    if (g->b_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->b_fp8.inverse;
+    if (te__gemm_a_dtype(g) != TE_f32) {
+        a = te__widened(ctx, &scratch, g->a, g->m * g->k, te__gemm_a_dtype(g));
+        b = te__widened(ctx, &scratch, g->b, g->k * g->n, te__gemm_b_dtype(g));
+    }
+    if (g->out == TE_f32) {
+        if (g->beta != 0 && g->c != g->d) memcpy(g->d, g->c, (size_t)(g->m * g->n) * sizeof(float));
+        return te__sgemm_run(g, a, b, g->beta, (float *)g->d, ctx);
+    }
+    TE_TRY(te__sgemm_run(g, a, b, 0.0f, scratch, ctx));
+    te__round_args n;
+    n.g = g, n.product = scratch;
+    return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
+}
+/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+#define TE_GEMM_RUN_OF(T, trains) te_gemm_run
+
+#endif

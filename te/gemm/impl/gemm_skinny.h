@@ -1,0 +1,261 @@
+/* gemm_skinny.h -- a GEMM of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: decoding, token by token.
+ *
+ * A block computes 16 columns of y at a time from 16 rows of W; its eight warps split k. Each warp has a ring in shared
+ * memory of its own, which it fills by cp.async, so no warp waits for another, and multiplies by mma.sync with the rows
+ * of W as A and those of x as B. (How k is numbered within a step does not matter, as long as W and x agree.) The
+ * warps' sums are added in a fixed order, rounded to 16 bits, and go through the pattern's epilogue, eight elements at
+ * a time, while the rings fill again. A pass does not write its weights, so within a pass the rings are filled while
+ * the kernel before this one still runs; else the first stages are prefetched into the L2 meanwhile.
+ *
+ * With e4m3 operands the kernel is the same: a lane loads, holds and multiplies 16 bytes, whatever they are. Tensorwise
+ * and rowwise scales multiply the sums of all warps; with blockwise scales the sums of each 128 of k are scaled and
+ * then added to those before.
+ *
+ * Floor: the bytes of W once, 2 n k in 16 bits, n k in FP8, over the memory bandwidth. Measurements:
+ * docs/notes/gemm.md.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_SKINNY_H
+#define TE_GEMM_SKINNY_H
+
+#include "../../core/lanes.h"        /* te_amax_atomic_max */
+#include "../../core/impl/graph_replay.h" /* te__launch_follows_kernel */
+#include "../../core/impl/ptx_cuda.h"    /* te__mma_sync */
+#include "../../core/target.h"      /* te_kernel_begin */
+#include "../gemm_types.h"          /* te_epilogue_fn, te_gemm_operands, te_blockwise_1d_scale_at */
+
+enum {
+    TE_SKINNY_ROWS = 8,     /* of x, at most */
+    TE_SKINNY_COLUMNS = 16, /* of y, a block at a time */
+    TE_SKINNY_WARPS = 8,
+    TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
+    TE_SKINNY_BLOCKS_PER_SM = 2,
+    TE_SKINNY_WARP_K = 128,                              /* of a warp's step */
+    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k that a block takes at a time */
+    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of W for a warp's step */
+    TE_SKINNY_STAGES = 3,                                       /* of a warp's ring */
+    TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
+};
+
+/* The kernel's arguments. "Elements" of k are 16 bits wide: one number, or two of FP8. */
+typedef struct te_skinny {
+    const uint16_t *x, *w; /* [m, k], [n, k] */
+    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
+    float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
+    float alpha;
+    int m, n, k; /* k: in elements */
+    int rowwise;       /* TE_OPERANDS_FP8: the scales are rowwise (of x and W), else tensorwise */
+    int early_weights; /* the kernel before this one does not write W: load it before waiting for that kernel */
+} te_skinny;
+
+/* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
+
+/* A warp's position: columns from col, elements of k from k, the stage of its ring. */
+typedef struct te_skinny_position { int col, k, stage; } te_skinny_position;
+TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
+    if (++at->stage == TE_SKINNY_STAGES) at->stage = 0;
+    at->k += TE_SKINNY_STEP;
+    if (at->k < p->k) return;
+    at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
+}
+/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different banks.
+ * */
+TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
+    return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
+}
+/* Start the copy of a stage, a vector a lane at a time; zeros from beyond n and k. prefetch: to the L2 only. */
+TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, int prefetch) {
+    enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
+    const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
+    TE_UNROLL for (int i = 0; i < (int)TE_SKINNY_COLUMNS / ROWS; i++) {
+        const int row = ROWS * i + lane / VECTORS, ok = at->col + row < p->n && k < p->k;
+        const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
+        if (prefetch) te_prefetch(from, 0, TE_bf16);
+        else
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
+                             te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
+                         "l"(from), "r"(ok ? 16 : 0)
+                         : "memory");
+    }
+}
+
+/* ---- the mainloop ------------------------------------------------------------------------------------------------ */
+
+/* This lane's part of row lane / 4 of x: eight elements of each 32 of a step. */
+TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skinny *p, int k) {
+    const int row = (int)threadIdx.x % 32 / 4;
+    k += (int)threadIdx.x % 4 * 8;
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++) {
+        x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0;
+        if (row < p->m && k + 32 * i < p->k) te__load16_readonly(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
+    }
+}
+/* Blockwise scales of a step: of x for the two rows whose sums this lane has, and of W. */
+enum { TE_SKINNY_STEP_SCALES = TE_SKINNY_WARP_K / (TE_FP8_BLOCK / 2) };
+typedef struct te_skinny_step_scales {
+    float x[TE_SKINNY_STEP_SCALES][2], w[TE_SKINNY_STEP_SCALES];
+} te_skinny_step_scales;
+TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny *p, const te_skinny_position *at) {
+    const int row = (int)threadIdx.x % 4 * 2;
+    const int64_t cols = 2 * (int64_t)p->k;
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_STEP_SCALES; i++) {
+        const int64_t tile = at->k / (TE_FP8_BLOCK / 2) + i;
+        const int exists = tile < te_fp8_blocks(cols);
+        TE_UNROLL for (int j = 0; j < 2; j++)
+            s->x[i][j] =
+                exists && row + j < p->m ? p->x_inverse[te_blockwise_1d_scale_at(p->m, cols, row + j, tile)] : 0.0f;
+        s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
+    }
+}
+/* c += W x of one step. The lane's sums are of rows lane / 4 and lane / 4 + 8 of W. */
+TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
+                               const te_skinny_step_scales *scale, const te_gemm_operands operands,
+                               const te_dtype dtype) {
+    enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES }; /* multiplications of 32 of k */
+    const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
+    const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
+    const int row = (int)threadIdx.x % 32 / 4, vector = (int)threadIdx.x % 4;
+    float part[4] = {0, 0, 0, 0};
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++) {
+        uint32_t u[4], v[4];
+        te__lds128(u, te__skinny_address(stage, row, vector + 4 * i)),
+            te__lds128(v, te__skinny_address(stage, row + 8, vector + 4 * i));
+        const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+        float *const sums = blockwise ? part : c;
+        te__mma_sync(sums, first, x[i][0], x[i][1], format);
+        te__mma_sync(sums, second, x[i][2], x[i][3], format);
+        if (!blockwise || i % PER_SCALE != PER_SCALE - 1) continue;
+        TE_UNROLL
+        for (int j = 0; j < 4; j++)
+            c[j] += part[j] * (scale->x[i / PER_SCALE][j % 2] * scale->w[i / PER_SCALE]), part[j] = 0;
+    }
+}
+
+/* ---- the epilogue ------------------------------------------------------------------------------------------------ */
+
+/* Tensorwise or rowwise scales for the sum that this thread will reduce of the 16 columns from `col`; loaded before
+ * those columns are multiplied. */
+typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
+TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands) {
+    const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, at = col + (int)threadIdx.x % TE_SKINNY_COLUMNS;
+    te_skinny_scales s = {1.0f, 1.0f};
+    if (operands != TE_OPERANDS_FP8 || row >= p->m || at >= p->n) return s;
+    if (p->x_inverse) s.x = p->x_inverse[p->rowwise ? row : 0];
+    if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
+    return s;
+}
+/* Reduce the partial sums of the eight warps to 16 columns of y, and hand them to the pattern's epilogue. */
+TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
+                               te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
+    __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
+                         [TE_SKINNY_COLUMNS + 1]; /* + 1: a warp's stores hit different banks */
+    __shared__ uint4 y[TE_SKINNY_ROWS][TE_SKINNY_COLUMNS / 8];
+    const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
+    TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
+    __syncthreads();
+    if (thread < TE_SKINNY_ROWS * TE_SKINNY_COLUMNS) {
+        float sum = 0;
+        TE_UNROLL
+        for (int i = 0; i < TE_SKINNY_WARPS; i++)
+            sum += sums[i][thread / TE_SKINNY_COLUMNS][thread % TE_SKINNY_COLUMNS];
+        te_store(y, thread, p->alpha * (scales.x * scales.w) * sum, dtype);
+    }
+    __syncthreads();
+    te_epilogue_state state = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_OUTPUTS_ANY};
+    if (row < p->m && at < p->n) {
+        uint32_t w[4];
+        memcpy(w, &y[row][thread % 2], sizeof w);
+        epilogue(arg, w, 0, row, at, &state);
+    }
+    if (p->amax && thread < 32) { /* at most the first 16 threads have stored anything */
+        int group;
+        te_amax_atomic_max(p->amax, state.amax_bits, te_lanes_here(32, &group));
+    }
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const void *arg, const te_gemm_operands operands,
+                          const te_dtype dtype) {
+    extern __shared__ uint4 te_skinny_rings[];
+    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
+    const uint32_t ring =
+        te__shared_address(te_skinny_rings) + (uint32_t)(warp * TE_SKINNY_STAGES * TE_SKINNY_STAGE);
+    te_skinny_position at = {(int)blockIdx.x * TE_SKINNY_COLUMNS, warp * TE_SKINNY_WARP_K, 0}, loads = at;
+    float c[4] = {0, 0, 0, 0};
+    uint32_t x[TE_SKINNY_WARP_K / 32][4], next_x[TE_SKINNY_WARP_K / 32][4];
+    te_skinny_step_scales step_scales, next_step_scales;
+    if (!p->early_weights) {
+        te__skinny_load_stage(p, ring, &at, 1);
+        te_kernel_wait();
+    }
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) {
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
+        te__skinny_advance(&loads, p);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    te_kernel_begin();
+    te__skinny_load_x(next_x, p, at.k);
+    if (blockwise) te__skinny_load_step_scales(&next_step_scales, p, &at);
+    te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands);
+    while (at.col < p->n) {
+        const te_skinny_position now = at;
+        asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
+        __syncwarp(); /* this stage has arrived, and all lanes have read the one before it, which is filled next */
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
+        te__skinny_advance(&loads, p);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        memcpy(x, next_x, sizeof x);
+        if (blockwise) step_scales = next_step_scales;
+        te__skinny_advance(&at, p);
+        if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
+        if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
+        te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
+        if (at.col == now.col) continue; /* more of k for the same columns */
+        te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
+        if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
+        c[0] = c[1] = c[2] = c[3] = 0;
+    }
+}
+
+/* Makes a kernel. type: its arguments, which begin with a te_skinny; operands: a te_gemm_operands; dtype: of y, and of
+ * 16-bit operands; epilogue: a te_epilogue_fn, called with the arguments. exists: 0 leaves the kernel empty. */
+#define TE_SKINNY_KERNEL(name, type, operands, dtype, epilogue, exists)                       \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM) \
+        name(const __grid_constant__ type p) {                                                \
+        if (exists) te_skinny_body((const te_skinny *)&p, epilogue, &p, operands, dtype);     \
+    }
+
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
+
+/* The operands that a kernel for this GEMM would read. */
+TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
+    return !te_gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
+           : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
+}
+/* Whether there can be a kernel for this GEMM. */
+TE_API int te__skinny_can(const te_gemm *g) {
+    const int64_t limit = 1 << 30;
+    const int aligned = te_gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
+                                                g->b_fp8.scaling != TE_SCALING_BLOCKWISE_1D && g->k % 16 == 0
+                                          : g->k % 8 == 0;
+    return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
+           g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
+}
+/* Its k in elements of 16 bits. */
+TE_API int64_t te__skinny_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
+/* Fill in p for this GEMM, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
+TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,
+                                te_context *ctx) {
+    p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,
+    p->n = (int)g->n, p->k = (int)te__skinny_k(g);
+    p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
+    p->rowwise = g->a_fp8.scaling == TE_SCALING_ROWWISE;
+    p->early_weights = te__launch_follows_kernel(ctx);
+    const int blocks =
+        (int)te_min(ctx->processors * TE_SKINNY_BLOCKS_PER_SM, te_ceil_div(g->n, TE_SKINNY_COLUMNS));
+    return te__cuda_launch(ctx, kernel, te__grid_of(blocks, 1), TE_SKINNY_THREADS, TE_SKINNY_SHARED, 1, args, bytes,
+                           "skinny matrix product");
+}
+
+#endif

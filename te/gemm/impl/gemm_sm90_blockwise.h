@@ -1,0 +1,466 @@
+/* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
+ * 128 x 128, those of the recipe fp8_block. As DeepGEMM's, it promotes the tensor cores' sums to f32 after each 128
+ * of k.
+ *
+ *   forward, data gradient   A has a scale for each row and each 128 of k, B one for each 128 x 128.
+ *   weight gradient (wgrad)  B has a scale for each row, too: one for each column of D and each 128 of k. D is f32.
+ *
+ * Tile, cluster and pipeline are those of gemm_sm90.h, and the scales come with each stage of 128 of k. A warpgroup
+ * accumulates 64 x 256 in 128 registers; of a wgrad 256 x 64, so that a thread needs the scales of 16 columns, not 64.
+ * For each 128 of k the tensor cores give it four subtiles of 64 x 64, a batch of four wgmma each, which it multiplies
+ * by their scales and adds to its sums (te__sm90_blockwise_steps).
+ *
+ * Flops: 2 m n k. Floor, for 128 of k of a tile: 1024 cycles of the tensor cores; a warp multiplies and adds 128 times
+ * and has some 120 other instructions, with two warps on a scheduler 500 of 1024 issue slots. A step takes 1168 cycles
+ * at k of 16384 on an H200. 0.95 to 0.98 of the time of cuBLASLt's fastest candidate, a wgrad 0.92 to 1.00. What was
+ * measured and tried: docs/notes/gemm_sm90.md.
+ *
+ * Do this:
+ *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, of blockwise scales
+ *
+ * With ctx->gemm_tune on, both it and cuBLASLt are timed at a product's first run, and the choice goes into the tuning
+ * file; else a rule decides.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_SM90_BLOCKWISE_H
+#define TE_GEMM_SM90_BLOCKWISE_H
+
+#include "../../core/impl/ptx_cuda.h" /* te__wgmma_n */
+#include "../gemm.h"           /* te__fp8_tune */
+#include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
+
+/* The kernel's own M and N are the operand of which a block has 128 rows, and the one of 256 rows, which the cluster
+ * shares. They are A and B, but of a wgrad B and A: it computes the tile of D transposed. */
+enum {
+    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand that a batch of wgmma multiplies */
+    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: two accumulators alternate */
+    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps of 128 of k from one point where all wgmma have ended to the next */
+    TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES, /* in a stage: the scales of the M operand's rows, */
+    TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4, /* of the N operand's rows or two blocks */
+    TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
+    TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
+    TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* a thread */
+};
+
+typedef struct te__sm90_blockwise_params {
+    te__sm90_gemm_params gemm; /* of it a_map, b_map (the M and N operand), m, n (their rows), k, alpha and tiles */
+    CUtensorMap m_scales_map, n_scales_map; /* [steps, rows]; of 128 x 128 [blocks of rows, steps] in boxes of 2 x 4 */
+    void *d;          /* [m, n]; of a wgrad [n, m] */
+    te_dtype dtype;   /* of D; of a wgrad f32 */
+    const void *bias; /* [n] of dtype; null: none, as of a wgrad */
+} te__sm90_blockwise_params;
+
+typedef struct te__sm90_blockwise_barriers {
+    uint64_t full[TE_STAGES], empty[TE_STAGES];
+} te__sm90_blockwise_barriers;
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- a subtile: wgmma, scales, promotion ------------------------------------------------------------------------- */
+
+/* What a consumer warpgroup computes once, and its tile. */
+typedef struct te__sm90_blockwise_consumer {
+    uint32_t ring, full;
+    uint32_t m_operand, n_operand; /* low words of the matrix descriptors in the first stage */
+    uint32_t empty;                /* address of `empty` in the block `lane` of the cluster */
+    uint32_t m_scale;              /* in a stage: the first scale of the M operand that this lane needs */
+    uint32_t n_scale;              /* wgrad, in a stage: the scale of this lane's first row of D */
+    te__sm90_pipeline_state at;
+    int x, y, has_tile; /* the tile whose sums there are, if there are any */
+    uint32_t bias[4];   /* of its columns, two a word: words 4 t + lane % 4 of t = lane / 4, 8 more, 16 and 24 more */
+} te__sm90_blockwise_consumer;
+
+/* A lane's sums, by subtile; two accumulators of the tensor cores; and the scales of the current step. */
+typedef struct te__sm90_blockwise_accumulator {
+    float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
+    float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
+    float scale[2][2]; /* of two blocks of 128 columns, times those of this lane's two rows */
+    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2]; /* the same of a wgrad */
+} te__sm90_blockwise_accumulator;
+
+/* For the compiler: the accumulator is not read before this point, nor written after it. */
+TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
+    TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+/* Start the batch of wgmma of a subtile: 64 x 64 of D, 128 of k. */
+TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2], const te__sm90_blockwise_consumer *g,
+                                          const int subtile, const int wgrad) {
+    const uint32_t stage = g->at.stage * (TE_SM90_BLOCKWISE_STAGE_BYTES >> 4);
+    const uint32_t m_operand = g->m_operand + stage,
+                   n_operand = g->n_operand + stage + subtile * (TE_SM90_BLOCKWISE_SUBTILE * 128 >> 4);
+    const uint32_t a = wgrad ? n_operand : m_operand, b = wgrad ? m_operand : n_operand;
+    te__sm90_blockwise_pin(d);
+    te__wgmma_fence();
+    TE_UNROLL
+    for (int q = 0; q < 4; q++)
+        te__wgmma_n(d, te__wgmma_descriptor_of_low(a + 2 * q), te__wgmma_descriptor_of_low(b + 2 * q), q, TE_e4m3,
+                          TE_SM90_BLOCKWISE_SUBTILE);
+    te__wgmma_commit();
+}
+/* The scales of a step: of this lane's two rows, times those of the tile's two blocks of columns; */
+TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
+                                                const te__sm90_blockwise_consumer *g, int step) {
+    const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
+    float block[2], row[2];
+    TE_UNROLL for (int i = 0; i < 2; i++)
+        block[i] = te__lds_float(stage + TE_SM90_BLOCKWISE_N_SCALES + 16 * i + 4 * (step % 4));
+    TE_UNROLL for (int h = 0; h < 2; h++) row[h] = te__lds_float(stage + g->m_scale + 32 * h);
+    TE_UNROLL for (int i = 0; i < 2; i++)
+        TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
+}
+/* of a wgrad those of this lane's 16 columns, */
+TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
+                                                 const te__sm90_blockwise_consumer *g) {
+    const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
+    TE_UNROLL for (int j = 0; j < TE_SM90_BLOCKWISE_SUBTILE / 8; j++)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(s->column_scale[2 * j]), "=f"(s->column_scale[2 * j + 1]) : "r"(at + 32 * j) : "memory");
+}
+TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
+                                          int step, const int wgrad) {
+    if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
+    else te__sm90_blockwise_load_block_scales(s, g, step);
+}
+/* and of its two rows of a subtile. */
+TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
+                                              int stage, const int subtile) {
+    const uint32_t at =
+        g->ring + stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->n_scale + subtile * TE_SM90_BLOCKWISE_SUBTILE * 4;
+    TE_UNROLL for (int h = 0; h < 2; h++) s->row_scale[h] = te__lds_float(at + 32 * h);
+}
+/* Promotion: the sums in f32 += the tensor cores' sums over 128 of k, times their scales. A lane's d[4 j + 2 h + e] is
+ * row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 64. */
+TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const int subtile, const int wgrad) {
+    float *d = s->partial[subtile % 2], *sum = s->sum[subtile];
+    te__sm90_blockwise_pin(d);
+    TE_UNROLL
+    for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) {
+        const int h = i / 2 % 2, block = subtile * TE_SM90_BLOCKWISE_SUBTILE / 128;
+        if (wgrad) sum[i] = fmaf(d[i] * s->column_scale[i / 4 * 2 + i % 2], s->row_scale[h], sum[i]);
+        else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
+    }
+}
+/* The stage is no longer read: tell the producers of both blocks. */
+TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
+    __syncwarp();
+    if ((int)threadIdx.x % 32 < TE_CLUSTER)
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(g->empty + 8 * stage) : "memory");
+}
+
+/* ---- the epilogue: a tile is stored from registers --------------------------------------------------------------- */
+
+/* The tile's bias, loaded while the tile is computed. */
+TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te__sm90_blockwise_params *p) {
+    const int lane = (int)threadIdx.x % 32;
+    TE_UNROLL for (int j = 0; j < 4; j++) {
+        const int col = g->x + 2 * (32 * j + lane);
+        g->bias[j] = p->bias && col < p->gemm.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
+    }
+}
+/* The bias of two columns: those that this lane has of the eight from 8 t on. */
+TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype) {
+    const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
+    return te_floats_of_pair(w, dtype);
+}
+/* Neighbouring lanes exchange pairs, so that each has four columns: four lanes store 32 bytes of a row. */
+TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
+                                            const te__sm90_blockwise_consumer *g) {
+    const int lane = (int)threadIdx.x % 32, odd = lane % 2, warp = (int)threadIdx.x / 32 - 4;
+    const float alpha = p->gemm.alpha;
+    TE_UNROLL
+    for (int i = 0; i < TE_TILE_N / 16; i++) {
+        const float2 a = te__sm90_blockwise_bias_pair(g, 2 * i, p->dtype),
+                     b = te__sm90_blockwise_bias_pair(g, 2 * i + 1, p->dtype);
+        TE_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int row = g->y + warp * 16 + lane / 4 + 8 * h, col = g->x + 16 * i + 8 * odd + lane % 4 / 2 * 4;
+            const float *v = &s->sum[i / 4][i % 4 * 8 + 2 * h];
+            const uint32_t low = te_pair_of_floats(fmaf(alpha, v[0], a.x), fmaf(alpha, v[1], a.y), p->dtype);
+            const uint32_t high = te_pair_of_floats(fmaf(alpha, v[4], b.x), fmaf(alpha, v[5], b.y), p->dtype);
+            const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+            if (row < p->gemm.m && col < p->gemm.n)
+                *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
+                    odd ? make_uint2(other, high) : make_uint2(low, other);
+            if (i % 2) asm volatile("" ::: "memory"); /* else the compiler holds more pairs than there are registers */
+        }
+    }
+}
+/* A wgrad, in f32: four lanes store 32 bytes of a row. */
+TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
+                                          int x, int y) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
+    const float alpha = p->gemm.alpha;
+    TE_UNROLL
+    for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILES * TE_SM90_BLOCKWISE_SUBTILE / 4; i++) {
+        const int subtile = i / 16, h = i / 8 % 2, j = i % 8;
+        const int row = x + subtile * TE_SM90_BLOCKWISE_SUBTILE + warp * 16 + lane / 4 + 8 * h;
+        const int col = y + warpgroup * 64 + 8 * j + lane % 4 * 2;
+        const float *v = &s->sum[subtile][4 * j + 2 * h];
+        if (row < p->gemm.n && col < p->gemm.m)
+            *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
+        if (j % 2) asm volatile("" ::: "memory"); /* as above */
+    }
+}
+TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
+                                         const te__sm90_blockwise_consumer *g, const int wgrad) {
+    if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
+    else te__sm90_blockwise_store_sixteen(p, s, g);
+}
+/* Store the tile before, if there is one, and clear the sums for tile `tile`. */
+TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
+                                        te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
+    te__sm90_gemm_work w;
+    te__sm90_gemm_locate_tile(&w, &p->gemm, tile);
+    if (g->has_tile) te__sm90_blockwise_store_tile(p, s, g, wgrad);
+    g->x = w.x, g->y = w.y, g->has_tile = 1;
+    if (!wgrad) te__sm90_blockwise_load_bias(g, p);
+    TE_UNROLL
+    for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILES; i++)
+        TE_UNROLL for (int e = 0; e < TE_SM90_BLOCKWISE_SUBTILE / 2; e++) s->sum[i][e] = 0;
+}
+
+/* ---- the mainloop ------------------------------------------------------------------------------------------------ */
+
+/* `count` steps of 128 of k from `step` on, one subtile after the other in a software pipeline: while the tensor cores
+ * work on a subtile, the one before is promoted. A batch of wgmma ends some hundred cycles after its last one began,
+ * and promotion takes as long again; two accumulators hide both, and the tensor cores always have work of both
+ * warpgroups.
+ *
+ * ptxas accepts that only where no wgmma is in flight at the end of a loop. So the steps are unrolled
+ * (TE_SM90_BLOCKWISE_UNROLL), and at their end the other warpgroup alone keeps the tensor cores busy. first: of a tile;
+ * the tile before leaves its registers while the first two subtiles are multiplied. (That of a wgrad leaves before
+ * them, for want of registers.) */
+TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
+                                    te__sm90_blockwise_consumer *g, int tile, int step, const int count,
+                                    const int first, const int wgrad) {
+    const int subtiles = count * TE_SM90_BLOCKWISE_SUBTILES, last = TE_SM90_BLOCKWISE_SUBTILES - 1;
+    te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
+    te__sm90_blockwise_start_wgmma(s->partial[0], g, 0, wgrad);
+    TE_UNROLL
+    for (int i = 1; i < subtiles; i++) {
+        const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
+        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted, of `stage` */
+        if (begins_step) {
+            te__sm90_pipeline_advance(&g->at);
+            te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
+        }
+        te__sm90_blockwise_start_wgmma(s->partial[i % 2], g, subtile, wgrad);
+        if (i == 1 && first) te__sm90_blockwise_next_tile(p, s, g, tile, wgrad);
+        if (i == 1) te__sm90_blockwise_load_scales(s, g, step, wgrad);
+        if (wgrad) te__sm90_blockwise_load_row_scales(s, g, stage, before);
+        te__wgmma_wait_1();
+        if (begins_step) te__sm90_blockwise_release_stage(g, stage);
+        te__sm90_blockwise_promote(s, before, wgrad);
+        if (begins_step) te__sm90_blockwise_load_scales(s, g, step + i / TE_SM90_BLOCKWISE_SUBTILES, wgrad);
+    }
+    const int stage = g->at.stage;
+    te__sm90_pipeline_advance(&g->at);
+    if (wgrad) te__sm90_blockwise_load_row_scales(s, g, stage, last);
+    te__wgmma_wait_0();
+    te__sm90_blockwise_release_stage(g, stage);
+    te__sm90_blockwise_promote(s, last, wgrad);
+}
+TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, uint32_t full, const int wgrad) {
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* shuffled: the same in all lanes */
+    const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
+    te__sm90_blockwise_consumer g;
+    g.ring = __shfl_sync(~0u, ring, 0), g.full = __shfl_sync(~0u, full, 0);
+    g.m_operand = (uint32_t)te__wgmma_descriptor(g.ring + warpgroup * 8192, 0);
+    g.n_operand = (uint32_t)te__wgmma_descriptor(g.ring + TE_SM90_GEMM_A_BYTES, 0);
+    g.m_scale = TE_SM90_BLOCKWISE_M_SCALES + 4 * (wgrad ? warpgroup * 64 + lane % 4 * 2 : warp * 16 + lane / 4);
+    g.n_scale = TE_SM90_BLOCKWISE_N_SCALES + 4 * (warp % 4 * 16 + lane / 4);
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
+    asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale)); /* held in registers, not computed again */
+    g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
+    return g;
+}
+/* A consumer warpgroup: all tiles of the block. */
+TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
+                                      const int wgrad) {
+    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
+    te__sm90_blockwise_consumer g = te__sm90_blockwise_consumer_of(ring, full, wgrad);
+    te__sm90_blockwise_accumulator s;
+#pragma unroll 1
+    for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < p->gemm.tiles; tile += (int)gridDim.x / TE_CLUSTER) {
+        int step = wgrad ? 0 : TE_SM90_BLOCKWISE_UNROLL;
+        if (wgrad) te__sm90_blockwise_next_tile(p, &s, &g, tile, wgrad);
+        else te__sm90_blockwise_steps(p, &s, &g, tile, 0, TE_SM90_BLOCKWISE_UNROLL, 1, wgrad);
+#pragma unroll 1
+        for (; step + TE_SM90_BLOCKWISE_UNROLL <= steps; step += TE_SM90_BLOCKWISE_UNROLL)
+            te__sm90_blockwise_steps(p, &s, &g, tile, step, TE_SM90_BLOCKWISE_UNROLL, 0, wgrad);
+#pragma unroll 1
+        for (; step < steps; step++) te__sm90_blockwise_steps(p, &s, &g, tile, step, 1, 0, wgrad);
+    }
+    if (g.has_tile) te__sm90_blockwise_store_tile(p, &s, &g, wgrad);
+}
+
+/* ---- the producer ------------------------------------------------------------------------------------------------ */
+
+/* One lane of a warp, elected so that the compiler sees the operands of TMA to be the same in all lanes. */
+TE_FN int te__sm90_elect_one(void) {
+    int is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
+    return is;
+}
+/* One thread: TMA copies of both operands and their scales for all tiles of this block, stage by stage. */
+TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
+                                      const int wgrad) {
+    const te__sm90_gemm_params *h = &p->gemm;
+    const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
+    te__sm90_pipeline_state s = {0, 0};
+    te__sm90_gemm_work w;
+    asm volatile("" : "+r"(ring), "+r"(full)); /* held, not computed again: this warp has 24 registers */
+#pragma unroll 1
+    for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
+        te__sm90_gemm_locate_tile(&w, h, tile);
+#pragma unroll 1
+        for (int step = 0; step < steps; step++, te__sm90_pipeline_advance(&s)) {
+            const uint32_t bar = full + 8 * s.stage, stage = ring + s.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
+            const uint32_t half = rank * (TE_TILE_N / TE_CLUSTER); /* of the N operand: this block's to load */
+            te__barrier_wait(bar + 8 * TE_STAGES, s.phase ^ 1);
+            te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
+            te__tma_load(stage, &h->a_map, step * TE_TILE_K, w.y, bar, 0);
+            te__tma_load(stage + TE_SM90_GEMM_A_BYTES + half * 128, &h->b_map, step * TE_TILE_K, w.x + (int)half, bar,
+                         (1 << TE_CLUSTER) - 1);
+            te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
+            if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
+            else /* a box must begin at 16 bytes, so at every fourth step */
+                te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
+        }
+    }
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
+                                   const int wgrad) {
+    extern __shared__ char te_dynamic[];
+    const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u, full = te__shared_address(bars->full);
+    if (threadIdx.x == 0) {
+        TE_UNROLL for (int i = 0; i < TE_STAGES; i++)
+            te__barrier_init(full + 8 * i, 1), te__barrier_init(full + 8 * (TE_STAGES + i), 8 * TE_CLUSTER);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (threadIdx.x == 32) te__tma_prefetch_descriptor(&p->gemm.a_map), te__tma_prefetch_descriptor(&p->gemm.b_map);
+    te__cluster_sync();
+    te_kernel_begin();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_BLOCKWISE_REGISTERS));
+        if (threadIdx.x < 32 && te__sm90_elect_one()) te__sm90_blockwise_produce(p, ring, full, wgrad);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_BLOCKWISE_CONSUMER_REGISTERS));
+        te__sm90_blockwise_consume(p, ring, full, wgrad);
+    }
+    __syncwarp();
+    te__cluster_sync(); /* no block leaves while the other may still write into its shared memory */
+}
+#else
+TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
+                                   const int wgrad) {
+    (void)p, (void)bars, (void)wgrad;
+}
+#endif
+
+/* A template, so that a program that does not call it has no code of it. */
+template <int wgrad>
+__global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1)
+te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
+    __shared__ te__sm90_blockwise_barriers bars;
+    te__sm90_blockwise_body(&p, &bars, wgrad);
+}
+
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
+
+enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
+
+/* Whether it is a weight gradient: both operands have scales of 1 x 128. */
+TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
+TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
+    const int64_t limit = 1 << 30;
+    return g->k >= TE_SM90_BLOCKWISE_MIN_K && g->k % 16 == 0 && g->n % 16 == 0 && g->m == te_blockwise_1d_aligned_rows(g->m) &&
+           g->m > 0 && g->n > 0 && g->m < limit && g->n < limit && g->k < limit;
+}
+TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
+    const int to_sixteen_bits = g->out == g->dtype && g->dtype != TE_f32;
+    return g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D && g->a_fp8.dtype == TE_e4m3 && g->b_fp8.dtype == TE_e4m3 &&
+           (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
+                                           : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
+}
+/* Whether a kernel takes such a product. Of epilogues there is a bias alone: for more the registers do not suffice. */
+TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
+    const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
+                              (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
+    return te__sm90_blockwise_formats_fit(g) && te__sm90_blockwise_shape_fits(g) && g->beta == 0 && !g->trans_a &&
+           g->trans_b && epilogue_fits;
+}
+/* The tensor map of scales: rows of `cols` floats, in boxes of box_rows x box_cols. */
+TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales, int64_t rows,
+                                              int64_t cols, int box_rows, int box_cols, te_context *ctx) {
+    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 4};
+    const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, step[2] = {1, 1};
+    const CUresult e = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, (void *)(uintptr_t)scales, size, pitch, box,
+                              step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
+    return TE_OK;
+}
+TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
+    static te_sm90_kernel kernels[2] = {{(const void *)te__sm90_blockwise_gemm<0>, 0, 0},
+                                          {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
+    return &kernels[te__sm90_blockwise_is_wgrad(g)];
+}
+/* The maps of an operand of `rows` rows and of its scales. tile_rows: how many of them a block needs. */
+TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *scales, const void *data,
+                                                 const te_gemm_fp8 *fp8, int64_t rows, int tile_rows,
+                                                 const te_gemm *g, te_context *ctx) {
+    const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
+    TE_TRY(te__tensor_map_matrix(map, encode, data, rows, g->k / 2, TE_TILE_M, g->dtype, ctx));
+    if (fp8->scaling == TE_SCALING_BLOCKWISE_1D)
+        return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(g->k), rows, 1, tile_rows, ctx);
+    return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(rows), te_blockwise_2d_scale_pitch(g->k), 2, 4,
+                                        ctx);
+}
+TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_context *ctx) {
+    const int wgrad = te__sm90_blockwise_is_wgrad(g);
+    const int64_t tiles = te__sm90_gemm_cluster_tiles(g);
+    te__sm90_blockwise_params p;
+    memset(&p, 0, sizeof p);
+    te__sm90_gemm_params *h = &p.gemm;
+    h->m = (int)(wgrad ? g->n : g->m), h->n = (int)(wgrad ? g->m : g->n), h->k = (int)(g->k / 2);
+    h->alpha = g->alpha, h->tiles = (int)tiles, p.d = g->d, p.dtype = g->out;
+    p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
+    TE_TRY(te__sm90_blockwise_operand_maps(wgrad ? &h->b_map : &h->a_map, wgrad ? &p.n_scales_map : &p.m_scales_map,
+                                           g->a, &g->a_fp8, g->m, wgrad ? TE_TILE_N : TE_TILE_M, g, ctx));
+    TE_TRY(te__sm90_blockwise_operand_maps(wgrad ? &h->a_map : &h->b_map, wgrad ? &p.m_scales_map : &p.n_scales_map,
+                                           g->b, &g->b_fp8, g->n, TE_TILE_M, g, ctx));
+    const te_grid grid = te__grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
+    return te__cuda_launch(ctx, te__sm90_blockwise_kernel(g)->kernel, grid, TE_SM90_GEMM_THREADS,
+                           TE_SM90_BLOCKWISE_SMEM_BYTES, TE_CLUSTER, &p, sizeof p, "matrix product");
+}
+
+/* ---- this kernel or cuBLASLt ------------------------------------------------------------------------------------- */
+
+TE_IF_USED TE_API int te__sm90_blockwise_available(const te_gemm *g, te_context *ctx) {
+    return ctx->gemm_custom && te__sm90_blockwise_supports(g) && te__tensor_map_encoder(ctx) &&
+           te__sm90_kernel_ready(te__sm90_blockwise_kernel(g), TE_SM90_BLOCKWISE_SMEM_BYTES, ctx->device);
+}
+TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ctx) {
+    const int chosen = te__fp8_choice(g, ctx);
+    return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
+}
+/* Whether te__gemm_blockwise_run adds a bias to such a product: where this kernel is the faster one without. */
+TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
+    te_gemm bare = *g;
+    bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;
+    return g->beta == 0 && te__sm90_blockwise_available(&bare, ctx) &&
+           te__fp8_tune(&bare, te__sm90_blockwise_launch<>, ctx) == TE_OK && te__sm90_blockwise_chosen(&bare, ctx);
+}
+TE_IF_USED TE_API te_status te__gemm_blockwise_run(const te_gemm *g, te_context *ctx) {
+    if (!te__sm90_blockwise_available(g, ctx)) return te_gemm_run(g, ctx);
+    if (g->epilogue == TE_EPILOGUE_BIAS) return te__sm90_blockwise_launch(g, ctx);
+    TE_TRY(te__fp8_tune(g, te__sm90_blockwise_launch<>, ctx));
+    return te__sm90_blockwise_chosen(g, ctx) ? te__sm90_blockwise_launch(g, ctx) : te_gemm_run(g, ctx);
+}
+
+#endif

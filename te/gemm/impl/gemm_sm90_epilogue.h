@@ -1,0 +1,315 @@
+/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h: the warps that take finished tiles from shared memory and call
+ * the te_epilogue_fn with eight elements of D at a time or, where it needs sixteen at once, the te_epilogue_pair_fn.
+ *
+ * Three warps run it beside the mainloop of the next tile. All eleven run it for a block's last tile: the consumers
+ * have staged all of it where the pipeline's stages were, give back their registers and come here.
+ *
+ * A tile goes through in quarters of 64 columns, and a quarter in parts of four rows, eight lanes each. The source that
+ * the epilogue reads (params.source, or what other ranks have sent) is prefetched to the L2 and loaded into registers
+ * one part ahead: if they waited for memory at each part, three warps would fall behind the tensor cores.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_SM90_EPILOGUE_H
+#define TE_GEMM_SM90_EPILOGUE_H
+
+#include "../../core/lanes.h"              /* te_amax_atomic_max */
+#include "../../fp8/scales.h"             /* te_scale_save */
+#include "gemm_sm90_epilogue_scatter.h"   /* te__gemm_scatter_wait, _load, _signal */
+#include "gemm_sm90_epilogue_transpose.h" /* te__sm90_transpose_stage, _store */
+#include "gemm_sm90_mainloop.h"           /* te__sm90_gemm_swizzle */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+enum {
+    TE_SM90_EPILOGUE_PARTS = 32,   /* of a quarter: 128 rows, four at a time */
+    TE_SM90_GEMM_SOURCE_WORDS = 12 /* eight elements of the source, and eight of its second half or of two more ranks */
+};
+
+/* The parts of a quarter that a warp takes: every stride-th from `first` on. */
+typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
+/* Of a last tile, which of the eleven warps have one part more than others changes with the quarter. */
+TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, int is_last) {
+    te__sm90_epilogue_slice s = {warp, TE_SM90_GEMM_EPILOGUE_WARPS};
+    if (is_last)
+        s.first = (warp + 5 * quarter) % TE_SM90_GEMM_LAST_TILE_WARPS, s.stride = TE_SM90_GEMM_LAST_TILE_WARPS;
+    return s;
+}
+
+/* A tile, as a lane of the epilogue sees it. */
+typedef struct te__sm90_epilogue_tile {
+    const te__sm90_gemm_params *p;
+    const void *arg; /* of the te_epilogue_fn: the kernel's parameters, which begin with p */
+    te__sm90_gemm_barriers *bars;
+    uint32_t ring;
+    int x, y;           /* its first column and row of D */
+    int warp, lane;
+    int is_last;        /* the block's last one, which all warps work on */
+    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies within D */
+    int transposes;     /* params.transposed is wanted */
+    int adds_ranks;     /* reduce_scatter: the tile is of this rank's rows, to which the others' sums are added */
+} te__sm90_epilogue_tile;
+
+/* A quarter of it. */
+typedef struct te__sm90_epilogue_quarter {
+    int index, col;   /* col: the first of this lane's eight columns of D */
+    uint32_t staging; /* where its row 0 lies, in the first consumer warp's subtile */
+    te__sm90_epilogue_slice slice;
+} te__sm90_epilogue_quarter;
+
+/* This lane's row in part `part`, */
+TE_FN int te__sm90_epilogue_row(int part, int lane) { return part * 4 + lane / 8; }
+/* and the address of its eight elements. */
+TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
+    const uint32_t r = (uint32_t)row;
+    return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
+}
+/* A barrier of all warps that work on the last tile. racecheck of CUDA 13.0 does not know barriers of a part of a
+ * block: it reports what this one orders, and those of gemm_sm90_epilogue_transpose.h. */
+TE_FN void te__sm90_epilogue_sync_last_tile(void) {
+    asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
+}
+
+/* ---- the source -------------------------------------------------------------------------------------------------- */
+
+TE_FN const uint16_t *te__sm90_epilogue_source_at(const te__sm90_gemm_params *p, int row, int col,
+                                                  const te__sm90_gemm_config k) {
+    return (const uint16_t *)p->source + ((int64_t)row << k.source_has_halves) * p->n + col;
+}
+TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS],
+                                         int row, int col, const te__sm90_gemm_config k) {
+    if (!p->source || row >= p->m || col >= p->n) return;
+    const uint16_t *from = te__sm90_epilogue_source_at(p, row, col, k);
+    te__load16_readonly(source, from);
+    if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
+}
+/* What the epilogue reads of a row of the tile: the source, or what other ranks have sent. */
+TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
+                                  int col, const te__sm90_gemm_config k) {
+    if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
+    else if (t->adds_ranks)
+        te__gemm_scatter_load((const te__gemm_scatter_params *)t->arg, source, t->y + row, col);
+}
+
+/* ---- sums over rows, amax ---------------------------------------------------------------------------------------- */
+
+/* This warp's sums over its rows of a quarter, one a column. params.column_sums has room for three warps a tile; the
+ * eleven warps of a last tile leave theirs in shared memory for te__sm90_epilogue_add_last_sums. */
+TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
+                                        float sum[8]) {
+    const te__sm90_gemm_params *p = t->p;
+    TE_UNROLL
+    for (int e = 0; e < 8; e++)
+        sum[e] += __shfl_xor_sync(~0u, sum[e], 8), sum[e] += __shfl_xor_sync(~0u, sum[e], 16);
+    if (t->lane >= 8) return;
+    if (t->is_last) {
+        const uint32_t to = te__sm90_gemm_last_sum(t->ring, q->index, t->warp, t->lane * 8);
+        TE_UNROLL for (int e = 0; e < 8; e++) te__sts_float(to + 4 * e, sum[e]);
+    } else if (t->y < p->m && q->col < p->n) {
+        const int64_t row = (int64_t)t->y / TE_TILE_M * TE_SM90_GEMM_EPILOGUE_WARPS + t->warp;
+        te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
+    }
+}
+/* Three of the eleven warps add these up, in the order of the warps. */
+TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
+    const te__sm90_gemm_params *p = t->p;
+    te__sm90_epilogue_sync_last_tile();
+    for (int i = t->lane; t->warp < TE_SM90_GEMM_EPILOGUE_WARPS && i < TE_TILE_N; i += 32) {
+        const int64_t row = (int64_t)t->y / TE_TILE_M * TE_SM90_GEMM_EPILOGUE_WARPS + t->warp;
+        float sum = 0;
+        for (int of = t->warp; of < TE_SM90_GEMM_LAST_TILE_WARPS; of += TE_SM90_GEMM_EPILOGUE_WARPS)
+            sum += te__lds_float(te__sm90_gemm_last_sum(t->ring, i / 64, of, i % 64));
+        if (t->y < p->m && t->x + i < p->n) p->column_sums[row * p->n + t->x + i] = sum;
+    }
+}
+/* Once a warp, behind its last tile: its amax; and the scale, by one thread of the grid. */
+TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
+    if (p->amax) {
+        int group;
+        te_amax_atomic_max(p->amax, state->amax_bits, te_lanes_here(32, &group));
+    }
+    if (p->inverse && blockIdx.x == 0 && threadIdx.x == 32) te_scale_save(p->inverse, *p->scale);
+}
+
+/* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
+
+/* All parts of a slice, one at a time. next: the source of the first one. */
+TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
+                                  te_epilogue_fn epilogue, te_epilogue_state *state,
+                                  uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
+#pragma unroll 1
+    for (int part = q->slice.first; part < TE_SM90_EPILOGUE_PARTS; part += q->slice.stride) {
+        const int row = te__sm90_epilogue_row(part, t->lane), then = part + q->slice.stride;
+        uint32_t w[4], source[TE_SM90_GEMM_SOURCE_WORDS];
+        TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[e] = next[e];
+        if (then < TE_SM90_EPILOGUE_PARTS)
+            te__sm90_epilogue_load(t, next, te__sm90_epilogue_row(then, t->lane), q->col, k);
+        te__lds128(w, te__sm90_epilogue_staged(q->staging, row, t->lane));
+        state->fp8[0] = state->fp8[1] = 0;
+        if (t->y + row < t->p->m && q->col < t->p->n) epilogue(t->arg, w, source, t->y + row, q->col, state);
+        if (t->transposes) te__sm90_transpose_stage(q->staging, row, t->lane, state->fp8);
+    }
+}
+/* The same of a branch-free tile, two parts at a time: a warp of the epilogue is alone on its scheduler, so nothing
+ * else runs while it waits for a result, and the compiler interleaves the two. next: the source of the first two. */
+TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
+                                      te_epilogue_fn epilogue, te_epilogue_state *state,
+                                      uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
+                                      const te__sm90_gemm_config k) {
+    enum { PAIRS = TE_SM90_EPILOGUE_PARTS / 2 };
+    state->outputs = outputs;
+#pragma unroll 1
+    for (int pair = q->slice.first; pair < PAIRS; pair += q->slice.stride) {
+        uint32_t w[2][4], source[2][TE_SM90_GEMM_SOURCE_WORDS], fp8[2][2];
+        int row[2];
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            row[i] = te__sm90_epilogue_row(2 * pair + i, t->lane);
+            te__lds128(w[i], te__sm90_epilogue_staged(q->staging, row[i], t->lane));
+            TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
+        }
+        const int behind = pair + q->slice.stride;
+        const int then = behind < PAIRS ? behind : pair; /* the last one loads its own source again */
+        TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
+            te__load16_readonly(next[i], te__sm90_epilogue_source_at(
+                                      t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            epilogue(t->arg, w[i], source[i], t->y + row[i], q->col, state);
+            fp8[i][0] = state->fp8[0], fp8[i][1] = state->fp8[1];
+        }
+        TE_UNROLL for (int i = 0; t->transposes && i < 2; i++)
+            te__sm90_transpose_stage(q->staging, row[i], t->lane, fp8[i]);
+    }
+    state->outputs = TE_OUTPUTS_ANY;
+}
+TE_FN te__sm90_epilogue_quarter te__sm90_epilogue_quarter_of(const te__sm90_epilogue_tile *t, int index) {
+    te__sm90_epilogue_quarter q;
+    q.index = index, q.col = t->x + index * 64 + t->lane % 8 * 8;
+    q.staging = t->is_last ? te__sm90_gemm_last_staging(t->ring, index) : te__sm90_gemm_staging(t->ring, index % 2);
+    q.slice = te__sm90_epilogue_slice_of(t->warp, index, t->is_last);
+    return q;
+}
+/* Quarter `index`: wait until it is staged, run the epilogue, store its transpose, release the buffer, store sums. */
+TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int index, te_epilogue_fn epilogue,
+                                         te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
+    const te__sm90_epilogue_quarter q = te__sm90_epilogue_quarter_of(t, index);
+    const int buffer = index % 2;
+    uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS] = {{0}, {0}};
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const int part = t->is_branch_free ? 2 * q.slice.first + i : q.slice.first;
+        if (i == 0 || t->is_branch_free)
+            te__sm90_epilogue_load(t, next[i], te__sm90_epilogue_row(part, t->lane), q.col, k);
+    }
+    if (!t->is_last) te__barrier_wait(te__shared_address(&t->bars->staged_full[buffer]), index / 2);
+    if (k.reduce_scatter && t->adds_ranks && index < 3)
+        te__gemm_scatter_prefetch((const te__gemm_scatter_params *)t->arg, t->x + 64 * (index + 1), t->y, t->is_last);
+
+    TE_UNROLL for (int e = 0; e < 8; e++) state->sum[e] = 0;
+    if (t->is_branch_free && outputs == TE_OUTPUTS_ALL)
+        te__sm90_epilogue_two_rows(t, &q, epilogue, state, next, TE_OUTPUTS_ALL, k);
+    if (t->is_branch_free && outputs == TE_OUTPUTS_RESULT)
+        te__sm90_epilogue_two_rows(t, &q, epilogue, state, next, TE_OUTPUTS_RESULT, k);
+    if (!t->is_branch_free) te__sm90_epilogue_rows(t, &q, epilogue, state, next[0], k);
+
+    if (t->transposes)
+        te__sm90_transpose_store(t->p, q.staging, t->y, t->x + index * 64, t->warp, t->lane, buffer, t->is_last);
+    __syncwarp();
+    if (t->lane == 0 && !t->is_last) te__barrier_arrive(te__shared_address(&t->bars->staged_empty[buffer]));
+    if (k.column_sums && t->p->column_sums) te__sm90_epilogue_store_sums(t, &q, state->sum);
+}
+
+/* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
+
+/* A reduce_scatter waits for the other ranks before a tile of this rank's rows, and signals the owner behind others. */
+TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
+                                      te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
+    const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg; /* where k.reduce_scatter */
+    if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
+    if (t->is_last) te__sm90_epilogue_sync_last_tile();
+#pragma unroll 1
+    for (int quarter = 0; quarter < 4; quarter++)
+        te__sm90_epilogue_run_quarter(t, quarter, epilogue, state, outputs, k);
+    if (k.reduce_scatter && !t->adds_ranks) {
+        if (t->is_last) te__sm90_epilogue_sync_last_tile();
+        te__gemm_scatter_signal(scatter, t->x, t->y, t->warp);
+    }
+    if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
+}
+/* A warp's tiles, eight elements a lane at a time. The warps of the consumers have the last tile alone. outputs: those
+ * of a branch-free epilogue. */
+TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
+                                  te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
+                                  const te__sm90_gemm_config k) {
+    const int last_tile = te__sm90_gemm_last_tile(p), has_branch_free = k.transposes && outputs != TE_OUTPUTS_ANY;
+    te__sm90_epilogue_tile t;
+    te__sm90_gemm_work w;
+    te_epilogue_state state;
+    t.p = p, t.arg = arg, t.bars = bars, t.ring = ring;
+    t.warp = (int)threadIdx.x / 32 - 1, t.lane = (int)threadIdx.x % 32;
+    t.transposes = k.transposes && p->transposed;
+    state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
+    const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
+    for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
+        if (w.split > 0) continue; /* partial sums for another cluster */
+        t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
+        t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
+        t.adds_ranks = k.reduce_scatter &&
+                       te__gemm_scatter_wait((const te__gemm_scatter_params *)arg, t.x, t.y, t.warp, t.is_last);
+        te__sm90_epilogue_run_tile(&t, epilogue, &state, outputs, k);
+    }
+    te__sm90_epilogue_store_amax(p, &state);
+}
+
+/* ---- the same by pairs ------------------------------------------------------------------------------------------- */
+
+/* Which two of the sixteen vectors of a row of 128 columns a lane has (te__sm90_gemm_pairing): one of eight pairs. */
+typedef struct te__sm90_epilogue_pair { int first, second; } te__sm90_epilogue_pair;
+TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_gemm_pairing by) {
+    const int pairs = by.group / 2, i = lane % 8 % pairs, rotated = i < by.distance;
+    te__sm90_epilogue_pair v;
+    v.first = lane % 8 / pairs * by.group + i + (rotated ? 0 : by.distance);
+    v.second = v.first + (rotated ? by.distance : pairs - by.distance);
+    return v;
+}
+/* A warp's tiles, in halves of 128 columns, which fill both staging buffers. */
+TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
+                                        te_epilogue_pair_fn epilogue, const void *arg, const te__sm90_gemm_config k) {
+    const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, last_tile = te__sm90_gemm_last_tile(p);
+    const te__sm90_epilogue_pair v = te__sm90_epilogue_pair_of(lane, k.pairing);
+    const int columns = k.pairing.halves ? p->n / 2 : p->n;
+    te__sm90_gemm_work w;
+    te_epilogue_state state;
+    state.amax_bits = 0;
+    const int first_work = warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
+    for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
+        const int x = w.x, y = w.y, is_last = j == last_tile;
+        if (w.split > 0) continue;
+        if (is_last) te__sm90_epilogue_sync_last_tile();
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const te__sm90_epilogue_slice slice = te__sm90_epilogue_slice_of(warp, half, is_last);
+            const uint32_t staging =
+                is_last ? te__sm90_gemm_last_staging(ring, 2 * half) : te__sm90_gemm_staging(ring, 0);
+            const int col = te__sm90_gemm_quarter_column(p, x, 2 * half + v.first / 8, k) + v.first % 8 * 8;
+            const int other_col = te__sm90_gemm_quarter_column(p, x, 2 * half + v.second / 8, k) + v.second % 8 * 8;
+            TE_UNROLL for (int b = 0; b < 2; b++)
+                if (!is_last) te__barrier_wait(te__shared_address(&bars->staged_full[b]), half);
+#pragma unroll 1
+            for (int part = slice.first; part < TE_SM90_EPILOGUE_PARTS; part += slice.stride) {
+                const int row = te__sm90_epilogue_row(part, lane);
+                const uint32_t rows = staging + part / 4 * 2 * TE_SM90_GEMM_SUBTILE_BYTES;
+                const uint32_t first = rows + v.first / 8 * TE_SM90_GEMM_SUBTILE_BYTES,
+                               second = rows + v.second / 8 * TE_SM90_GEMM_SUBTILE_BYTES;
+                uint32_t a[4], b[4];
+                te__lds128(a, te__sm90_gemm_swizzle(first, row % 16, v.first % 8));
+                te__lds128(b, te__sm90_gemm_swizzle(second, row % 16, v.second % 8));
+                if (y + row < p->m && col < columns) epilogue(arg, a, b, y + row, col, other_col, &state);
+            }
+            __syncwarp();
+            TE_UNROLL for (int b = 0; b < 2; b++)
+                if (lane == 0 && !is_last) te__barrier_arrive(te__shared_address(&bars->staged_empty[b]));
+        }
+    }
+    if (k.dtype_a != k.dtype) te__sm90_epilogue_store_amax(p, &state); /* only with FP8 operands is an amax wanted */
+}
+#endif
+
+#endif

@@ -1,0 +1,310 @@
+/* gemm_sm90_mainloop.h -- the mainloop of gemm_sm90.h: the producer thread, which fills the pipeline by TMA, and the
+ * two consumer warpgroups, which accumulate 64 x 256 of a tile each in registers and pass it to the epilogue.
+ *
+ * A finished tile leaves while the next one is accumulated: it is rounded to 16 bits, held in registers and stored to
+ * the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next tile's steps. With
+ * config.holds_half only its second half is held, and the first is staged before the next tile begins. That leaves the
+ * epilogue's warps 136 registers instead of 72, and costs the tensor cores the time to store 32 KB to shared memory:
+ * 256 of some 35000 cycles of a tile at k of 4096 in FP8. (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ *
+ * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. Operands fill the shared memory's 128 bytes a
+ * cycle: they arrive (1.5 MB) and wgmma reads them (2.5 MB).
+ */
+/* target: cuda */
+#ifndef TE_GEMM_SM90_MAINLOOP_H
+#define TE_GEMM_SM90_MAINLOOP_H
+
+#include "gemm_sm90_scheduler.h" /* te__sm90_gemm_params, te__sm90_gemm_get_work */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- the producer ------------------------------------------------------------------------------------------------ */
+
+TE_FN void te__sm90_gemm_prefetch_quarter(const te__sm90_gemm_params *p, const te__sm90_gemm_work *w, int quarter,
+                                          const te__sm90_gemm_config k) {
+    const int x = w->x + 64 * quarter;
+    te__tma_prefetch_l2(&p->source_map, x, w->y);
+    if (k.source_has_halves) te__tma_prefetch_l2(&p->source_map, x + p->n, w->y);
+}
+/* Prefetch the epilogue's source to the L2, a quarter of a tile ahead of its use: a whole tile at once was evicted
+ * again by the operands. The epilogue works on tile `before` while `w` is accumulated, so as each quarter of w's steps
+ * begins the next 64 columns of `before` are prefetched, and with the last quarter the first 64 columns of w. */
+TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te__sm90_gemm_work *before,
+                                         const te__sm90_gemm_work *w, int step, const te__sm90_gemm_config k) {
+    if (!p->source) return;
+    TE_UNROLL for (int q = 0; q < 4; q++) {
+        const te__sm90_gemm_work *of = q < 3 ? before : w;
+        const int due = step == w->first_step + (w->end_step - w->first_step) * q / 4 && of->split <= 0;
+        if (due) te__sm90_gemm_prefetch_quarter(p, of, (q + 1) % 4, k);
+    }
+}
+/* The tensor map from which the rows of A from *y on are loaded, and in *y their first row in that map. Rows that other
+ * ranks send are waited for. *seen is the last chunk whose flag was seen, so that each flag is read once: that takes
+ * longer than the pipeline has stages for. */
+TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
+    const te__sm90_gemm_overlap *o = &p->overlap;
+    if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
+    const int rank = *y / o->rank_rows, row = *y - rank * o->rank_rows;
+    if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
+    const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
+    const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
+    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
+    *seen = chunk;
+    te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this thread saw the flag, TMA reads the rows */
+    return &p->a_map;
+}
+/* One thread: TMA copies of A and B for all tiles of this block, stage by stage. Each block of the cluster loads its
+ * own A and half of the B that both need, which is multicast. */
+TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
+                                 const te__sm90_gemm_config c) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(c.dtype_a);
+    const uint32_t full = te__shared_address(bars->full), empty = te__shared_address(bars->empty);
+    const float inverse_a = fp8 && p->inverse_a ? *p->inverse_a : 1.0f;
+    const float inverse_b = fp8 && p->inverse_b ? *p->inverse_b : 1.0f;
+    te__sm90_pipeline_state s = {0, 0};
+    te__sm90_gemm_work w, before;
+    int seen = -1;
+    before.split = 1; /* there is no tile before the first */
+    for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
+        const int x = w.x;
+        int y = w.y;
+        const CUtensorMap *const a_map = te__sm90_gemm_wait_for_rows(p, &y, &seen);
+        for (int k = w.first_step * TE_TILE_K; k < w.end_step * TE_TILE_K;
+             k += TE_TILE_K, te__sm90_pipeline_advance(&s)) {
+            const uint32_t bar = full + 8 * s.stage;
+            const uint32_t a = ring + s.stage * TE_SM90_GEMM_STAGE_BYTES, b = a + TE_SM90_GEMM_A_BYTES;
+            const int all_blocks = (1 << TE_CLUSTER) - 1;
+            te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
+            if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
+            /* behind two stages, so that the first copies do not wait for the scales */
+            if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
+            te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
+            te__tma_load(a, a_map, k, y, bar, 0);
+            TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
+                const int quarter = rank * (4 / TE_CLUSTER) + q;
+                const int col = te__sm90_gemm_quarter_column(p, x, quarter, c);
+                if (c.trans_b) te__tma_load(b + quarter * 8192, &p->b_map, k, col, bar, all_blocks);
+                else te__tma_load(b + quarter * 8192, &p->b_map, x + 64 * quarter, k, bar, all_blocks);
+            }
+        }
+    }
+    if (c.reduce_scatter || !p->source || before.split > 0) return;
+    TE_UNROLL for (int quarter = 1; quarter < 4; quarter++) te__sm90_gemm_prefetch_quarter(p, &before, quarter, c);
+}
+
+/* ---- a finished tile: rounding and staging ----------------------------------------------------------------------- */
+
+/* The address of 16-byte vector `vector` of row `row` in a subtile, 16 rows of 128 bytes at a multiple of 1024, in the
+ * 128-byte swizzle of TMA, which avoids bank conflicts. */
+TE_FN uint32_t te__sm90_gemm_swizzle(uint32_t subtile, int row, int vector) {
+    return subtile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
+}
+TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
+    if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
+}
+/* A quarter of a warp's accumulators, rounded to 16 bits, two a word. In wgmma's layout a lane's d[4 j + 2 h + e] is
+ * row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
+TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
+                                      const te_dtype dtype) {
+    TE_UNROLL
+    for (int i = 0; i < 16; i++)
+        packed[i] = te_pair_of_floats(d[32 * quarter + 2 * i], d[32 * quarter + 2 * i + 1], dtype);
+}
+TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[16], int lane) {
+    TE_UNROLL
+    for (int i = 0; i < 4; i++)
+        te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
+}
+/* Stage a quarter for the epilogue: 64 columns of this warp's 16 rows, once the epilogue has emptied the buffer.
+ * staging: this warp's subtile in the first of the two buffers, which alternate. */
+TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
+                                       te__sm90_gemm_barriers *bars) {
+    const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
+    const uint32_t to = staging + buffer * TE_SM90_GEMM_SUBTILE_BYTES;
+    te__barrier_wait(te__shared_address(&bars->staged_empty[buffer]), (quarter / 2) ^ 1);
+    te__sm90_gemm_store_subtile(to, packed, lane);
+    __syncwarp();
+    if (lane == 0) te__barrier_arrive(te__shared_address(&bars->staged_full[buffer]));
+}
+/* A quarter of the block's last tile. All four have a place of their own where the pipeline's stages were, so nobody
+ * waits; both consumers must have read their last stage (te__sm90_gemm_sync_consumers). */
+TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int quarter, uint32_t ring) {
+    const uint32_t warp = threadIdx.x / 32 - 4;
+    te__sm90_gemm_store_subtile(te__sm90_gemm_last_staging(ring, quarter) + warp * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
+                                packed, (int)threadIdx.x % 32);
+}
+TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
+/* The next quarter. An epilogue by pairs needs two at once, which then fill both buffers. */
+TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
+                                               te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
+    const int pairs = k.pairing.group;
+    if (!pairs || quarter % 2 == 0) te__sm90_gemm_stage_quarter(packed[quarter], quarter, staging, bars);
+    if (pairs && quarter % 2 == 0) te__sm90_gemm_stage_quarter(packed[quarter + 1], quarter + 1, staging, bars);
+}
+
+/* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
+
+/* A helper stores this warp's sums over its split of k, and counts them as ready for the owner of the tile. */
+TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
+                                        const te__sm90_gemm_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
+              slot = (w->tail_tile * p->helper_splits + w->split - 1) * TE_CLUSTER + rank;
+    float4 *to = (float4 *)p->partials + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
+    TE_UNROLL
+    for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    __threadfence();
+    __syncwarp();
+    if (thread % 32 == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(
+                         &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32])
+                     : "memory");
+}
+/* The owner waits for the same warp of all helpers, and adds their sums in the order of the splits. */
+TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128], const te__sm90_gemm_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
+    uint32_t *ready = &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32], arrived = 0;
+    while (arrived < (uint32_t)p->helper_splits)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(ready) : "memory");
+    __syncwarp();
+    if (thread % 32 == 0) *ready = 0; /* for the next product */
+#pragma unroll 1
+    for (int split = 0; split < p->helper_splits; split++) {
+        const int slot = (w->tail_tile * p->helper_splits + split) * TE_CLUSTER + rank;
+        const float4 *from = (const float4 *)p->partials + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
+        TE_UNROLL for (int i = 0; i < 32; i++) {
+            const float4 v = __ldcg(from + i * 256);
+            d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+        }
+    }
+}
+
+/* ---- the consumers ----------------------------------------------------------------------------------------------- */
+
+/* What a consumer warpgroup computes once: the low words of the matrix descriptors of its operands in the first stage,
+ * and the address of the barriers. A step only adds to them: it has some 80 instructions, which eight warps run 64
+ * times a tile. */
+typedef struct te__sm90_gemm_consumer {
+    uint32_t a, b, bars;
+    te__sm90_pipeline_state at;
+} te__sm90_gemm_consumer;
+
+TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__sm90_gemm_barriers *bars,
+                                                       const te__sm90_gemm_config k) {
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
+    te__sm90_gemm_consumer g = {(uint32_t)te__wgmma_descriptor(ring + warpgroup * 8192, 0),
+                                (uint32_t)te__wgmma_descriptor(ring + TE_SM90_GEMM_A_BYTES, !k.trans_b),
+                                te__shared_address(bars), {0, 0}};
+    return g;
+}
+/* Tell the producers of both blocks, whose multicast fills it, that the stage before the current one has been read. */
+TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
+    const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
+    const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
+    if (lane < TE_CLUSTER) te__barrier_arrive_remote(empty + 8 * before, lane);
+}
+/* One step of 64 in k: start its wgmmas, then wait for those of the step before, so that one group is always in
+ * flight. */
+TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int step, const te__sm90_gemm_config k) {
+    const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4),
+                   b = g->b + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4);
+    te__barrier_wait(g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, full) + 8 * stage, g->at.phase);
+    te__wgmma_fence();
+    TE_UNROLL
+    for (int q = 0; q < TE_TILE_K / 16; q++) {
+        const uint64_t a_desc = te__wgmma_descriptor_of_low(a + 2 * q), b_desc = te__wgmma_descriptor_of_low(b + q * (k.trans_b ? 2 : 128));
+        if (te_is_fp8(k.dtype_a)) te__wgmma_n256_fp8(d, a_desc, b_desc, step || q, k.dtype_a, k.dtype_b);
+        else te__wgmma_n256(d, a_desc, b_desc, step || q, k.dtype, !k.trans_b);
+    }
+    te__wgmma_commit();
+    te__wgmma_wait_1();
+    if (step) te__sm90_gemm_release_stage(g);
+    te__sm90_pipeline_advance(&g->at);
+}
+
+/* A consumer warpgroup: all tiles of the block. The tile before is staged while this one is accumulated, a quarter at
+ * the beginning of each quarter of the steps. */
+TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
+                                 const te__sm90_gemm_config k) {
+    const int warp = (int)threadIdx.x / 32 - 4;
+    const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
+    te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
+    te__sm90_gemm_work w;
+    uint32_t packed[4][16]; /* the tile before, if there is one */
+    float d[128];
+    int has_packed = 0;
+    for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
+        const int steps = w.end_step - w.first_step;
+        int next = has_packed ? 0 : 4; /* the quarter of the tile before that is staged next */
+#pragma unroll 1
+        for (int s = 0; s < steps; s++) { /* one copy of the step: eight made up half of the compile time */
+            te__sm90_gemm_mma_step(d, &g, s, k);
+            if (s < steps * next / 4) continue;
+            TE_UNROLL for (int quarter = 0; quarter < 4; quarter++)
+                if (quarter == next) te__sm90_gemm_stage_quarter_or_pair(packed, quarter, staging, bars, k);
+            next++;
+        }
+        te__wgmma_wait_0();
+        te__sm90_gemm_release_stage(&g);
+        asm volatile("" : "+r"(j)); /* makes the compiler compute w again: there are no registers to hold it */
+        (void)te__sm90_gemm_get_work(&w, p, j);
+        has_packed = w.split <= 0;
+        if (!has_packed) {
+            te__sm90_gemm_store_partials(p, d, &w);
+            TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0; /* the old values are dead */
+            continue;
+        }
+        if (w.split == 0) te__sm90_gemm_add_partials(p, d, &w);
+        te__sm90_gemm_scale(d, te_is_fp8(k.dtype_a) ? bars->alpha : p->alpha);
+        TE_UNROLL for (int i = 0; i < 4; i++) te__sm90_gemm_pack_quarter(packed[i], d, i, k.dtype);
+    }
+    te__sm90_gemm_sync_consumers();
+    TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
+}
+/* The same where only half of the tile before is held (config.holds_half): its first half is staged between two tiles,
+ * its second half after 3/8 and 5/8 of the next one's steps, when the epilogue should have taken one and two quarters.
+ */
+TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
+                                      const te__sm90_gemm_config k) {
+    const int warp = (int)threadIdx.x / 32 - 4;
+    const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
+    te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
+    te__sm90_gemm_work w;
+    uint32_t packed[2][16]; /* the third and fourth quarter of the tile before, if there is one */
+    float d[128];
+    int has_packed = 0, more = te__sm90_gemm_get_work(&w, p, 0);
+    for (int j = 1; more; j++) {
+        const int steps = w.end_step - w.first_step;
+        const te__sm90_gemm_work now = w;
+#pragma unroll 1
+        for (int s = 0; s < steps; s++) { /* one copy of the step: six made up a third of the compile time */
+            te__sm90_gemm_mma_step(d, &g, s, k);
+            if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
+            if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);
+        }
+        more = te__sm90_gemm_get_work(&w, p, j); /* here, while the tensor cores work */
+        te__wgmma_wait_0();
+        te__sm90_gemm_release_stage(&g);
+        has_packed = now.split <= 0;
+        if (!has_packed) {
+            te__sm90_gemm_store_partials(p, d, &now);
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* as above */
+            continue;
+        }
+        if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);
+        te__sm90_gemm_scale(d, te_is_fp8(k.dtype_a) ? bars->alpha : p->alpha);
+        if (!more) te__sm90_gemm_sync_consumers();
+        TE_UNROLL for (int quarter = 0; quarter < 2; quarter++) {
+            uint32_t first_half[16];
+            te__sm90_gemm_pack_quarter(first_half, d, quarter, k.dtype);
+            if (more) te__sm90_gemm_stage_quarter(first_half, quarter, staging, bars);
+            else te__sm90_gemm_stage_last_quarter(first_half, quarter, ring);
+        }
+        TE_UNROLL for (int i = 0; i < 2; i++) te__sm90_gemm_pack_quarter(packed[i], d, 2 + i, k.dtype);
+    }
+    TE_UNROLL for (int i = 0; has_packed && i < 2; i++) te__sm90_gemm_stage_last_quarter(packed[i], 2 + i, ring);
+}
+#endif
+
+#endif

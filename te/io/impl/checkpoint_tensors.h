@@ -1,0 +1,368 @@
+/* checkpoint_tensors.h -- the tensors of a checkpoint: their names, the shards that this rank has of each, and copying
+ * these to and from the file.
+ *
+ * A checkpoint has whole tensors. A rank may have parts of one: with tensor parallelism runs of it (te/plan/bind.h),
+ * with ZeRO-1 a range of its parameter's elements, and another of the replicated remainder (zero1.h). Moments in 8 bits
+ * are bf16 in the file.
+ *
+ * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
+ * a time. Each fills a buffer with -0.0, which a sum leaves as it is, copies its shards into it, and an all-reduce
+ * gives rank 0 the whole part, which it writes. Loading: each rank reads the whole file and copies its shards out of
+ * it.
+ */
+#ifndef TE_CHECKPOINT_TENSORS_H
+#define TE_CHECKPOINT_TENSORS_H
+
+#include "../../comm/comm.h"                /* te_comm_synchronize */
+#include "../../optim/adamw.h"              /* te_adamw_iter */
+#include "../../optim/impl/adamw_kernels.h" /* te__moments_copy */
+#include "../../plan/bind.h"               /* te_shard_layout */
+#include "../safetensors.h"                 /* te_safetensor, TE_SAFETENSORS_STAGING */
+#include "../weights.h"                     /* te_named_model */
+
+/* ---- a sharded tensor -------------------------------------------------------------------------------------------- */
+
+typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
+
+/* A range of this rank's elements of a tensor. */
+typedef struct te__tensor_shard {
+    void *data;              /* target memory */
+    int64_t from, elements;  /* the range of the elements that this rank has of the parameter */
+    int saves;               /* 1: of all ranks that have it, this one brings it into the file */
+    te__shard_format format; /* moments in 8 bits are converted to and from bf16 */
+} te__tensor_shard;
+
+typedef struct te__sharded_tensor {
+    int64_t rows, cols;        /* of the whole tensor */
+    te_shard_layout runs;              /* of it that this rank of the tensor group has */
+    te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second one is in the replicated remainder */
+    int shards;
+} te__sharded_tensor;
+
+TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_group *g) {
+    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* even if a rank has one row of it */
+    te__sharded_tensor w;
+    memset(&w, 0, sizeof w);
+    w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
+    if (p->shard == TE_SHARD_columns && is_matrix) w.rows *= w.runs.ranks;
+    else w.cols *= w.runs.ranks;
+    return w;
+}
+/* Whether this rank of the tensor group brings what it has of p into a file: of a replicated parameter rank 0 does. */
+TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
+
+/* A range of a whole tensor's elements, [at, at + count), in target memory. */
+typedef struct te__tensor_part {
+    void *data;   /* the range's elements */
+    int64_t at, count;
+    size_t size;  /* bytes of an element in the part */
+} te__tensor_part;
+
+/* Copy what the shard has of the part's elements to the part or, if `loads`, from it. */
+TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, const te__tensor_shard *s,
+                                                  const te__tensor_part *part, int loads, te_context *ctx) {
+    const int64_t shard_end = s->from + s->elements, part_end = part->at + part->count;
+    const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
+    for (int64_t i = first; i < w->runs.count; i++) {
+        const te_shard_run r = te_shard_run_at(&w->runs, i);
+        const int64_t shift = r.whole - r.at; /* from an element of this rank to one of the whole tensor */
+        const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
+        const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
+        if (r.at >= shard_end || r.whole >= part_end) break;
+        if (from >= to) continue;
+        char *const mine = (char *)s->data + (size_t)(from - s->from) * part->size,
+             *const whole = (char *)part->data + (size_t)(from + shift - part->at) * part->size;
+        if (s->format != TE__AS_STORED)
+            TE_TRY(te__moments_copy(s->data, s->elements, s->format == TE__V_8BIT, from - s->from, to - from, whole,
+                                    loads, ctx));
+        else TE_TRY(te_copy(ctx, loads ? mine : whole, loads ? whole : mine, (size_t)(to - from) * part->size));
+    }
+    return TE_OK;
+}
+/* The same for all shards that this rank saves, or loads. */
+TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
+                                                    te_context *ctx) {
+    for (int i = 0; i < w->shards; i++)
+        if (loads || w->shard[i].saves) TE_TRY(te__tensor_shard_copy(w, &w->shard[i], part, loads, ctx));
+    return TE_OK;
+}
+
+/* ---- the list of tensors ----------------------------------------------------------------------------------------- */
+
+/* All tensors of a checkpoint. Those of "numbers" (step counts, random state) are small arrays in host memory that
+ * belong to no parameter. If there are several ranks, `data` of a parameter's tensor is not its data, but only not
+ * null. */
+typedef struct te__checkpoint_tensors {
+    te_safetensor *tensor;       /* [count] */
+    te__sharded_tensor *sharded; /* [count]; of numbers: zeros */
+    char *names;                 /* memory of the names */
+    const te_group *ranks;       /* the tensor group, which shards parameters */
+    int replica;                 /* this rank's index in the data group */
+    int is_sharded;              /* 1: one file for several ranks */
+    int has_8bit;                /* 1: moments in 8 bits, which the file has in bf16 */
+    int count;
+    size_t used, name_bytes;     /* of names: used so far, and in all */
+    te_adamw_state state;
+    te_rng rng;
+    int64_t step[2], recipes[2]; /* the numbers */
+    uint64_t random[2];
+} te__checkpoint_tensors;
+
+TE_API void te__checkpoint_free(te__checkpoint_tensors *l) { free(l->tensor), free(l->sharded), free(l->names); }
+/* Add a tensor "<prefix><model>.<op>.<field>", without shards yet. Before the memory is allocated, only count. */
+TE_API void te__checkpoint_add(te__checkpoint_tensors *l, const char *prefix, const te_named_model *model,
+                               const te_param *p, te_dtype dtype) {
+    const size_t left = l->names ? l->name_bytes - l->used : 0;
+    char *name = l->names ? l->names + l->used : 0;
+    const int n = snprintf(name, left, "%s%s%s%s.%s", prefix, model->name, *model->name ? "." : "", p->op, p->field);
+    if (l->tensor) {
+        te__sharded_tensor *w = &l->sharded[l->count];
+        *w = te__sharded_tensor_of(p, l->ranks);
+        l->tensor[l->count] = te_safetensor_matrix(name, dtype, w->rows, w->cols, name);
+    }
+    l->used += (size_t)n + 1, l->count++;
+}
+/* Add a shard of tensor i. */
+TE_API void te__checkpoint_add_shard(te__checkpoint_tensors *l, int i, te__tensor_shard shard) {
+    if (!l->tensor) return;
+    te__sharded_tensor *w = &l->sharded[i];
+    if (!l->is_sharded) l->tensor[i].data = shard.data;
+    w->shard[w->shards++] = shard;
+}
+TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *name, te_safetensors_dtype dtype,
+                                       int64_t count, void *data) {
+    if (l->tensor) l->tensor[l->count] = te_safetensor_of(name, dtype, 1, &count, data);
+    if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
+    l->count++;
+}
+/* Whether a checkpoint is one file for several ranks. */
+TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
+/* The prefix of the optimizer's tensors, by the rule that updates the parameter. */
+enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
+TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
+#define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
+    static const char *const prefixes[][4] = {TE_RULES(TE__CHECKPOINT_PREFIXES)};
+#undef TE__CHECKPOINT_PREFIXES
+    return prefixes[rule][state];
+}
+TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p) {
+    te__tensor_shard shard;
+    te__checkpoint_add(l, "", m, p, p->dtype);
+    shard.data = p->data, shard.from = 0, shard.elements = p->rows * p->cols;
+    shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
+    te__checkpoint_add_shard(l, l->count - 1, shard);
+}
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` is at the parameter's first
+ * range, if this rank has any (*more), and moves behind its last one. */
+TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
+                                      te_rule rule, te_adamw_iter *it, int *more) {
+    const te_adamw *o = it->opt;
+    const int first = l->count, has_master = p->dtype != TE_f32 && !o->no_master;
+    const int is_8bit = te__moments_8bit(o->moments);
+    const te_dtype moments = is_8bit ? TE_bf16 : o->moments;
+    if (has_master) te__checkpoint_add(l, te__checkpoint_prefix(rule, TE__CHECKPOINT_master), m, p, TE_f32);
+    te__checkpoint_add(l, te__checkpoint_prefix(rule, TE__CHECKPOINT_m), m, p, moments);
+    if (rule == TE_RULE_adamw) te__checkpoint_add(l, te__checkpoint_prefix(rule, TE__CHECKPOINT_v), m, p, moments);
+    for (; *more && it->param == p; *more = te_adamw_next(it)) {
+        const int is_zero1_shard = o->zero1.ranks > 1 && !it->zero1.is_replicated;
+        te__tensor_shard shard;
+        shard.from = it->from, shard.elements = it->elements;
+        shard.saves = te__rank_saves(p, l->ranks) && (is_zero1_shard || !l->replica);
+        shard.data = it->master, shard.format = TE__AS_STORED;
+        if (has_master) te__checkpoint_add_shard(l, first, shard);
+        shard.data = it->m, shard.format = is_8bit ? TE__M_8BIT : TE__AS_STORED;
+        te__checkpoint_add_shard(l, first + has_master, shard);
+        shard.data = it->v, shard.format = is_8bit ? TE__V_8BIT : TE__AS_STORED;
+        if (it->v) te__checkpoint_add_shard(l, first + has_master + 1, shard);
+    }
+}
+
+/* ---- saving moments in 8 bits, one rank -------------------------------------------------------------------------- */
+
+typedef struct te__moments_8bit_reader {
+    const te__checkpoint_tensors *l;
+    void *part; /* target memory: a part of a tensor in bf16 */
+} te__moments_8bit_reader;
+
+/* A te__safetensors_extra.source: converts parts of the moments, and copies all else. */
+TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
+                                                    te_context *ctx) {
+    const te__moments_8bit_reader *f = (const te__moments_8bit_reader *)from;
+    const te__sharded_tensor *w = &f->l->sharded[t - f->l->tensor];
+    te__tensor_part part;
+    if (!w->shards || w->shard[0].format == TE__AS_STORED) return te_copy(ctx, to, (const char *)t->data + at, n);
+    part.data = f->part, part.size = te_dtype_bytes(TE_bf16);
+    part.at = (int64_t)at / (int64_t)part.size, part.count = (int64_t)n / (int64_t)part.size;
+    TE_TRY(te__sharded_tensor_copy(w, &part, 0, ctx));
+    return te_copy(ctx, to, f->part, n);
+}
+/* Allocates; te__moments_8bit_close releases. */
+TE_API te_status te__moments_8bit_open(te__moments_8bit_reader *f, const te__checkpoint_tensors *l, te_context *ctx) {
+    f->l = l, f->part = 0;
+    return te_allocate(ctx, &f->part, TE_SAFETENSORS_STAGING);
+}
+TE_API void te__moments_8bit_close(te__moments_8bit_reader *f, te_context *ctx) { te_release(ctx, f->part); }
+/* Before loading: set moments in 8 bits to zeros, because a block of them may be written in several parts. */
+TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
+    if (!o || !te__moments_8bit(o->moments)) return TE_OK;
+    TE_TRY(te_fill(ctx, o->m, 0, te__moments_bytes(o->m_elements, o->moments)));
+    return te_fill(ctx, o->v, 0, te__moments_bytes(o->v_elements, o->moments));
+}
+
+/* ---- several ranks: agreeing ------------------------------------------------------------------------------------- */
+
+/* The message of a rank to all others: whether it has failed, and a hash of its list of tensors. */
+typedef struct te__rank_vote { uint32_t fails, tensors; } te__rank_vote;
+
+TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
+    uint32_t hash = (uint32_t)l->count * 2654435761u;
+    for (int i = 0; i < l->count; i++) {
+        const te_safetensor *t = &l->tensor[i];
+        for (const char *s = t->name; *s; s++) hash = (hash ^ (uint32_t)(unsigned char)*s) * 16777619u;
+        hash = (hash ^ (uint32_t)t->bytes ^ (uint32_t)t->dtype) * 16777619u;
+    }
+    return hash;
+}
+/* Wait for all ranks, and return an error on all if one has failed or their tensors differ. status: of this rank; l is
+ * null if it has no list. */
+TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
+    enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) }; /* gathering copies bits, so a vote passes as floats */
+    const te_group *g = &ctx->comm->world;
+    const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
+    te__rank_vote *votes = (te__rank_vote *)calloc(1, bytes), *target = 0;
+    te_status failed = votes ? te_allocate(ctx, (void **)&target, bytes) : TE_ERROR_MEMORY;
+    if (failed == TE_OK && status != TE_ERROR_COMM) {
+        votes[g->rank].fails = status != TE_OK, votes[g->rank].tensors = l ? te__tensors_hash(l) : 0;
+        failed = te_copy(ctx, target + g->rank, votes + g->rank, sizeof *votes);
+        if (failed == TE_OK) failed = te_group_all_gather(g, target, target + g->rank, FLOATS, TE_f32, ctx);
+        if (failed == TE_OK) failed = te_comm_synchronize(ctx);
+        if (failed == TE_OK) failed = te_copy(ctx, votes, target, bytes);
+        if (failed == TE_OK) failed = te_comm_synchronize(ctx);
+        for (int i = 0; failed == TE_OK && status == TE_OK && i < g->size; i++)
+            if (votes[i].fails)
+                status = te_fail(ctx, TE_ERROR_IO, "checkpoint: rank %d of %d has failed; its error says why", i,
+                                 g->size);
+            else if (votes[i].tensors != votes[g->rank].tensors)
+                status = te_fail(ctx, TE_ERROR_VALUE, "checkpoint: rank %d of %d has other tensors than rank %d", i,
+                                 g->size, g->rank);
+    }
+    te_release(ctx, target);
+    free(votes);
+    return status != TE_OK ? status : failed;
+}
+
+/* ---- several ranks: saving --------------------------------------------------------------------------------------- */
+
+/* The ranks' common position in the file, and memory for a part of a tensor. */
+typedef struct te__gather {
+    const te__checkpoint_tensors *l;
+    char *part, *zeros[2]; /* target memory: the part; -0.0 in 32 bits and in 16 */
+    size_t size;           /* of an element: the file has the tensors of 4 bytes before those of 2 */
+    int i;                 /* the current tensor; l->count: behind the last one of this size */
+    uint64_t at;           /* the next byte of it */
+} te__gather;
+
+TE_API void te__gather_close(te__gather *g, te_context *ctx) { te_release(ctx, g->part); }
+TE_API te_status te__gather_open(te__gather *g, const te__checkpoint_tensors *l, te_context *ctx) {
+    const uint32_t fills[2] = {0x80000000u, 0x80008000u};
+    memset(g, 0, sizeof *g);
+    uint32_t *host = (uint32_t *)malloc(2 * (size_t)TE_SAFETENSORS_STAGING);
+    TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %d bytes", 2 * (int)TE_SAFETENSORS_STAGING);
+    for (int i = 0; i < 2 * TE_SAFETENSORS_STAGING / 4; i++) host[i] = fills[i / (TE_SAFETENSORS_STAGING / 4)];
+    te_status status = te_allocate(ctx, (void **)&g->part, 3 * (size_t)TE_SAFETENSORS_STAGING);
+    if (status == TE_OK) {
+        g->zeros[0] = g->part + TE_SAFETENSORS_STAGING, g->zeros[1] = g->zeros[0] + TE_SAFETENSORS_STAGING;
+        status = te_copy(ctx, g->zeros[0], host, 2 * (size_t)TE_SAFETENSORS_STAGING);
+        const te_status done = te_synchronize(ctx);
+        if (status == TE_OK) status = done;
+        if (status != TE_OK) te__gather_close(g, ctx);
+    }
+    free(host);
+    g->l = l, g->size = 4, g->i = 0;
+    return status;
+}
+/* Go to the next part: tensor g->i from byte g->at on; 0 if there is none. Numbers are not gathered: rank 0 has
+ * them. */
+TE_API int te__gather_next(te__gather *g) {
+    for (;; g->i = 0, g->size /= 2)
+        for (; g->i < g->l->count; g->i++, g->at = 0) {
+            const te_safetensor *t = &g->l->tensor[g->i];
+            if (g->size < 2) return 0;
+            if (g->l->sharded[g->i].runs.count && te_safetensors_dtype_bytes(t->dtype) == g->size && g->at < t->bytes)
+                return 1;
+        }
+}
+/* Gather the current part, n bytes, into g->part on rank 0. */
+TE_IF_USED TE_API te_status te__gather_part(te__gather *g, size_t n, te_context *ctx) {
+    const te_safetensor *t = &g->l->tensor[g->i];
+    const te_dtype dtype = g->size == 4 ? TE_f32 : t->dtype == TE_SAFETENSORS_BF16 ? TE_bf16 : TE_f16;
+    te__tensor_part part;
+    part.data = g->part, part.size = g->size;
+    part.at = (int64_t)(g->at / g->size), part.count = (int64_t)(n / g->size);
+    TE_TRY(te_copy(ctx, g->part, g->zeros[g->size == 2], n));
+    TE_TRY(te__sharded_tensor_copy(&g->l->sharded[g->i], &part, 0, ctx));
+    TE_TRY(te_group_all_reduce(&ctx->comm->world, g->part, g->part, part.count, dtype, ctx));
+    g->at += n;
+    return te_comm_synchronize(ctx);
+}
+/* Bytes of the current part. */
+TE_API size_t te__gather_bytes(const te__gather *g) {
+    const uint64_t left = g->l->tensor[g->i].bytes - g->at;
+    return left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
+}
+/* A te__safetensors_extra.source, for rank 0. */
+TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
+                                              te_context *ctx) {
+    te__gather *g = (te__gather *)from;
+    if (!g->l->sharded[t - g->l->tensor].runs.count) return te_copy(ctx, to, (const char *)t->data + at, n);
+    TE_REQUIRE(te__gather_next(g) && t == &g->l->tensor[g->i] && at == g->at && n == te__gather_bytes(g), ctx,
+               TE_ERROR_STATE, "checkpoint: %.60s is not what the other ranks gather now", t->name);
+    TE_TRY(te__gather_part(g, n, ctx));
+    return te_copy(ctx, to, g->part, n);
+}
+/* Gather all parts that remain: all parts on ranks that do not write, and on rank 0 those after a failed write. */
+TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
+    while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
+    return TE_OK;
+}
+
+/* ---- loading shards ---------------------------------------------------------------------------------------------- */
+
+/* Load this rank's shards of tensor i from the file, converted if that has another dtype. host: memory of twice
+ * TE_SAFETENSORS_STAGING, as read and as converted; buffer: target memory of TE_SAFETENSORS_STAGING. */
+TE_IF_USED TE_API te_status te__sharded_tensor_read(const te__checkpoint_tensors *l, int i, const te_safetensors *f,
+                                                    char *host, char *buffer, te_context *ctx) {
+    const te_safetensor *want = &l->tensor[i], *t = te_safetensors_find(f, want->name);
+    const size_t is_bytes = te_safetensors_dtype_bytes(t->dtype), as_bytes = te_safetensors_dtype_bytes(want->dtype);
+    const int64_t count = (int64_t)(t->bytes / is_bytes), limit = TE_SAFETENSORS_STAGING / 4;
+    te_dtype is = TE_f32, as = TE_f32;
+    te__tensor_part part;
+    (void)te__safetensors_converts(&is, t->dtype), (void)te__safetensors_converts(&as, want->dtype);
+    part.data = buffer, part.size = as_bytes;
+    for (part.at = 0; part.at < count; part.at += part.count) {
+        part.count = te_min(limit, count - part.at);
+        char *converted = is == as ? host : host + TE_SAFETENSORS_STAGING;
+        const uint64_t from = f->data_at + t->offset + (uint64_t)part.at * is_bytes;
+        TE_TRY(te__safetensors_get(f, host, (size_t)part.count * is_bytes, from, ctx));
+        if (is != as) (void)te__safetensors_convert(converted, as, host, is, part.count);
+        TE_TRY(te_copy(ctx, buffer, converted, (size_t)part.count * as_bytes));
+        TE_TRY(te__sharded_tensor_copy(&l->sharded[i], &part, 1, ctx));
+        TE_TRY(te_synchronize(ctx));
+    }
+    return TE_OK;
+}
+/* Load the tensors from `first` on, which te_safetensors_check has found in the file. */
+TE_IF_USED TE_API te_status te__sharded_tensors_load(const te__checkpoint_tensors *l, int first,
+                                                     const te_safetensors *f, te_context *ctx) {
+    char *host = (char *)malloc(2 * (size_t)TE_SAFETENSORS_STAGING);
+    void *buffer = 0;
+    TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %d bytes", 2 * (int)TE_SAFETENSORS_STAGING);
+    te_status status = te_allocate(ctx, &buffer, TE_SAFETENSORS_STAGING);
+    for (int i = first; i < l->count && status == TE_OK; i++)
+        status = te__sharded_tensor_read(l, i, f, host, (char *)buffer, ctx);
+    te_release(ctx, buffer);
+    free(host);
+    return status;
+}
+
+#endif

@@ -1,0 +1,165 @@
+/* safetensors_types.h -- the types of safetensors.h: a named tensor, the dtypes of the format, and an open file.
+ *
+ * Do this:
+ *     te_safetensor t = te_safetensor_matrix("fc.weight", TE_bf16, 3072, 768, weight);      // host or target memory
+ */
+#ifndef TE_SAFETENSOR_H
+#define TE_SAFETENSOR_H
+
+#include <stdio.h> /* snprintf */
+
+#include "../core/dtype.h" /* te_dtype */
+
+/* X(name, bytes) */
+#define TE_SAFETENSORS_DTYPES(X) \
+    X(F64, 8) X(I64, 8) X(U64, 8) \
+    X(F32, 4) X(I32, 4) X(U32, 4) \
+    X(BF16, 2) X(F16, 2) X(I16, 2) X(U16, 2) \
+    X(F8_E4M3, 1) X(F8_E5M2, 1) X(I8, 1) X(U8, 1) X(BOOL, 1)
+
+#define TE_SAFETENSORS_ENUM(name, bytes) TE_SAFETENSORS_##name,
+typedef enum te_safetensors_dtype {
+    TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_ENUM) TE_SAFETENSORS_DTYPE_COUNT
+} te_safetensors_dtype;
+#undef TE_SAFETENSORS_ENUM
+
+#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key of the checksum of a sealed file */
+
+enum {
+    TE_SAFETENSORS_DIGITS = 16, /* hexadecimal digits of the checksum */
+    TE_SAFETENSORS_MAX_RANK = 4,
+    TE_SAFETENSORS_ALIGN = 64, /* of the data in files that the library writes; te_weights_use needs TE_ACCESS */
+    TE_SAFETENSORS_MAX_HEADER = 100000000, /* bytes; the limit of the reference implementation */
+    TE_SAFETENSORS_STAGING = 4 << 20       /* bytes of the host buffer that data passes through */
+};
+
+typedef struct te_safetensor {
+    const char *name;
+    te_safetensors_dtype dtype;
+    int rank; /* 0: one number */
+    int64_t shape[TE_SAFETENSORS_MAX_RANK];
+    void *data;      /* host or target memory; null in the table of an open file */
+    uint64_t bytes;  /* of the whole tensor: the product of the shape times the dtype's bytes */
+    uint64_t offset; /* in the table of an open file: where in the file's data */
+    int transposed;  /* 1: the file has the transpose of data (te_safetensor_transposed) */
+    int sliced;      /* 1: data is a part of the file's tensor (te_safetensor_slice) */
+    int64_t first[2], count[2]; /* of a slice: its first row and column in the file's tensor, its rows and columns */
+} te_safetensor;
+
+typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
+
+/* An open file. */
+typedef struct te_safetensors {
+    te_safetensor *tensor;         /* [count], sorted by name */
+    te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
+    int count, metadata_count;
+    uint64_t data_at;    /* bytes before the data */
+    char *header, *path; /* the header's strings are decoded in place */
+    const char *memory;  /* the file, if it was opened in memory or is mapped; null: it is read through fd */
+    size_t mapped;       /* bytes that te_safetensors_close unmaps */
+    int fd, open;        /* open: fd is to be closed */
+    int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
+} te_safetensors;
+
+TE_API size_t te_safetensors_dtype_bytes(te_safetensors_dtype t) {
+#define TE_SAFETENSORS_BYTES(name, bytes) bytes,
+    static const unsigned char sizes[] = {TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_BYTES)};
+#undef TE_SAFETENSORS_BYTES
+    return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? sizes[t] : 0;
+}
+TE_API const char *te_safetensors_dtype_name(te_safetensors_dtype t) {
+#define TE_SAFETENSORS_NAME(name, bytes) #name,
+    static const char *const names[] = {TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_NAME)};
+#undef TE_SAFETENSORS_NAME
+    return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? names[t] : "unknown";
+}
+TE_API te_safetensors_dtype te_safetensors_dtype_of(te_dtype t) {
+#define TE_SAFETENSORS_OF(token, bytes, name) TE_SAFETENSORS_##name,
+    static const te_safetensors_dtype all[] = {TE_DTYPES(TE_SAFETENSORS_OF)};
+#undef TE_SAFETENSORS_OF
+    return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? all[t] : TE_SAFETENSORS_DTYPE_COUNT;
+}
+
+/* Compute a tensor's bytes. Returns 0 if dtype, rank or shape is not valid, or if the size overflows. */
+TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
+    const uint64_t limit = (uint64_t)(INT64_MAX < SIZE_MAX ? INT64_MAX : SIZE_MAX);
+    *bytes = te_safetensors_dtype_bytes(t->dtype);
+    if (!*bytes || t->rank < 0 || t->rank > TE_SAFETENSORS_MAX_RANK) return 0;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] < 0 || (t->shape[i] && *bytes > limit / (uint64_t)t->shape[i])) return 0;
+        *bytes *= (uint64_t)t->shape[i];
+    }
+    return 1;
+}
+/* A tensor for writing or loading. */
+TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dtype, int rank, const int64_t *shape,
+                                      void *data) {
+    te_safetensor t;
+    memset(&t, 0, sizeof t);
+    t.name = name, t.dtype = dtype, t.rank = shape || !rank ? rank : -1, t.data = data;
+    for (int i = 0; i < t.rank && i < TE_SAFETENSORS_MAX_RANK; i++) t.shape[i] = shape[i];
+    (void)te__safetensor_size(&t.bytes, &t);
+    return t;
+}
+/* A tensor of shape [rows, cols]; with one row, of shape [cols]. */
+TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
+    int64_t shape[2];
+    shape[0] = rows, shape[1] = cols;
+    return te_safetensor_of(name, te_safetensors_dtype_of(dtype), rows == 1 ? 1 : 2, rows == 1 ? shape + 1 : shape,
+                            data);
+}
+
+/* data[rows, cols], of which the file has the transpose, [cols, rows]. */
+TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
+                                              void *data) {
+    int64_t shape[2];
+    shape[0] = cols, shape[1] = rows;
+    te_safetensor t = te_safetensor_of(name, te_safetensors_dtype_of(dtype), 2, shape, data);
+    t.transposed = 1;
+    return t;
+}
+
+/* For loading: data is only a part of the tensor t, `rows` rows and `cols` columns from row first_row and column
+ * first_col on, counted in the file's tensor. A vector counts as one row. */
+TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
+                                         int64_t cols) {
+    t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
+    return t;
+}
+TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
+TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+/* Whether the slice, if t is one, lies within the tensor. */
+TE_API int te__safetensor_has_slice(const te_safetensor *t) {
+    const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
+    return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
+                          t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
+                          t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
+}
+/* Numbers, and bytes, of t's data: of a slice those of the slice. */
+TE_API int64_t te__safetensor_count(const te_safetensor *t) {
+    const size_t each = te_safetensors_dtype_bytes(t->dtype);
+    return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;
+}
+TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
+    return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
+}
+
+/* to[cols, rows] is the transpose of from[rows, cols], elements of `size` bytes. Host memory. */
+TE_API void te__safetensor_transpose(char *to, const char *from, int64_t rows, int64_t cols, size_t size) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
+}
+
+/* "BF16 [3072, 768]", for a message. */
+typedef struct te__shape_text { char text[112]; } te__shape_text;
+TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
+    te__shape_text s;
+    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%s [", te_safetensors_dtype_name(t->dtype));
+    for (int i = 0; i < t->rank && i < TE_SAFETENSORS_MAX_RANK; i++)
+        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    snprintf(s.text + n, sizeof s.text - n, "]");
+    return s;
+}
+
+#endif

@@ -1,0 +1,193 @@
+/* elementwise.h -- the interface of elementwise ops, and the smallest of them. x and y are [rows, width].
+ *
+ *   (bias, name, width)        y = x + bias[width]
+ *   (scale, name, factor)      y = factor x, a constant factor
+ *   (mul_param, name, width)   y = x * weight[width] (layer scale, Touvron et al. 2021, arXiv 2103.17239);
+ *   (mul_param, name, 1)       y = x * weight[1], one learnt factor
+ *   (softcap, name, cap)       y = cap tanh(x / cap), so |y| <= cap (logits of Gemma 2, arXiv 2408.00118: cap 30)
+ *
+ * Do this:
+ *     TE_SEQUENTIAL(layer, bf16, (linear, fc, 768, 3072), (bias, fc_b, 3072), (gelu, act), (mul_param, ls, 3072))
+ *
+ * Backward reads the saved x for mul_param and softcap; bias and scale save nothing. dbias and dweight are column sums
+ * over the rows. te_model_randomize sets bias to 0 and weight to 1.
+ *
+ * An elementwise op (class `map`) is two functions, found by name; CONTRIBUTING.md shows how to add one:
+ *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
+ *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
+ * v holds eight neighbours of a row in registers: x in, y out; in backward dy in, dx out. Elements from at.n on do not
+ * exist: whatever is computed for them is never stored, it must only not trap. `options` points to the op's
+ * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add what these eight columns
+ * contribute to the gradient of the first parameter.
+ */
+#ifndef TE_OPS_ELEMENTWISE_H
+#define TE_OPS_ELEMENTWISE_H
+
+#include "../core/dtype.h"  /* te_load8, te_vec8 */
+#include "../core/philox.h" /* te_rng */
+#include "../plan/model.h"  /* TE_MAX_PARAMS */
+
+/* ---- the interface ----------------------------------------------------------------------------------------------- */
+
+/* Number formats of an op's operands in memory. */
+typedef struct te_formats {
+    te_dtype in, out; /* its input and output in forward */
+    te_dtype edge;    /* the value of its fork */
+    te_dtype weight;  /* its parameters */
+    int local_fork;       /* the fork's value (in backward, the gradient that its uses have summed) was stored by this
+                             same kernel, so it must not be prefetched or loaded through a non-coherent cache */
+    int stores_fork_grad; /* backward: the op stores the gradient of its fork's value itself */
+} te_formats;
+
+TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
+    te_formats f;
+    f.in = (te_dtype)in, f.out = (te_dtype)out, f.edge = (te_dtype)edge, f.weight = (te_dtype)weight;
+    f.local_fork = f.stores_fork_grad = 0;
+    return f;
+}
+
+/* Coordinates of eight elements. */
+typedef struct te_place {
+    int64_t row;
+    int col, n;        /* column of the first; how many exist: 8, or fewer at the end of a row */
+    int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation */
+    int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
+    te_formats format;
+    const struct te_stage *ahead_of; /* the op whose row-shaped tensor is prefetched in `ahead`; null: none */
+    te_vec8 ahead, ahead_second;     /* 16-bit elements; ahead_second: of the second half where halves is 2 */
+} te_place;
+/* Index of the first element in a tensor of the row's shape. */
+TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
+
+/* The operands of one op of a kernel. */
+typedef struct te_stage {
+    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied it (a bias in its
+                                     epilogue). `mul` in backward: w[0] is its fork's value */
+    const void *edge;             /* add, mul: the fork's value; in backward, there and at a fork, the gradient that
+                                     the other uses of the fork have summed so far, null: none */
+    const void *saved;            /* backward: its input in forward, [rows, in] */
+    void *out;                    /* where the op's result is stored, too; null: it is not */
+    float *stats;                 /* [rows, stats] */
+    float *sum[TE_MAX_PARAMS];    /* backward: partial sums of its parameters' gradients, [blocks, width] */
+    const te_rng *rng;            /* the random state of this forward */
+    int64_t first;                /* dropout: index of this rank's first element in the tensor of all ranks */
+    uint32_t id;                  /* its index in the list, which selects the random stream */
+} te_stage;
+
+/* Loads eight elements of s->saved (format at.format.in) or s->edge (at.format.edge), which have the row's shape. */
+TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
+    if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
+    else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
+    else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
+}
+/* The coordinates of b, where `at` are those of a, in a row [a, b] of a gated activation. */
+TE_FN te_place te_second_half(te_place at) {
+    at.col += at.width, at.ahead = at.ahead_second;
+    return at;
+}
+
+/* ---- (bias, name, width) ----------------------------------------------------------------------------------------- */
+
+#define TE_OP_bias (bias, map)
+#define TE_SHAPES_bias(op) (1)
+#define TE_IN_bias(op) (TE_ARG1(op, 0))
+#define TE_FLAGS_bias(op) (TE_SUMS | TE_GRAD_UNCHANGED | TE_EPILOGUE_OF_BIAS)
+#define TE_LAYOUT_FITS_bias(op, in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_columns)
+#define TE_PARAMS_bias(op, in, out) ((bias, 1, out, zero))
+
+TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    float w[8];
+    (void)options;
+    if (!s->w[0]) return;
+    te_load8(w, s->w[0], at.col, at.n, at.aligned, at.format.weight);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] += w[i];
+}
+TE_CALLBACK void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    (void)s, (void)at, (void)options;
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias */
+}
+
+/* ---- (scale, name, factor) --------------------------------------------------------------------------------------- */
+
+#define TE_OP_scale (scale, map)
+#define TE_SHAPES_scale(op) (1)
+#define TE_FLAGS_scale(op) (TE_EPILOGUE_OF_SCALE)
+#define TE_OPTIONS_scale(op) (te_scale_options, (float)(TE_ARG1(op, 1.0f)))
+
+typedef struct te_scale_options { float factor; } te_scale_options;
+
+TE_CALLBACK void te_scale_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    const float factor = ((const te_scale_options *)options)->factor;
+    (void)s, (void)at;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= factor;
+}
+TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    (void)sum;
+    te_scale_forward(v, s, at, options); /* y = factor x */
+}
+
+/* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
+
+/* dx = dy * weight; dweight = column sums of dy * x, for one learnt factor the sum of those in the order of columns. */
+#define TE_OP_mul_param (mul_param, map)
+#define TE_SHAPES_mul_param(op) (1)
+#define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)
+#define TE_IN_mul_param(op) (TE__MUL_PARAM_IS_ONE(op) ? 0 : (TE_ARG1(op, 0)))
+#define TE_FLAGS_mul_param(op) (TE_SUMS | TE_SAVES_INPUT)
+#define TE_LAYOUT_FITS_mul_param(op, in) \
+    ((int)(in) == (int)TE_LAYOUT_replicated || ((int)(in) == (int)TE_LAYOUT_columns && !TE__MUL_PARAM_IS_ONE(op)))
+#define TE_PARAMS_mul_param(op, in, out) ((weight, 1, TE__MUL_PARAM_IS_ONE(op) ? 1 : out, one))
+#define TE_OPTIONS_mul_param(op) (te_mul_param_options, TE__MUL_PARAM_IS_ONE(op))
+#define TE_CHECK_mul_param(model, op)                         \
+    (static_assert((TE_ARG1(op, 0)) != 0, "te: " TE_STRING(model) ": " TE_CALLED(op) \
+        " says how many numbers it learns: the width, or 1");)
+
+typedef struct te_mul_param_options { int is_one; } te_mul_param_options; /* 1: one factor for all columns */
+
+TE_FN void te__mul_param8(float w[8], const te_stage *s, te_place at, const void *options) {
+    const int is_one = ((const te_mul_param_options *)options)->is_one;
+    if (is_one) w[0] = te_load(s->w[0], 0, at.format.weight);
+    else te_load8(w, s->w[0], at.col, at.n, at.aligned, at.format.weight);
+    TE_UNROLL for (int i = 1; is_one && i < 8; i++) w[i] = w[0];
+}
+TE_CALLBACK void te_mul_param_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    float w[8];
+    te__mul_param8(w, s, at, options);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= w[i];
+}
+TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    float w[8], x[8];
+    te__mul_param8(w, s, at, options);
+    te_read8(x, s->saved, at.format.in, s, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight */
+}
+
+/* ---- (softcap, name, cap) ---------------------------------------------------------------------------------------- */
+
+#define TE_OP_softcap (softcap, map)
+#define TE_SHAPES_softcap(op) (1)
+#define TE_FLAGS_softcap(op) (TE_SAVES_INPUT)
+#define TE_OPTIONS_softcap(op) (te_softcap_options, (float)(TE_ARG1(op, 0.0f)))
+#define TE_CHECK_softcap(model, op)                                                                            \
+    (TE_ASSERT_NUMBER((TE_ARG1(op, 0.0f)) > 0 && (TE_ARG1(op, 0.0f)) < 3e38f, "te: " TE_STRING(model) ": "     \
+        TE_CALLED(op) ": the cap must be a finite number above 0");)
+
+typedef struct te_softcap_options { float cap; } te_softcap_options;
+
+TE_CALLBACK void te_softcap_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    const float cap = ((const te_softcap_options *)options)->cap;
+    (void)s, (void)at;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = cap * tanhf(v[i] / cap);
+}
+TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    const float cap = ((const te_softcap_options *)options)->cap;
+    float x[8];
+    (void)sum;
+    te_read8(x, s->saved, at.format.in, s, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float t = tanhf(x[i] / cap);
+        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */
+    }
+}
+
+#endif
