@@ -1,4 +1,4 @@
-// expect: te: m: (recompute, s) stands inside another one; spans do not nest
+// expect: te: m: (recompute, s) stands inside another one; recompute regions do not nest
 // A span within a span.
 #include "te/te.h"
 

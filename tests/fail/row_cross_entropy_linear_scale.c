@@ -1,4 +1,4 @@
-// expect: in backward this row has a linear, and nothing else
+// expect: in backward this pattern has a linear, and no other op
 // A backward row of a loss and its linear with another op behind them.
 #include "te/te.h"
 
