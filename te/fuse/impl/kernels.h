@@ -16,8 +16,7 @@
 #include "matcher.h" /* TE_EACH_OP */
 #include "../../linear/impl/linear_epilogue.h" /* TE_PRODUCT */
 
-/* ---- patterns that begin with a custom op --------------------------------------------------------------------------
- */
+/* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
 /* A custom op that begins a pattern defines one of these, which makes kernels and name##_run:
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)      the op, then map ops, whose pointwise kernel is
@@ -54,8 +53,7 @@
     TE__CUSTOM_SOURCE(TE_FAMILY(first), widths, name, __VA_ARGS__)             \
     TE__CUSTOM(TE_JOIN2(TE_CUSTOM_AROUND_, TE_FAMILY(first), TE_FAMILY(last)), pass, name, model, dtype, first, last)
 
-/* ---- attention with the bias before it, in backward ---------------------------------------------------------------
- */
+/* ---- attention with the bias before it, in backward -------------------------------------------------------------- */
 
 /* The kernels of such a step. */
 typedef struct te__attention_bias_kernels {
