@@ -78,7 +78,7 @@
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
-/* X(pattern): the same patterns; tests/rows_forward_test.cc fails where one is missing. */
+/* X(pattern): the same patterns; tests/patterns_forward_test.cc fails where one is missing. */
 #define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \
