@@ -1,13 +1,19 @@
-/* fusions.h -- the fusion list: which sequences of ops become one step. Nothing else.
+/* fusions.h -- the fusion list: which sequences of ops become one step.
  *
- * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
- * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps
- * (backward: [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from
- * its ops; head_norm and rope have one of their own. Add your own the same way, before TE_SEQUENTIAL, or take one out
- * with #undef. Rows that take time to save memory are not here: linear_cross_entropy, in backward cross_entropy_linear
- * (linear_cross_entropy.h).
+ * A pattern names families of ops (te/ops: every activation is an `act`, every gated activation `gated`, every norm
+ * `norm`), in the order of the pass: a pattern of backward begins with the op that is last in the model.
  *
- * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
+ * Do this, before TE_SEQUENTIAL:
+ *     #define TE_FORWARD_linear_act_add TE_FUSED // adds a pattern
+ *     #undef TE_BACKWARD_linear_gated            // removes one
+ *
+ * Patterns of these shapes work without further code, because the kernel is made from the ops: in forward [linear]
+ * maps [norm] maps; in backward [linear] [norm] maps, linear fork, and attention bias. head_norm with rope has a
+ * custom kernel. Patterns that trade time for memory are not in the list: linear_cross_entropy, in backward
+ * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
+ *
+ * The X-lists below have the same patterns, for tests and benchmarks, which try each on every kind of op that it
+ * matches.
  */
 #ifndef TE_FUSIONS_H
 #define TE_FUSIONS_H
@@ -72,7 +78,7 @@
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
-/* X(row): the same rows; tests/patterns_forward_test.cc fails where one is missing. */
+/* X(pattern): the same patterns; tests/patterns_forward_test.cc fails where one is missing. */
 #define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \

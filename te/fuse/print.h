@@ -1,6 +1,7 @@
-/* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. What a step stores is not guessed:
- * the step says which kernel it has (te_run.describe), and the executor's own rule says what that stores for its
- * consumer.
+/* print.h -- a plan as a table: each step with its ops, kernels, and the bytes that it moves for each row.
+ *
+ * The table cannot disagree with what runs: the step itself says which kernel it has (te_run.describe), and the rule by
+ * which the executor stores a result for its consumer says in which format.
  *
  * Do this:
  *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
@@ -15,15 +16,16 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A run that only answers questions about the steps of a pass: one row, recipes on. none: a parameter for all ops. */
+/* A dry run of one row with recipes on, to ask about the steps of a pass. none: memory for the parameters of an op,
+ * which are the same for all ops. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether the gradient that a backward step leaves is another one than that which it read, or last stored for a fork.
- */
+/* Whether the gradient changes in a backward step after the step has read it or has last stored it for a fork. If not,
+ * the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -32,8 +34,8 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     }
     return changed;
 }
-/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds: none, as it lies,
- * as it lies and transposed. */
+/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds itself. 0: none; 1:
+ * as it lies; 2: as it lies and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -52,7 +54,8 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* Bytes a row that this saves against the list's format, in which forward may store the result as well. */
+/* Bytes a row that the result in FP8 saves, compared with storing it in the list's format alone. Negative if the step
+ * stores both, because forward saves the result in the list's format. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -63,7 +66,7 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
-/* Whether all ops of a step pass the value or the gradient on where it lies. */
+/* Whether a step moves no data, because its ops leave the value or the gradient where it lies. */
 TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j], before_load = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
@@ -72,18 +75,21 @@ TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pa
     }
     return 1;
 }
-/* Whether backward leaves the gradient as it is, and only sums it or adds it elsewhere (an add, a bias). */
+/* Whether a backward step leaves the gradient as it is: it only sums it over rows or adds it to a fork's (a bias, an
+ * add). */
 TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++)
         if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
     return 1;
 }
+/* Whether a step sums the gradient over rows. */
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Of op j of a forward or inference step: its statistics, its fork's value, and its output where that is saved. */
+/* Bytes a row that op j of a forward or inference step moves beside the step's input and output: its statistics, its
+ * fork's value, and its output if that is saved and stays inside the step otherwise. */
 TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -97,7 +103,7 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* Of op j of a backward step: its statistics, what forward saved for it, and the gradients of forks. */
+/* The same for a backward step: its statistics, the input that forward saved for it, and the gradients of forks. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -107,15 +113,16 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int reads = (op->flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i);
     if (reads && !(i && te_recomputes_logits(p, i - 1))) n += op->in * size;
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
-        n += op->out * size; /* the gradient of an input went to its caller */
+        n += op->out * size; /* an input's gradient was stored for the caller by the ops
+                            * that use it */
     const int joins = op->edge >= 0 && !te_is_last_use(p, i); /* the gradient so far is read, the sum written */
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
     if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and its gradient */
     return n;
 }
-/* Bytes a row that a step has to move at least: its input, its output, what it saves for backward or reads of that, and
- * the residual edges. Weights are left out: they do not grow with the rows. */
+/* Bytes a row that a step moves at least: its input and output, what it saves for backward or reads of that, and the
+ * values and gradients of forks. Weights are left out, because they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -135,7 +142,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What the products of a step read, where that is more than "fp8" says. */
+/* Text: the formats of a step's operands, if the column "fp8" does not say it all. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
@@ -144,7 +151,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* What it stores, where that is not of the list's format. */
+/* Text: the format of a step's result, if it is not the list's. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -154,7 +161,8 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/impl/fused_collective_norm.h). */
+/* Whether step s is a fused collective pattern with a norm, which has a kernel that reads and writes the memory of the
+ * other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
@@ -162,7 +170,8 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
-/* What a step launches. A product in front of a row over ranks sends to the others where it is a kernel of ours. */
+/* Print the kernels of step s. A product before such a step sends its result to the other ranks, if it runs in the
+ * library's GEMM and not in cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -173,7 +182,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* One line; returns the bytes. */
+/* Print the line of a step. Returns its bytes a row. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -187,15 +196,16 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
-/* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
+/* Print the forward steps that backward runs again before step s: those of the recompute regions whose last op is in s.
+ * Returns their bytes a row. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
     for (int k = 0; k < p->region_count; k++) {
-        int from, to, reached = 0;
-        for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->region[k].last;
+        int from, to, opens = 0;
+        for (int j = 0; j < s->count; j++) opens |= s->op[j] == p->region[k].last;
         te__recompute_steps(&r, k, &from, &to);
-        for (int i = from; reached && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
+        for (int i = from; opens && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
     }
     return total;
 }
@@ -216,7 +226,7 @@ TE_API size_t te__saved_row_bytes(const te_plan *p) {
     return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
 }
 TE_API void te__print_saved(FILE *f, const te_plan *p) {
-    te_plan all = *p; /* the same, with nothing run again */
+    te_plan all = *p; /* the same plan without recompute regions */
     all.region_count = 0;
     fprintf(f, ", %zu bytes a row saved for backward", te__saved_row_bytes(p));
     if (p->region_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
@@ -224,7 +234,7 @@ TE_API void te__print_saved(FILE *f, const te_plan *p) {
         fprintf(f, " (%zu without the recipe)",
                 (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
 }
-/* The first line without its end; 0: widths are not known yet, and there is no more to say. */
+/* Print the begin of the first line. Returns 0 if widths are not known yet, so that nothing can follow. */
 TE_API int te__print_head(FILE *f, const te_plan *p) {
     if (!f || !p) return 0;
     fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
@@ -236,13 +246,13 @@ TE_API int te__print_head(FILE *f, const te_plan *p) {
 TE_API void te__print_columns(FILE *f) {
     fprintf(f, "\n      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
 }
-/* The inference alone. */
+/* Print the inference pass alone. */
 TE_API void te_plan_print_inference(FILE *f, const te_plan *p) {
     if (!te__print_head(f, p)) return;
     te__print_columns(f);
     te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
 }
-/* All passes that the list has. */
+/* Print all passes of a plan; nothing if f or p is null. */
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
     if (p && !p->training) te_plan_print_inference(f, p);
     if (!p || !p->training || !te__print_head(f, p)) return;

@@ -11,16 +11,16 @@
  * prototypes, TE_DEFINE(mlp, bf16, ...) in one file the functions, with C linkage.
  *
  * What `name` stands for below:
- *     name, name_saved               the instance (m.fc1.weight is a te_param); what a forward keeps
- *     name_forward_steps, name_infer_steps, name_backward_steps     constants
+ *     name, name_saved               the instance (m.fc1.weight is a te_param); what a forward saves for its backward
+ *     name_forward_steps, name_infer_steps, name_backward_steps     numbers of steps, constants
  *     name_context_create            a context of the target that the functions were compiled for
  *     name_plan()                    the op table and the plans
  *     name_param_bytes, name_grad_bytes, name_saved_bytes, name_workspace_bytes
  *     name_bind, name_forward, name_infer, name_backward, name_print_plan
  *
- * A list with widths that are known only at run time is made by TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS
- * (dims.h). name_set_dims comes first; name_param_bytes, name_grad_bytes and name_print_plan take the instance at their
- * end, name_saved_bytes in front of the rows.
+ * Lists with widths that are known only at run time take TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS (dims.h).
+ * Call name_set_dims first. name_param_bytes, name_grad_bytes and name_print_plan then take the instance as their last
+ * argument, name_saved_bytes takes it before the rows.
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
@@ -30,15 +30,16 @@
 #include "print.h" /* te_plan_print */
 #include "../plan/impl/executor.h" /* te_plan_forward, te_plan_backward */
 #include "impl/declare.h" /* TE__DECLARE1 */
-#include "fusions.h" /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
+#include "fusions.h" /* TE_FORWARD_<pattern>, TE_BACKWARD_<pattern> */
 #include "impl/kernels.h" /* TE__KERNELS */
 #include "impl/matcher.h" /* TE_PLAN, TE_LINKS */
 #include "impl/list_checks.h" /* TE_RECOMPUTE_CHECKS, TE_RECOMPUTE_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
-/* The same with fusion lists of one's own: the prefixes of the rows. TE_UNFUSED_ has none, so each op is a step. */
-#define TE_SEQUENTIAL_WITH(rows, rows_backward, name, dtype, ...)                                               \
-    TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, rows, rows_backward, name, dtype, __VA_ARGS__)
+/* The same with custom fusion lists: `fwd` and `bwd` are the prefixes of their names. No pattern begins with
+ * TE_UNFUSED_, so with that prefix each op is a step. */
+#define TE_SEQUENTIAL_WITH(fwd, bwd, name, dtype, ...)                                               \
+    TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, fwd, bwd, name, dtype, __VA_ARGS__)
 #define TE_DECLARE(name, dtype, ...) TE__CHECKED(TE__DECLARE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
@@ -46,40 +47,47 @@
 /* The same for lists with widths that are known only at run time. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-#define TE_SEQUENTIAL_DIMS_WITH(rows, rows_backward, name, dtype, ...)                                          \
-    TE__CHECKED(TE__DECLARE_AND_DEFINE_DIMS, static TE_UNUSED, rows, rows_backward, name, dtype, __VA_ARGS__)
+#define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
+    TE__CHECKED(TE__DECLARE_AND_DEFINE_DIMS, static TE_UNUSED, fwd, bwd, name, dtype, __VA_ARGS__)
 #define TE_DECLARE_DIMS(name, dtype, ...) TE__CHECKED(TE__DECLARE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, \
     dtype, __VA_ARGS__)
 #define TE_DEFINE_DIMS(name, dtype, ...)  TE__CHECKED(TE__DEFINE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, \
     dtype, __VA_ARGS__)
 
-/* ---- mistakes that names can show come first, and alone --------------------------------------------------------- */
+/* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
-/* What a list becomes has parameters called m, x, y, ..: a caller may have globals of these names, and -Wshadow. */
+/* Mistakes that the preprocessor can see (a list that is too long, an unknown op, no tuple) are reported first, and
+ * alone: the list is then not expanded further, so no other message hides them.
+ *     make                       the macro that makes the model of a list without such mistakes: TE__DECLARE, ..
+ *     link                       storage class and attributes of its functions
+ *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
+ * The functions of a model have parameters called m, x, y, ..: a caller may have globals of these names, and -Wshadow.
+ */
 #define TE__CHECKED(...)                                                                                         \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \
     TE__CHECKED1(__VA_ARGS__)                                                                                    \
     _Pragma("GCC diagnostic pop")
-#define TE__CHECKED1(make, link, rows, rows_b, name, dtype, ...)                                                 \
-    TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
-#define TE__TOO_LONG(make, link, rows, rows_b, name, ...) \
+#define TE__CHECKED1(make, link, fwd, bwd, name, dtype, ...)                                                 \
+    TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, fwd, bwd, name, dtype, __VA_ARGS__)
+#define TE__TOO_LONG(make, link, fwd, bwd, name, ...) \
     static_assert(0, "te: " #name ": the list is too long; it holds 96 ops at most");
-#define TE__CHECKED2(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED3(make, link, rows, rows_b, name, dtype, \
+#define TE__CHECKED2(make, link, fwd, bwd, name, dtype, ...) TE__CHECKED3(make, link, fwd, bwd, name, dtype, \
     (TE_SPECIAL(__VA_ARGS__)), __VA_ARGS__)
-#define TE__CHECKED3(make, link, rows, rows_b, name, dtype, special, ...) \
-    TE_IF_TUPLE(TE_UNWRAP(special), TE__CHECKED4, TE__UNMARKED)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
-#define TE__CHECKED4(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED5(make, link, rows, rows_b, name, dtype, \
+#define TE__CHECKED3(make, link, fwd, bwd, name, dtype, special, ...) \
+    TE_IF_TUPLE(TE_UNWRAP(special), TE__CHECKED4, TE__UNMARKED)(make, link, fwd, bwd, name, dtype, __VA_ARGS__)
+#define TE__CHECKED4(make, link, fwd, bwd, name, dtype, ...) TE__CHECKED5(make, link, fwd, bwd, name, dtype, \
     (TE_UNKNOWN_IN(name, __VA_ARGS__)), __VA_ARGS__)
-#define TE__CHECKED5(make, link, rows, rows_b, name, dtype, unknown, ...)                                        \
-    TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, rows, rows_b, name, dtype, unknown, \
+#define TE__CHECKED5(make, link, fwd, bwd, name, dtype, unknown, ...)                                        \
+    TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
-/* From here on the list has no marks in it; `cut` is the list with them, for the forward walk, `marks` its links, if it
- * has any. */
-#define TE__UNMARKED(make, link, rows, rows_b, name, dtype, ...) make(link, rows, rows_b, name, dtype, (__VA_ARGS__), \
+/* From here on the ops have no recompute marks among them. `cut` is the list with its marks, for forward, in which no
+ * pattern goes across a mark; `marks` is its links (TE_LINKS), or empty if it has no marks. */
+#define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
-#define TE__MARKED(make, link, rows, rows_b, name, dtype, unknown, ...) \
-    make(link, rows, rows_b, name, dtype, (__VA_ARGS__), (TE_LINKS(name, __VA_ARGS__)), TE_UNMARKED(__VA_ARGS__))
-#define TE__UNKNOWN_OPS(make, link, rows, rows_b, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
+#define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \
+    make(link, fwd, bwd, name, dtype, (__VA_ARGS__), (TE_LINKS(name, __VA_ARGS__)), TE_UNMARKED(__VA_ARGS__))
+#define TE__UNKNOWN_OPS(make, link, fwd, bwd, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
+/* TE_UNKNOWN_IN(name, ops...): a sequence of (name, op) for each op that is no tuple, or of an unknown kind. */
 #define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
 #define TE_KNOW_IN(name, a, ...) TE_IF_OP(a, TE_KNOW_IN_OP, TE_KNOW_IN_NONE)(name, a, __VA_ARGS__)
@@ -106,16 +114,17 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
+/* `widths` is fixed or dims, `passes` training or inference (declare.h); `of` is the list's dtype and options. */
 #define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
     TE__DEFINE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__) \
     TE__DEFINE1(dims, training, __VA_ARGS__)
 #define TE__DEFINE(...)      TE__DEFINE1(fixed, training, __VA_ARGS__)
 #define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, training, __VA_ARGS__)
-#define TE__DEFINE1(widths, passes, link, rows, rows_b, name, dtype, ...) \
-    TE__DEFINE2(widths, passes, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
+#define TE__DEFINE1(widths, passes, link, fwd, bwd, name, dtype, ...) \
+    TE__DEFINE2(widths, passes, link, fwd, bwd, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
-#define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
+#define TE__DEFINE3(widths, passes, link, fwd, bwd, name, of, dtype, cut, marks, ...)                                \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)                                                                        \
         (name, dtype, TE_OPTION(of, weights, dtype), TE_OPTION(of, rounding, nearest), TE_OPTION(of, recipe, none),  \
             TE__FP8_BACKWARD_OF_##passes)                                                                            \
@@ -123,17 +132,17 @@
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,                                 \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
-                TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,       \
+                TE__STEPS_OF_##passes(fwd, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,        \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
-                TE__INFERENCE_OF_##passes(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,      \
+                TE__INFERENCE_OF_##passes(fwd, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,       \
                         infer), (widths, name, dtype, forward, shared), cut, TE_INFERRED(__VA_ARGS__)),              \
-                TE__STEPS_OF_##passes(rows_b, (TE__IF_RECIPE(of, TE__TRAINED_BACK_##widths(of), widths), name, dtype,  \
+                TE__STEPS_OF_##passes(bwd, (TE__IF_RECIPE(of, TE__TRAINED_BACK_##widths(of), widths), name, dtype,   \
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Chains of a list that trains have kernels for tiles (pointwise_quantize_transpose.h,
- * pointwise_quantize_transpose.h): in forward where backward makes what they give again, in backward where its scales
- * are of tiles or known before. */
+/* Which FP8 kernels the pointwise steps of a list under a recipe have. fixed_training: also kernels that quantize and
+ * transpose in tiles (te/pointwise/impl/pointwise_quantize_transpose.h). Forward needs these where backward recomputes
+ * an operand; backward needs them under fp8_block, or where the scale is known before (fp8_delayed). */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -143,8 +152,8 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_PASSES_THROUGH
- * (te__recipe_behind). */
+/* name_facts_at(i): the recipe of op i, a te_recipe, and its flags TE_PASSES_THROUGH in the bits above. With it
+ * constant expressions find the recipe of a step's consumer (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -160,7 +169,8 @@
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-/* Each table of steps ends with one of no ops, for a pass that has none. */
+/* The tables of ops, steps and recompute regions, the options and the kernels; and the plan that points to them. Each
+ * table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
 #define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
                         forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
@@ -169,7 +179,7 @@
         model##_backward_steps = 0 TE_FOR(TE__COUNT, backward_steps)                                                   \
     };                                                                                                                 \
     TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                   \
-    TE_UNUSED TE_BOTH int model##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__FORK_USE, links); }         \
+    TE_UNUSED TE_BOTH int model##_fork_uses(int fork) { return (void)fork, 0 TE_FOR(TE__FORK_USE, links); }         \
     TE_FOR(TE__KERNELS, forward_steps) TE_FOR(TE__KERNELS, infer_steps) TE_FOR(TE__KERNELS, backward_steps)            \
     link const te_plan *model##_plan(void) {                                                                           \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
@@ -202,21 +212,22 @@
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
-#define TE__DEFINE_CALLS(widths, link, name)                                                                           \
-    link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                                   \
-        { return te_context_create(ctx, device, seed); }                                                               \
-    TE__SET_DIMS_##widths(link, name, {                                                                                \
-        TE_TRY(te_plan_set_dims(m ? &m->te_sized : 0, m ? m->te_ops : 0, name##_plan(), dims, count, ctx));            \
-        m->model.plan = 0; /* to be bound, or bound again */                                                           \
-        return TE_OK;                                                                                                  \
-    })                                                                                                                 \
-    link size_t name##_param_bytes(TE__ALONE_##widths(name))                                                           \
-        { return te_plan_param_bytes(TE__PLAN_OF_##widths(name)); }                                                    \
-    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                                 \
-        return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), m ? &m->model : 0, rows, ctx);                      \
-    }                                                                                                                  \
-    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) {         \
-        return te_plan_infer(y, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                             \
+/* The functions of a model: those of all lists, and those of a list that trains. */
+#define TE__DEFINE_CALLS(widths, link, name)                                                                   \
+    link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                           \
+        { return te_context_create(ctx, device, seed); }                                                       \
+    TE__SET_DIMS_##widths(link, name, {                                                                        \
+        TE_TRY(te_plan_set_dims(m ? &m->te_sized : 0, m ? m->te_ops : 0, name##_plan(), dims, count, ctx));    \
+        m->model.plan = 0; /* must be bound, or bound again */                                                 \
+        return TE_OK;                                                                                          \
+    })                                                                                                         \
+    link size_t name##_param_bytes(TE__ALONE_##widths(name))                                                   \
+        { return te_plan_param_bytes(TE__PLAN_OF_##widths(name)); }                                            \
+    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                         \
+        return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), m ? &m->model : 0, rows, ctx);              \
+    }                                                                                                          \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) { \
+        return te_plan_infer(y, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                     \
     }
 #define TE__DEFINE_training(widths, link, name)                                                                        \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name)) { return te_plan_grad_bytes(TE__PLAN_OF_##widths(name)); } \
@@ -238,12 +249,14 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
         { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
+/* The width of the last op's output, followed by +. */
 #define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
 #define TE__LAST_WIDTH_A_END
 #define TE__LAST_WIDTH_B_END
 
+/* An op in the table of ops, a te_op. */
 #define TE__OP_ENTRY(model, before, op, after, live)                                                                  \
     {TE_MEMBER(kind, TE_STRING(TE_KIND(op))),                                                                         \
      TE_MEMBER(name, TE_STRING(TE_NAME(op))),                                                                         \
@@ -281,6 +294,7 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
+/* The constant that te_op.options points to. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);
@@ -289,7 +303,7 @@
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
 
-/* Of what fork number `fork` kept. */
+/* + 1 if op uses the value of fork number `fork`. */
 #define TE__FORK_USE(model, before, op, after, live) \
     TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
 #define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
@@ -302,22 +316,23 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward];
- * those that inference has of forward are called as there. */
+/* Steps: x is (widths, model, dtype, pass, suffix). The kernels of a step are called model_firstop_pattern, and behind
+ * it _infer or _backward. A step of inference that forward has as well (suffix `shared`) has forward's kernels. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A
 #define TE__COUNT_A_END
 #define TE__COUNT_B_END
 
-#define TE__STEP_NAME(x, ...) TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_FIRST_OP(__VA_ARGS__)), TE_PATTERN_NAME(__VA_ARGS__))
+#define TE__STEP_NAME(x, ...) \
+    TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_FIRST_OP(__VA_ARGS__)), TE_PATTERN_NAME(__VA_ARGS__))
 #define TE__STEP_NAME2(...) TE__STEP_NAME3(__VA_ARGS__)
-#define TE__STEP_NAME3(widths, model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, \
-    row)
-#define TE__STEP_NAME_forward(model, first, row) TE_JOIN3(, model, first, row)
+#define TE__STEP_NAME3(widths, model, dtype, pass, suffix, first, pattern) \
+    TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, pattern)
+#define TE__STEP_NAME_forward(model, first, pattern) TE_JOIN3(, model, first, pattern)
 #define TE__STEP_NAME_shared TE__STEP_NAME_forward
-#define TE__STEP_NAME_infer(model, first, row) TE_JOIN4(, model, first, row, infer)
-#define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
+#define TE__STEP_NAME_infer(model, first, pattern) TE_JOIN4(, model, first, pattern, infer)
+#define TE__STEP_NAME_backward(model, first, pattern) TE_JOIN4(, model, first, pattern, backward)
 
 #define TE__STEP_ENTRY(x, ...)                                                                                        \
     {TE_MEMBER(pattern, TE_STRING(TE_PATTERN_NAME(__VA_ARGS__))),                                                     \

@@ -244,7 +244,7 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
- *         const te_shard_run r = te_shard_run_at(&s, i); // r.elements: from r.at in the shard, from r.whole in the whole
+ *         const te_shard_run r = te_shard_run_at(&s, i); // from r.at in the shard, from r.whole in the whole
  *         ...
  *     }
  */

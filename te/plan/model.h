@@ -153,7 +153,11 @@ typedef struct te_op {
 /* How a gradient becomes FP8: to the nearest number, or stochastically, so that the expected value is the gradient. */
 typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_rounding;
 
-struct te_quantize; struct te_quantize_blockwise; struct te_quantize_rowwise; struct te_quantize_multi_tensor; struct te_multi_tensor;
+struct te_quantize;
+struct te_quantize_blockwise;
+struct te_quantize_rowwise;
+struct te_quantize_multi_tensor;
+struct te_multi_tensor;
 struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value; struct te_fp8_product;
 
 /* The FP8 code of a list under a recipe, which te/linear/impl/linear_fp8.h makes. It is reached through this table

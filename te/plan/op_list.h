@@ -148,10 +148,11 @@
  * macro tries each. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
-#define TE_OPTION__(name, otherwise, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                               \
-    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d)                    \
-              TE_VALUE_IF(name, e) TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h)                      \
-              TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
+#define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
+    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name,  \
+        e)                                                                                                             \
+              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) \
+              TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
 #define TE_VALUE_IF(name, a) TE_IF_OPTION(a, TE_VALUE_IF_, TE_NOTHING)(name, a)
 #define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
     TE_NOTHING)(a)
@@ -160,9 +161,9 @@
 /* 1 if the op has the option, else 0; a constant for expressions. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
-#define TE_HAS_OPTION__(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                      \
-    (0 TE_ONE_IF(name, a) TE_ONE_IF(name, b) TE_ONE_IF(name, c) TE_ONE_IF(name, d) TE_ONE_IF(name, e)                  \
-         TE_ONE_IF(name, f) TE_ONE_IF(name, g) TE_ONE_IF(name, h) TE_ONE_IF(name, i) TE_ONE_IF(name, j)                \
+#define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
+    (0 TE_ONE_IF(name, a) TE_ONE_IF(name, b) TE_ONE_IF(name, c) TE_ONE_IF(name, d) TE_ONE_IF(name, e)   \
+         TE_ONE_IF(name, f) TE_ONE_IF(name, g) TE_ONE_IF(name, h) TE_ONE_IF(name, i) TE_ONE_IF(name, j) \
              TE_ONE_IF(name, k) TE_ONE_IF(name, l))
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
@@ -171,9 +172,9 @@
 #define TE_IF_HAS(op, name, yes, no) \
     TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
-#define TE_HAS_MARK_(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                         \
-    TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)                \
-        TE_MARK_IF(name, f) TE_MARK_IF(name, g) TE_MARK_IF(name, h) TE_MARK_IF(name, i) TE_MARK_IF(name, j)            \
+#define TE_HAS_MARK_(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                          \
+    TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)     \
+        TE_MARK_IF(name, f) TE_MARK_IF(name, g) TE_MARK_IF(name, h) TE_MARK_IF(name, i) TE_MARK_IF(name, j) \
             TE_MARK_IF(name, k) TE_MARK_IF(name, l)
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
@@ -183,11 +184,11 @@
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
-#define TE_CHECK_OPTIONS__(m, as, op, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                              \
+#define TE_CHECK_OPTIONS__(m, as, op, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                          \
     static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (TE_IS_OPTION(a) + TE_IS_OPTION(b) + TE_IS_OPTION(c) +              \
                       TE_IS_OPTION(d) + TE_IS_OPTION(e) + TE_IS_OPTION(f) + TE_IS_OPTION(g) + TE_IS_OPTION(h) +        \
                       TE_IS_OPTION(i) + TE_IS_OPTION(j) + TE_IS_OPTION(k) + TE_IS_OPTION(l)) <= TE_SHAPES(as, op),     \
-                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                  \
+                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                   \
     TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e) \
     TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j) \
     TE_KNOWN(m, as, op, k) TE_KNOWN(m, as, op, l)
@@ -214,8 +215,7 @@
 /* The types of options: TE_TAKES_<family>_<option> is one of these. */
 #define TE_INTEGER (integer) /* an integer constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
-#define TE_TOKEN (name)      /* a name (bf16, rows, ..) that the library makes an enumerator of: TE_bf16. Another name is
-                              * an undeclared identifier, which the compiler reports */
+#define TE_TOKEN (name)      /* a name that becomes an enumerator: bf16 -> TE_bf16; the compiler reports others */
 #define TE_IS_name(value) 1
 /* A static_assert of a condition on floats, which C does not take for an integer constant expression. */
 #define TE_ASSERT_NUMBER(cond, text) \

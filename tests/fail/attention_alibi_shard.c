@@ -1,4 +1,4 @@
-// expect: te: m: (attention, at) does not fit what each rank of a group has of its input
+// expect: te: m: (attention, at) does not take the layout of its input over the ranks
 // The slope of a head says which of all heads it is, and a rank has some of them.
 #include "te/te.h"
 #ifdef TE_FIXED

@@ -1,4 +1,4 @@
-// expect: te: m: (attention, attn) does not take the width that (rope, turn) gives
+// expect: te: m: (attention, attn) does not take the width that (rope, turn) produces
 // rope has to know the size of a head of v, too.
 #include "te/te.h"
 #ifdef TE_FIXED

@@ -1,4 +1,4 @@
-// expect: te: m: (attention, attn) does not fit what each rank of a group has of its input
+// expect: te: m: (attention, attn) does not take the layout of its input over the ranks
 // The parts of the product, those of q, k and v, would have different sizes.
 #include "te/te.h"
 #ifdef TE_FIXED

@@ -1,4 +1,4 @@
-// expect: te: block: in backward nothing may follow a linear and a fork in a row
+// expect: te: block: in backward a pattern that begins with a linear and a fork has no other op
 // A backward row that goes on behind the fork of a linear, whose gradient the product adds to.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te: block: (bias, fc1_b) does not take the width that (linear, fc1) gives
+// expect: te: block: (bias, fc1_b) does not take the width that (linear, fc1) produces
 // A bias of another width than its linear.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te: m: (bias, b) does not take the width that (linear, fc) gives
+// expect: te: m: (bias, b) does not take the width that (linear, fc) produces
 // Symbols are compared as widths are.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te: m: (attention, b0_attention) does not take the width that (bias, b0_qkv_bias) gives
+// expect: te: m: (attention, b0_attention) does not take the width that (bias, b0_qkv_bias) produces
 // 5 heads do not share 64 columns.
 #include "te/te.h"
 

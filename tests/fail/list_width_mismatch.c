@@ -1,4 +1,4 @@
-// expect: te: m: (bias, b) does not take the width that the option (width, ..) of the list gives
+// expect: te: m: (bias, b) does not take the width that the option (width, ..) of the list produces
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, (bf16, (width, 16)), (gelu, a), (bias, b, 16))

@@ -1,4 +1,4 @@
-// expect: te: m: (embedding, e) does not take the width that the option (width, ..) of the list gives
+// expect: te: m: (embedding, e) does not take the width that the option (width, ..) of the list produces
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, bf16, (embedding, e, 100, 16))

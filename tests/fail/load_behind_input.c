@@ -1,4 +1,4 @@
-// expect: te: m: (load, x) drops what (input, x) gives
+// expect: te: m: (load, x) drops the value that (input, x) produces
 // The value on the main road is dropped, whoever brings the other.
 #include "te/te.h"
 

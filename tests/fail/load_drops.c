@@ -1,4 +1,4 @@
-// expect: te: m: (load, x) drops what (gelu, a) gives: a (fork, ..) goes between them
+// expect: te: m: (load, x) drops the value that (gelu, a) produces: a (fork, ..) goes between them
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,4 +1,4 @@
-// expect: te: m: (mul_param, s) does not take the width that (linear, fc) gives
+// expect: te: m: (mul_param, s) does not take the width that (linear, fc) produces
 #include "te/te.h"
 
 #ifdef TE_FIXED

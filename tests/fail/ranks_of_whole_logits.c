@@ -1,4 +1,4 @@
-// expect: te: m: (cross_entropy, l) does not fit what each rank of a group has of its input
+// expect: te: m: (cross_entropy, l) does not take the layout of its input over the ranks
 // A loss of columns that ranks share behind a product that gives all ranks all of them.
 #include "te/te.h"
 #ifdef TE_FIXED

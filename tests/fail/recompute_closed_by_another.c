@@ -1,5 +1,5 @@
 // expect: te_error_end_recompute_r_of_m_is_there_twice
-// The open span is s.
+// The open region is s.
 #include "te/te.h"
 
 #ifdef TE_FIXED

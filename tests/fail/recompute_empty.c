@@ -1,5 +1,5 @@
 // expect: te: m: (recompute, r) holds no op
-// A span of nothing.
+// A region of nothing.
 #include "te/te.h"
 
 #ifdef TE_FIXED

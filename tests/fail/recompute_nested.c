@@ -1,5 +1,5 @@
-// expect: te: m: (recompute, s) stands inside another one; spans do not nest
-// A span within a span.
+// expect: te: m: (recompute, s) stands inside another one; recompute regions do not nest
+// A region within a region.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (fork, x) stands in a (recompute, ..), (add, x) behind it
-// What a fork inside kept is gone when the add comes.
+// The value of a fork inside is gone when the add comes.
 #include "te/te.h"
 
 #ifdef TE_FIXED

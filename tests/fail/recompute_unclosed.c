@@ -1,5 +1,5 @@
 // expect: te: m: the list ends inside a (recompute, ..)
-// A span that nothing closes.
+// A region that nothing closes.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: a linear or a custom op can only begin a pattern
-// A row of the fusion list with a matrix product behind its first op.
+// A pattern with a matrix product behind its first op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

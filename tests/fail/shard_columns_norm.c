@@ -1,4 +1,4 @@
-// expect: te: m: (rmsnorm, n) does not fit what each rank of a group has of its input
+// expect: te: m: (rmsnorm, n) does not take the layout of its input over the ranks
 // A rank has not the whole row.
 #include "te/te.h"
 #ifdef TE_FIXED

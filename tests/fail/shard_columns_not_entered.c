@@ -1,4 +1,4 @@
-// expect: te: m: (linear, b) does not fit what each rank of a group has of its input
+// expect: te: m: (linear, b) does not take the layout of its input over the ranks
 // Nobody would add up the gradients that the ranks have of the product's input.
 #include "te/te.h"
 #ifdef TE_FIXED

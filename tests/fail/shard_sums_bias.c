@@ -1,4 +1,4 @@
-// expect: te: m: (bias, b_bias) does not fit what each rank of a group has of its input
+// expect: te: m: (bias, b_bias) does not take the layout of its input over the ranks
 // Each rank would add the bias to its part of the sum.
 #include "te/te.h"
 #ifdef TE_FIXED

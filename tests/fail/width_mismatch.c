@@ -1,4 +1,4 @@
-// expect: te: m: (linear, fc2) does not take the width that (gelu, act) gives
+// expect: te: m: (linear, fc2) does not take the width that (gelu, act) produces
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/activation.h"

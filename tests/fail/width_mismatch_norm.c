@@ -1,4 +1,4 @@
-// expect: te: m: (layernorm, ln) does not take the width that (linear, fc) gives
+// expect: te: m: (layernorm, ln) does not take the width that (linear, fc) produces
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"

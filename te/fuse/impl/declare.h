@@ -1,5 +1,8 @@
-/* declare.h -- what TE_SEQUENTIAL and TE_DECLARE declare of a list: its constants (widths, number formats and rows of
- * each edge), the checks, the struct, the prototypes.
+/* declare.h -- the declarations that TE_SEQUENTIAL and TE_DECLARE make of a list: constants (widths, number formats,
+ * rows and layouts of each op's input and output), checks of the list, the struct, the prototypes.
+ *
+ * The macros that make something of each op have the parameters of a link (matcher.h): (model, before, op, after,
+ * live). TE_FOR applies them, which takes the four companions _A, _B, _A_END and _B_END that follow each of them.
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
@@ -10,29 +13,32 @@
 
 /* ---- the options of a list --------------------------------------------------------------------------------------- */
 
-/* What stands where a list's dtype does, (bf16, (residual, f32), ..) or bf16 alone, as a tuple with options. */
+/* The second argument of TE_SEQUENTIAL is a dtype, bf16, or a dtype with options, (bf16, (residual, f32), ..). Both
+ * become a tuple like an op's, (list, bf16, (residual, f32), ..), so options are read as an op's are. */
 #define TE_LIST_OF(dtype) TE_IF_TUPLE(dtype, TE_LIST_OF_TUPLE, TE_LIST_OF_TOKEN)(dtype)
 #define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
 #define TE_SHAPES_list(op) (0)
-/* `yes` if it names a recipe. */
+/* `yes` if the list has the option `recipe`. */
 #define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
-enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
+enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for their backward: again or kept */
-#define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with a scale a tensor: e5m2 or e4m3 */
-#define TE_TAKES_list_rounding TE_TOKEN /* of those gradients: nearest or stochastic */
+#define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for backward: saved or recomputed */
+#define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with one scale a tensor: e5m2 or e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* of gradients to FP8: nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* of products in FP8: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* of x, and of an embedding's output: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-/* `widths` is fixed or dims: what of a model depends on whether its widths are known at compile time. */
+/* `widths` is fixed (constants) or dims (known at run time, dims.h). TE__X_fixed and TE__X_dims are the parts of a
+ * model's declaration that differ: a model with dims has the sized plan and its ops in the instance, and its functions
+ * that tell sizes take the instance. */
 #define TE__TAKES_DIMS_fixed 0
 #define TE__TAKES_DIMS_dims 1
 #define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
@@ -51,10 +57,12 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__PLAN_OF_fixed(name) name##_plan()
 #define TE__PLAN_OF_dims(name) te_plan_at(m ? &m->te_sized : 0, name##_plan())
 
-/* `passes` is training or inference: whether the list has all passes, or inference alone (inference.h). */
+/* `passes` is training (all passes) or inference (inference alone, inference.h). TE__DECLARE_LIST makes the constants,
+ * the checks and the struct; TE__DECLARE_CALLS and TE__DECLARE_training the prototypes. `of` is the list's dtype and
+ * options as above; cut and marks: see sequential.h. */
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
-#define TE__DECLARE1(widths, passes, link, rows, rows_b, name, dtype, cut, marks, ...)                              \
+#define TE__DECLARE1(widths, passes, link, fwd, bwd, name, dtype, cut, marks, ...)                              \
     TE__DECLARE_LIST(widths, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))                \
     TE__DECLARE_CALLS(widths, link, name)                                                                           \
     TE__DECLARE_##passes(widths, link, name)
@@ -138,7 +146,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
 
-/* Two ops of a family have different names: the compiler's first message is the name of this constant. */
+/* Two ops of a family must have different names. Two enumerators of one name are an error, and the compiler's message
+ * is the enumerator's name. */
 #define TE__ONCE(model, before, op, after, live) \
     TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
 #define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
@@ -146,13 +155,15 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__ONCE_A_END
 #define TE__ONCE_B_END
 
-/* The width at the list's begin is its option, or what its first op that knows one declares. */
+/* The width of x, if the list has no option `width`: that of the first op that declares the width of its input. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
+/* Enumerators of an op: its index, and the widths of its input and output; of a fork, also that of its value. The last
+ * one sets the enumeration back to the op's index, from which the next op's follows. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -163,7 +174,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* What an op gives: by its own facts or, of a load (TE_LOADS_<family> is a comma), what its fork keeps. */
+/* The width or rows (`what`) of an op's output: by its family's facts or, of a load (TE_LOADS_<family> is a comma),
+ * those of its fork's value. */
 #define TE__PRODUCED(what, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
@@ -173,7 +185,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__LOADED_rows(model, op)                                                    \
     ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
-/* What a fork keeps, or an input brings: rows -1 are those of who reads it (TE__INPUT_ROWS). */
+/* Enumerators of a fork's or an input's value. Rows -1 of an input: it has the rows of the ops that use it
+ * (TE__INPUT_ROWS). */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
@@ -184,8 +197,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
             TE_DTYPE_OUT(model, op)),
 
-/* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it
- * matters. */
+/* Enumerators of an op: number format and rows of its input and output. The output has the format that the next op
+ * reads best (TE_WANTS), unless the op's own fact (TE_PRODUCES) decides it. `live` is the next op that inference has
+ * as well, so the format is the same with and without dropout. */
 #define TE__FORMATS(model, before, op, after, live)                                                              \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                        \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                          \
@@ -195,17 +209,17 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     TE__IF_FORK(op, TE__FORK_FORMAT, TE_NOTHING)(model, op)
 #define TE__BY_FACTS_dtype(model, op, live) \
     TE__FORMAT(model, (int)TE_PRODUCES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
-#define TE__FORMAT(model, gives, wants, in)                                                                       \
-    ((gives) == (int)TE_PRODUCES_same ? (int)in : (gives) == (int)TE_PRODUCES_f32 ? (int)TE_f32                   \
-     : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                 \
-     : (gives) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
+#define TE__FORMAT(model, produces, wants, in)                                                                       \
+    ((produces) == (int)TE_PRODUCES_same ? (int)in : (produces) == (int)TE_PRODUCES_f32 ? (int)TE_f32                \
+     : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
+     : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* what the list gives */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the list's last output has the list's option `out` */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
 #define TE__FORMATS_B_END
-/* Whether an edge has another format than the list. */
+/* | 1 if the op's output or the fork's value has another format than the list. */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
     TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
@@ -214,7 +228,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* x has the format that the first op wants. */
+/* The format of x: the one that the first op reads best. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -223,15 +237,18 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
 #define TE__FIRST_WANTS_A_END
 #define TE__FIRST_WANTS_B_END
+/* The format of the last op's output, followed by +. */
 #define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
 #define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
 #define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
 #define TE__LAST_DTYPE_A_END
 #define TE__LAST_DTYPE_B_END
 
+/* The checks of each op: widths, its place in the list, rows, options, layout over ranks, and those of its family. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
-                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before) " gives"); \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \
+                      " produces");                                                                                    \
     static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
                   "te: " #model ": " TE_CALLED(op)                                                                     \
                       " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
@@ -249,7 +266,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \
         "te: " #model ": " TE_CALLED(op) " must begin the list");                                                      \
     static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
-        "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
+        "te: " #model ": " TE_CALLED(op) " drops the value that " TE_CALLED(before)                                    \
+            " produces: a (fork, ..) goes between them");                                                              \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
     TE__CHECK_LAYOUT(model, before, op)                                                                                \
     TE_CHECK(model, op)
@@ -261,7 +279,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* A fork or an input is read somewhere: its reader makes the type that is missed otherwise. */
+/* A fork or an input must be used: the op that uses it declares a type, and without that type this does not compile. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \

@@ -1,7 +1,8 @@
-/* list_checks.h -- the marks of a list, (recompute, name) .. (end_recompute, name), become the plan's table of spans,
- * or a compile error that names the mistake. Knows only names; te/ops/recompute.h says what the marks mean.
+/* list_checks.h -- two checks of a list, whose mistakes do not compile: the marks of recompute regions, and the layout
+ * of each op's output over the ranks of a tensor group.
  *
- * Everything here goes over TE_LINKS of the list with its marks in it; a list that has none is not gone over.
+ * (recompute, name) .. (end_recompute, name) become the plan's table of recompute regions (te/ops/recompute.h says
+ * what they mean). The macros for it expand TE_LINKS of the list with its marks, and nothing for a list without marks.
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
@@ -9,7 +10,7 @@
 #include "../../plan/model.h" /* te_recompute_region, TE_IS_FORK */
 #include "matcher.h" /* TE_FOR, TE_JOIN4 */
 
-/* TE_RECOMPUTE_TABLE(links): {"r1", first, last}, for each span. */
+/* TE_RECOMPUTE_TABLE(links): {"r1", first, last}, for each recompute region: indices of its first and last op. */
 #define TE_RECOMPUTE_TABLE(links) TE_FOR(TE__RECOMPUTE_ENTRY, links)
 #define TE__RECOMPUTE_ENTRY(model, before, op, after, live) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_RECOMPUTE_, TE_KIND(op)), \
     TE__RECOMPUTE_ENTRY2, TE_NOTHING)(model, op)
@@ -21,12 +22,11 @@
 #define TE__RECOMPUTE_ENTRY_A_END
 #define TE__RECOMPUTE_ENTRY_B_END
 
-/* TE_RECOMPUTE_CHECKS(model, links): constants for each op and mark, and what must hold of them.
- *     at      how many ops stand before the next one
- *     inside  the span that the next op stands in: its first op's index + 1; 0: in none
- *     head    1: nothing but forks stands between the mark and here, so the value is what the span begins with, which
- *     is
- *             kept; 2: an (input, ..), of which the caller keeps the value */
+/* TE_RECOMPUTE_CHECKS(model, links): enumerators for each op and mark, and asserts about them.
+ *     at      the index of the next op
+ *     inside  the region that the next op is in: 1 + the index of the region's first op; 0: it is in none
+ *     head    1: only forks lie between the mark and here, so a fork's value is the region's input, which is saved;
+ *             2: an (input, ..), whose value the caller keeps; 0: neither */
 #define TE_RECOMPUTE_CHECKS(model, links)                                                         \
     enum { TE_FOR(TE__RECOMPUTE_ONCE, links) te_marks_of_##model };                               \
     enum { TE_JOIN4(, model, begin, begin, at), TE_JOIN4(, model, begin, begin, inside) = 0, \
@@ -41,7 +41,8 @@
 #define TE__RECOMPUTE_ONCE_B_END
 #define TE__RECOMPUTE_OF(model, op, what) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), what)
 #define TE__RECOMPUTE_CHECK(model, before, op, after, live)                                                            \
-    TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_JOIN1(TE__RECOMPUTE_, TE_KIND(op)), TE__RECOMPUTE_OP)(model, before, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_JOIN1(TE__RECOMPUTE_, TE_KIND(op)),                            \
+        TE__RECOMPUTE_OP)(model, before, op)                                                                           \
     static_assert(TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_COUNT_ARGS(TE_STRIP op), 2) <= 2,                \
         "te: " #model ": " TE_CALLED(op) " has more arguments than its kind takes");                                   \
     static_assert(!TE_IF_END(after, TE__RECOMPUTE_OF(model, op, inside), 0),                                           \
@@ -51,17 +52,17 @@
 #define TE__RECOMPUTE_CHECK_A_END
 #define TE__RECOMPUTE_CHECK_B_END
 
-#define TE__RECOMPUTE_recompute(model, before, op)                                                                     \
-    enum {                                                                                                             \
-        TE__RECOMPUTE_OF(model, op, at) = TE__RECOMPUTE_OF(model, before, at),                                         \
-        TE__RECOMPUTE_OF(model, op, inside) = TE__RECOMPUTE_OF(model, op, at) + 1,                                     \
-        TE__RECOMPUTE_OF(model, op, head) = 1,                                                                         \
-        TE_JOIN4(te_error_end_recompute_, TE_NAME(op), of, model, has_no_recompute_before_it) = TE__RECOMPUTE_OF(model, \
-            op, inside)                                                                                                \
-    };                                                                                                                 \
-    static_assert((int)TE__RECOMPUTE_OF(model, before, inside) == 0,                                                   \
-                  "te: " TE_STRING(model) ": (recompute, " TE_STRING(TE_NAME(op))                                      \
-                      ") stands inside another one; spans do not nest");
+#define TE__RECOMPUTE_recompute(model, before, op)                                              \
+    enum {                                                                                      \
+        TE__RECOMPUTE_OF(model, op, at) = TE__RECOMPUTE_OF(model, before, at),                  \
+        TE__RECOMPUTE_OF(model, op, inside) = TE__RECOMPUTE_OF(model, op, at) + 1,              \
+        TE__RECOMPUTE_OF(model, op, head) = 1,                                                  \
+        TE_JOIN4(te_error_end_recompute_, TE_NAME(op), of, model, has_no_recompute_before_it) = \
+            TE__RECOMPUTE_OF(model, op, inside)                                                 \
+    };                                                                                          \
+    static_assert((int)TE__RECOMPUTE_OF(model, before, inside) == 0,                            \
+                  "te: " TE_STRING(model) ": (recompute, " TE_STRING(TE_NAME(op))               \
+                      ") stands inside another one; recompute regions do not nest");
 #define TE__RECOMPUTE_end_recompute(model, before, op)                                                          \
     enum {                                                                                                      \
         TE__RECOMPUTE_OF(model, op, at) = TE__RECOMPUTE_OF(model, before, at),                                  \
@@ -90,7 +91,8 @@
     TE_IF_MARKED(TE_JOIN1(TE_RECOMPUTE_CHECKED_, TE_FAMILY(op)), TE_JOIN1(TE__RECOMPUTE_CHECK_, TE_FAMILY(op)), \
         TE_NOTHING)(model, op)
 
-/* Families that a span does not take as it takes the others: TE_RECOMPUTE_CHECKED_<family> is a comma. */
+/* Families with checks of their own: TE_RECOMPUTE_CHECKED_<family> is a comma. An op that uses a fork must lie in the
+ * same region as the fork, unless the fork's value is saved. */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
@@ -101,9 +103,9 @@
 #define TE__RECOMPUTE_CHECK_add(model, op)                                                                             \
     static_assert((int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == 0                                            \
         || (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), head) != 0 ||                                                  \
-                      (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside), \
+            (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside),          \
                   "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "      \
-                      TE_CALLED(op) " behind it; begin the span with the fork, or take both in");
+                      TE_CALLED(op) " behind it; begin the region with the fork, or take both in");
 #define TE_RECOMPUTE_CHECKED_output ,
 #define TE__RECOMPUTE_CHECK_output(model, op)                                       \
     static_assert((int)TE__RECOMPUTE_OF(model, op, inside) == 0,                    \
@@ -115,27 +117,28 @@
                   "te: " TE_STRING(model) ": (cross_entropy, " TE_STRING(TE_NAME(op)) \
                       ") must not stand in a (recompute, ..): backward would write the loss again");
 
-/* list_checks.h -- what each rank of a tensor group has of the values of a list (te_rank_layout), and whether the ops
- * can work with that: tensor and sequence parallelism with a mistake in it does not compile.
+/* ---- layouts over ranks ------------------------------------------------------------------------------------------ */
+
+/* The layout of each value over the ranks of a tensor group (te_rank_layout), and whether the next op takes it: a
+ * mistake in tensor or sequence parallelism does not compile.
  *
- *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // shard: a row a token that is this rank's
+ *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // each rank has its own tokens
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
  *     (reduce_scatter, s), ...
  *
- *   after                                          a rank has                   what may follow
- *   all_gather, copy_to_group                      entered: all of it           products (shard, columns), ops without
+ *   after                                          layout                       may be followed by
+ *   all_gather, copy_to_group                      partial_grad                 products (shard, columns), ops without
  *                                                                               parameters
- *   (linear, .., (shard, columns))                 columns: its own columns     bias, mul_param, head_norm, maps,
+ *   (linear, .., (shard, columns))                 columns                      bias, mul_param, head_norm, maps,
  *                                                                               attention, products (shard, rows),
  *                                                                               (cross_entropy, .., (ranks, N))
- *   (linear, .., (shard, rows)),                   sums: a part of the sum      reduce_scatter, all_reduce
+ *   (linear, .., (shard, rows)),                   partial_sum                  reduce_scatter, all_reduce
  *   (embedding, .., (ranks, N))
- *   reduce_scatter, all_reduce                     same: all, or its own rows   everything else
+ *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * At the begin of a list nothing is known, and everything may follow. A family says TE_LAYOUT_<family>(op, in), what
- * its output is, and TE_LAYOUT_FITS_<family>(op, in), what it takes, where the defaults do not hold: it passes on what
- * it gets; one with parameters takes what all ranks have, one without them all but sums.
- */
+ * The layout of x is TE_LAYOUT_any: everything may follow. By default an op's output has the layout of its input
+ * (TE_LAYOUT_<family>(op, in) says another one); an op with parameters takes replicated values only, one without
+ * parameters all but partial sums (TE_LAYOUT_FITS_<family>(op, in) says otherwise). */
 
 #define TE_LAYOUT(op, in)        TE_TUPLE_OR(TE_FACT(LAYOUT, op)(op, in), (int)(in))
 
@@ -146,7 +149,8 @@
 #define TE__HAS_PARAMS(op) TE__HAS_PARAMS2(TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__HAS_PARAMS2(...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), 0, 1)
 
-/* The enumerators of an op: its own and, of a fork, that of what it keeps; what a load gives its fork has kept. */
+/* Enumerators of an op: the layout of its output and, of a fork, that of its value. A load has the layout of its fork.
+ */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \
@@ -156,11 +160,11 @@
 #define TE__FORK_HAS_LAYOUT_fork ,
 #define TE__SET_FORK_LAYOUT(model, op) \
     TE_FORK_LAYOUT(model, TE_NAME(op)) = TE__IF_INPUT(op, (int)TE_LAYOUT_any, TE_LAYOUT_OUT(model, op)),
-/* Its check. */
+/* The check of an op. */
 #define TE__CHECK_LAYOUT(model, before, op)                         \
     static_assert(TE_LAYOUT_FITS(op, TE_LAYOUT_OUT(model, before)), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)        \
-                      " does not fit what each rank of a group has of its input (te/fuse/impl/list_checks.h)");
+                      " does not take the layout of its input over the ranks of a group (te/fuse/impl/list_checks.h)");
 #define TE__LAYOUTS_A(...) TE__LAYOUTS(__VA_ARGS__) TE__LAYOUTS_B
 #define TE__LAYOUTS_B(...) TE__LAYOUTS(__VA_ARGS__) TE__LAYOUTS_A
 #define TE__LAYOUTS_A_END

@@ -1,41 +1,46 @@
-/* matcher.h -- op list x fusion list -> plan, in the preprocessor. Knows only names.
+/* matcher.h -- the preprocessor makes a plan, a sequence of steps, of a list of ops and a fusion list. It compares
+ * names and knows nothing else of the ops.
  *
  * Do this:
  *     #define TE_OP_linear (linear, gemm)                     // a kind: (family, class)
- *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a row of the fusion list: families
+ *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a pattern of the fusion list: families
  *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
- * and get the steps as a sequence that TE_FOR walks:
+ * and get the steps as a sequence, for TE_FOR:
  *     ((ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act)) ((ctx), (linear, fc2, 32, 8))
  *
- * At each place the longest listed row wins; an op in no row is a step of its own. Rows name families, so that one row
- * serves every activation; a kind is its own family if it says so.
+ * At each op the longest pattern that matches wins; if none does, the op alone is a step. Patterns name families, so
+ * that one pattern serves every activation.
+ *
+ * Parameters below: `list` or l, the prefix of the fusion list; ctx, a tuple that each step carries; a, b, .. ops.
  */
 #ifndef TE_MATCHER_H
 #define TE_MATCHER_H
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
-#define TE_FUSED ,             /* what a row of the fusion list expands to */
+#define TE_FUSED ,             /* the value of a pattern: TE_IF_MARKED finds it */
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* Rescan a recursive macro 127 times; a walk takes one rescan an op, and a list has 96 (TE_MAX_OPS). */
+/* A macro cannot expand itself, so recursion is deferred: M expands to M_ TE_PARENS, which TE_EVAL expands at its next
+ * scan. TE_EVAL scans more than 127 times; going over a list takes one scan an op, and a list has at most 96
+ * (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
 #define TE_EVAL1(...) __VA_ARGS__
 #define TE_PARENS ()
 
-/* ---- walks over a list: each yields a sequence of tuples, or a list ------------------------------------------- */
+/* ---- going over a list: the result is a sequence of tuples, or a list ------------------------------------------ */
 
 #define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_STOP(...)
 
-/* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
+/* TE_PLAN(list, ctx, ops...): a sequence of (ctx, ops of one step...). */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
-/* How many ops the step takes that begins the list; 0: a mark does. */
+/* The number of ops in the step that begins with the first of these ops; 0: that is a mark. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
@@ -63,10 +68,12 @@
 #define TE_MATCH_REST(...) TE_MATCH_NEXT_ TE_PARENS (__VA_ARGS__)
 #define TE_MATCH_NEXT_() TE_MATCH_NEXT
 
-/* TE_PLAN_BESIDE(rows, ctx, shared, (list...), ops...): TE_PLAN of `ops`, what inference has of the list; a step that
- * forward has, too, is (shared, ops...), and needs no kernels of its own. The two plans are walked side by side while
- * their steps begin at the same ops: the live ops of forward's step are compared with those of inference's. Behind the
- * first step where they differ, all are inference's own. */
+/* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): TE_PLAN of the ops of inference, in
+ * which a step that forward has as well is (shared, ops...): it uses forward's kernels. The two lists are matched in
+ * parallel as long as their steps begin at the same ops, comparing forward's step without its training ops (dropout)
+ * with inference's. From the first step where they differ on, all steps have kernels for inference. In the macros f
+ * and i are the rest of the two lists, x and s stand for ctx and shared, of_f and of_i for the ops in the next step,
+ * live for those of forward's that inference has. */
 #define TE_PLAN_BESIDE(l, ctx, shared, list, ...) \
     TE_EVAL(TE_PAIR(l, ctx, shared, (TE_UNWRAP(list), TE_ENDS), (__VA_ARGS__, TE_ENDS)))
 #define TE_PAIR(l, x, s, f, i) TE_IF_END(TE_FIRST(TE_STRIP i, ~), TE_STOP, TE_PAIR1)(l, x, s, f, i)
@@ -74,7 +81,7 @@
 #define TE_PAIR2(...) TE_PAIR3(__VA_ARGS__)
 #define TE_PAIR3(l, x, s, f, i, of_f, of_i) TE_PAIR4(l, x, s, i, of_i, TE_TAKEN##of_f f)
 #define TE_PAIR4(...) TE_PAIR5(__VA_ARGS__)
-#define TE_PAIR5(l, x, s, i, of_i, row, f) TE_PAIR6(l, x, s, i, of_i, f, TE_OP_COUNT row, TE_LIVE_COUNT row)
+#define TE_PAIR5(l, x, s, i, of_i, step, f) TE_PAIR6(l, x, s, i, of_i, f, TE_OP_COUNT step, TE_LIVE_COUNT step)
 #define TE_PAIR6(...) TE_PAIR7(__VA_ARGS__)
 #define TE_PAIR7(l, x, s, i, of_i, f, of_f, live)                                                              \
     TE_IF_MARKED(TE_SAME_##live##_0, TE_PAIR_SKIP, TE_IF_MARKED(TE_SAME_##live##_##of_i, TE_PAIR_TAKE, TE_PAIR_PART)) \
@@ -83,9 +90,9 @@
 #define TE_PAIR_PART(l, x, s, f, i, of_i, ctx) TE_MATCH_NEXT_ TE_PARENS (l, x, TE_STRIP i)
 #define TE_PAIR_TAKE(l, x, s, f, i, of_i, ctx) TE_PAIR_TAKE2(l, x, s, f, ctx, TE_TAKEN##of_i i)
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
-#define TE_PAIR_TAKE3(l, x, s, f, ctx, row, i) (ctx, TE_STRIP row) TE_PAIR_ TE_PARENS (l, x, s, f, i)
+#define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* (ops of the step), (the rest) */
+/* TE_TAKENn(ops...): (the first n ops), (the rest). */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -95,7 +102,7 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* How many ops of a step inference has. */
+/* How many of a step's ops inference has. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -111,8 +118,9 @@
 #define TE_SAME_7_7 ,
 #define TE_SAME_8_8 ,
 
-/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with
- * (begin, begin) before the first. */
+/* TE_LINKS(ctx, ops...): a sequence of links, (ctx, before, op, after, live): an op, its two neighbours, and the next
+ * op that inference has as well (the one behind a dropout). Before the first op stands (begin, begin), behind the last
+ * one (end, ~). */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
@@ -121,15 +129,16 @@
 #define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
-/* TE_REVERSE(ops...): last op first; the backward pass plans this list. */
+/* TE_REVERSE(ops...): the list from its last op to its first, for the plan of backward. */
 #define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
 #define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
 #define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>.
- * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind>), which no step takes and no row goes across. */
+/* TE_INFERRED(ops...): the list without the kinds that inference leaves out (TE_TRAINING_<kind> is a comma).
+ * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind> is a comma). No step has a mark, and no pattern
+ * goes across one. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -140,14 +149,14 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* Whether a is an op to look at: a tuple whose second member, the name, is there. */
+/* `yes` if a is an op: a tuple with a name as its second member. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
 #define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(ops...): a sequence of what is no op, or has a kind that nobody has registered, and of the marks; nothing
- * if there are none. */
+/* TE_SPECIAL(ops...): a sequence of the arguments that are no op or of an unknown kind, and of the marks; empty if
+ * there are none. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)
@@ -158,7 +167,7 @@
     TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
-/* The op that is one too many, or (end, ~): a list holds 96 ops (TE_MAX_OPS). */
+/* The 97th op, or (end, ~): a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
 #define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
@@ -172,8 +181,9 @@
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . Needs M_A(..), which ends with M_B, and M_B(..), which ends with M_A: the one
- * that stands last meets no parenthesis, and M_A_END and M_B_END, both empty, remove it. */
+/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . It needs four companions of M: M_A(..), which expands to M(..) M_B, and
+ * M_B(..), which expands to M(..) M_A. They take turns along the sequence. The last one finds no parenthesis behind it;
+ * M_A_END or M_B_END, both empty, removes it. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

@@ -17,17 +17,19 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     TE_REQUIRE(b->sequences > 0 && b->sequences <= rows, ctx, TE_ERROR_SHAPE,
                "%s: batch.sequences is %d; with cu_seqlens it is 1 to the number of rows, %lld", name, b->sequences,
                (long long)rows);
-    TE_REQUIRE(b->max_seqlen > 0, ctx, TE_ERROR_SHAPE, "%s: batch.max_seqlen is %d, with cu_seqlens it must be positive",
-               name, b->max_seqlen);
+    TE_REQUIRE(b->max_seqlen > 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch.max_seqlen is %d, with cu_seqlens it must be positive", name, b->max_seqlen);
     TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
                b->sequences);
     TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.cu_seqlens lies at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
     for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
         const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
-        TE_REQUIRE(now >= before && now - before <= b->max_seqlen && (i || !now), ctx, TE_ERROR_VALUE,
-                   "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.max_seqlen, %d, at "
-                   "most", name, i, (long long)now, (long long)before, b->max_seqlen);
+        TE_REQUIRE(
+            now >= before && now - before <= b->max_seqlen && (i || !now), ctx, TE_ERROR_VALUE,
+            "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.max_seqlen, %d, at "
+            "most",
+            name, i, (long long)now, (long long)before, b->max_seqlen);
         TE_REQUIRE(i < b->sequences || now == rows, ctx, TE_ERROR_VALUE,
                    "%s: batch.cu_seqlens ends at %lld, the batch has %lld rows", name, (long long)now, (long long)rows);
     }

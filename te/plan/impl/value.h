@@ -61,9 +61,9 @@ typedef struct te_block_info {
     int roots; /* how many values that outlive the step lie in it; 0: scratch, freed when the step ends */
 } te_block_info;
 
-/* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
- * the walk (te_set_current, te__set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end
- * of the step. */
+/* First fit; blocks are sorted by address. A step acquires blocks and releases none. A block stays as long as a value
+ * of the run lies in it (te_set_current, te__set_edge, te_defer_column_sum); all others are freed when the step ends.
+ */
 typedef struct te_pool {
     char *base;  /* null in the dry run, where addresses are offsets that are never 0 */
     size_t high; /* high-water mark: bytes from the base to the end of the last block that was ever in use */

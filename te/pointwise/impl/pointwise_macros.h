@@ -134,7 +134,7 @@
 #define TE__FORK_USE_MARK_mul ,
 #define TE__JOINS_NONE(model, op) 0
 #define TE__JOINS_FORK_USE(model, op) \
-    ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_readers((int)TE_EDGE_INDEX(model, op)) > 1)
+    ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
 /* The calls of the pattern's ops, each with its options. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
