@@ -45,25 +45,26 @@ TE_SKINNY_KERNEL(te_unfused_gemm_skinny, te_unfused_gemm, FORM, T, te_unfused_ge
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
 TE_SMALL_M_KERNEL(te_unfused_gemm_small_m, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent, (T, FORWARD), te_unfused_gemm)
-    TE_KERNEL_IF(TE_HAS_COMM_OVERLAP &&T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_unfused_gemm_fp8, (T, A),
-                 te_unfused_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS),
-                                               te_unfused_gemm_skinny, (T, FORM, EXISTS), te_unfused_gemm)
-        TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m,
-                     (T, FORM, EXISTS), te_unfused_gemm)
-    /* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
-     * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
-    template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
-    TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
-    constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
-    constexpr te_dtype many = SIXTEEN ? T : TE_f32;
-    constexpr int narrow = few && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
+TE_KERNEL_IF(TE_HAS_COMM_OVERLAP && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_unfused_gemm_fp8, (T, A),
+             te_unfused_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_skinny, (T, FORM, EXISTS),
+             te_unfused_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
+             te_unfused_gemm)
+/* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
+ * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
+template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
+TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
+    constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
+    constexpr te_dtype persistent = SIXTEEN ? T : TE_f32;
+    constexpr int small_m = skinny && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
     static te_product_kernels kernels = {
-        {(const void *)te_unfused_gemm_persistent_if<many, FORWARD>(), 0, 0},
-        {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, few>(), 0, 0},
+        {(const void *)te_unfused_gemm_persistent_if<persistent, FORWARD>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, skinny>(), 0, 0},
         {(const void *)te_unfused_gemm_fp8_if<T, A>(), 0, 0},
         {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
         FORM,
-        {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, narrow>(), 0, 0},
+        {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, small_m>(), 0, 0},
         {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
