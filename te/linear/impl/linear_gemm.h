@@ -11,7 +11,7 @@
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 typedef struct te_unfused_gemm {
-    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
+    union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     const void *c; /* added to the product; null: nothing is */
     int n;
@@ -19,7 +19,7 @@ typedef struct te_unfused_gemm {
 
 template <te_dtype T>
 TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                            te_epilogue_state *own) {
+                            te_epilogue_state *state) {
     const te_unfused_gemm *p = (const te_unfused_gemm *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], c[8];
@@ -33,7 +33,7 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] += c[i];
     }
     te_store8(p->d, at, v, 8, 1, T);
-    (void)own;
+    (void)state;
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
@@ -80,8 +80,8 @@ TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm 
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
-    if (!te__gemm_is_skinny_or_small_m(kernels, g, ctx)) p.many.source = p.c;
-    return te__gemm_run_custom(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, ctx);
+    if (!te__gemm_is_skinny_or_small_m(kernels, g, ctx)) p.persistent.source = p.c;
+    return te__gemm_run_custom(kernels, &p, sizeof p, &p.skinny, &p.small_m, &p.persistent, g, ctx);
 }
 
 #else

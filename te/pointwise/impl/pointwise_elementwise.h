@@ -57,7 +57,7 @@ enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SL
  * first is computed, so that their loads overlap. sums: of these columns; those of the second half lie `second` floats
  * on. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                       int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *most) {
+                       int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *amax_bits) {
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, row + r * step, vector);
@@ -67,7 +67,7 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
         stages(&l[r], c, 0, TE_MAX_PATTERN);
         TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
             TE_UNROLL for (int j = 0; j < 8; j++) sums[slot * second + j] = l[r].sum[8 * slot + j];
-        store(c, &l[r], k, most);
+        store(c, &l[r], k, amax_bits);
     }
 }
 
@@ -79,30 +79,31 @@ TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.n
  * grid apart. */
 TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                 const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
-                                float *sums, uint32_t *most) {
+                                float *sums, uint32_t *amax_bits) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;
         int64_t row = first;
         if (vector * 8 >= k.half) continue;
         if (row + (batch - 1) * step < c->rows)
-            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
+            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, amax_bits);
         else
             for (int r = 0; r < batch && row < c->rows; r++, row += step)
-                te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
+                te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, amax_bits);
     }
 }
 TE_FN void te_map_body_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
-                               float *sums, uint32_t *most) {
+                               float *sums, uint32_t *amax_bits) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;
         int64_t row = first;
         if (vector * 8 >= k.half) continue;
         for (; row + (batch - 1) * step < c->rows; row += batch * step)
-            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
-        for (; row < c->rows; row += step) te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
+            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, amax_bits);
+        for (; row < c->rows; row += step)
+            te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, amax_bits);
     }
 }
 

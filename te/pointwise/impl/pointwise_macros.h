@@ -23,10 +23,10 @@
               TE_JOIN1(TE__POINTWISE_OUT_, pass)(TE_WIDTH_, model, TE_LAST_OP(__VA_ARGS__)),       \
               TE_JOIN1(TE__POINTWISE_IN_, pass)(TE_DTYPE_, model, TE_FIRST_OP(__VA_ARGS__)),       \
               TE_JOIN1(TE__POINTWISE_OUT_, pass)(TE_DTYPE_, model, TE_LAST_OP(__VA_ARGS__)), __VA_ARGS__)
-#define TE__POINTWISE_IN_forward(what, model, op) what##IN(model, op)
-#define TE__POINTWISE_OUT_forward(what, model, op) what##OUT(model, op)
-#define TE__POINTWISE_IN_backward(what, model, op) what##OUT(model, op)
-#define TE__POINTWISE_OUT_backward(what, model, op) what##IN(model, op)
+#define TE__POINTWISE_IN_forward(prefix, model, op) prefix##IN(model, op)
+#define TE__POINTWISE_OUT_forward(prefix, model, op) prefix##OUT(model, op)
+#define TE__POINTWISE_IN_backward(prefix, model, op) prefix##OUT(model, op)
+#define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
         name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */   \

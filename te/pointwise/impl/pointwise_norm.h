@@ -9,7 +9,7 @@
 
 /* Whether column `col` lies behind the end of the row. A kernel that may store FP8 is bound by instructions, so where
  * the lanes cover the row exactly this is a constant, and its branches disappear. */
-TE_FN int te_norm_ends(const te_pointwise_shape k, int col) {
+TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
@@ -26,7 +26,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
-        if (te_norm_ends(k, at.col)) continue;
+        if (te_norm_is_past_end(k, at.col)) continue;
         if (k.norm_reads_x) {
             te_vec8_load(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.norm_in);
         } else {
@@ -48,7 +48,7 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
 /* Normalise the row, run the ops behind the norm and store the result. scaled, a constant: in FP8, with scales that are
  * found here. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                         int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                         int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *amax_bits, float mean, float rstd,
                          const void *source, const int scaled) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
@@ -57,7 +57,7 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
         te_lane l;
         te_vec8 gamma;
         l.at = te_place_of(k, row, g->id + i * g->count, 1);
-        if (te_norm_ends(k, l.at.col)) continue;
+        if (te_norm_is_past_end(k, l.at.col)) continue;
         if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
@@ -68,32 +68,32 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
         te_store_saved(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
         if (scaled) te_vec8_of_pairs(&row_x[i], l.v, k.out);
-        else store(c, &l, k, most);
+        else store(c, &l, k, amax_bits);
     }
-    const te_quantized_rows made = {row, 0, 0, row_x, k.chunks};
-    if (scaled) te_pointwise_store_quantized(c, k, made, 1, g);
+    const te_quantized_rows result = {row, 0, 0, row_x, k.chunks};
+    if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
 /* How the result is stored: as the list says, or with scales in those calls that ask for them. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
-                                 float mean, float rstd, const void *source);
+                                 const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x,
+                                 uint32_t *amax_bits, float mean, float rstd, const void *source);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                               const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
-                               float mean, float rstd, const void *source) {
-    te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+                               const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x,
+                               uint32_t *amax_bits, float mean, float rstd, const void *source) {
+    te__norm_store(c, stages, store, k, row, g, row_x, amax_bits, mean, rstd, source, 0);
 }
 TE_CALLBACK void te_norm_store_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                          const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x,
-                                         uint32_t *most, float mean, float rstd, const void *source) {
+                                         uint32_t *amax_bits, float mean, float rstd, const void *source) {
     if (te_pointwise_is_quantized(c, k))
-        te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
-    else te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+        te__norm_store(c, stages, store, k, row, g, row_x, amax_bits, mean, rstd, source, 1);
+    else te__norm_store(c, stages, store, k, row, g, row_x, amax_bits, mean, rstd, source, 0);
 }
 #define TE_NORM_STORE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_store_quantized : te_norm_store)
 
 TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
-                           te_norm_store_fn give, const void *source) {
+                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *amax_bits, te_norm_load_fn load,
+                           te_norm_store_fn norm_store, const void *source) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
@@ -103,7 +103,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int left = k.half - (g->id + i * g->count) * 8;
-            if (te_norm_ends(k, k.half - left)) continue;
+            if (te_norm_is_past_end(k, k.half - left)) continue;
             te_vec8_floats(v, &row_x[i], k.norm_in);
             TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_sum += v[j];
         }
@@ -113,7 +113,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     const float mean = sum / n;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
-        if (te_norm_ends(k, k.half - left)) continue;
+        if (te_norm_is_past_end(k, k.half - left)) continue;
         te_vec8_opaque(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);
@@ -125,7 +125,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
         if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
         else s->stats[row] = rstd;
     }
-    give(c, stages, store, k, row, g, row_x, most, mean, rstd, source);
+    norm_store(c, stages, store, k, row, g, row_x, amax_bits, mean, rstd, source);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the current row */
     te_vec8 *next_dy, *next_x; /* of the next row, which is being loaded */
     te_vec8 *gamma;            /* where it is not in shared memory */
-    uint32_t *most;            /* see te_store_fn */
+    uint32_t *amax_bits;            /* see te_store_fn */
     te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma, because the sums need the registers */
 } te_norm_registers;
 
@@ -230,7 +230,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         }
         stages(&l, c, 1, TE_MAX_PATTERN);
         TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
-        store(c, &l, k, m->most);
+        store(c, &l, k, m->amax_bits);
     }
 }
 
@@ -248,10 +248,10 @@ TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_
     }
     if (first < c->rows) n = te_norm_load(c, k, first, *g, m->next_dy, m->next_x);
     for (int64_t row = first; row < c->rows; row += step) {
-        const te_norm_stats now = n;
+        const te_norm_stats current = n;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) m->dy[i] = m->next_dy[i], m->x[i] = m->next_x[i];
         if (row + step < c->rows) n = te_norm_load(c, k, row + step, *g, m->next_dy, m->next_x);
-        te_norm_backward(c, stages, store, k, row, g, now, m, sums);
+        te_norm_backward(c, stages, store, k, row, g, current, m, sums);
     }
 }
 

@@ -155,7 +155,7 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
             sums[j];
 }
 /* Store the tile's partial sums; te_defer_column_sum adds them up with those of the tiles above and below. */
-TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
+TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
@@ -196,7 +196,7 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
         te__pointwise_tiles_piece(c, stages, k, x, at, sums);
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
-    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
+    if (k.sums >= 0) te__pointwise_tiles_store_sums(c, k, s, g, row, col);
     te__blockwise_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
     if (k.out_halves == 1) return;
     te_block_sync();
@@ -208,9 +208,9 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 /* Round eight elements to FP8, into x, and store them, if they are of a gradient, in the layout of the rows. rounded, a
  * constant: to the list's format first. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
-                                       float v[8], float scale, const int rounded, uint32_t *most) {
+                                       float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
-    if (k.backward) *most = te_amax_bits8(*most, v);
+    if (k.backward) *amax_bits = te_amax_bits8(*amax_bits, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
@@ -220,7 +220,7 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
  * which is zero there. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te_vec8 *x[2], te__tile_piece at, const te__piece_norm *n, const int rounded,
-                                         float sums[16], uint32_t *most) {
+                                         float sums[16], uint32_t *amax_bits) {
     const float scale = te_load_scale(c->scaled.scale);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     if (!at.rows) return;
@@ -230,41 +230,41 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
         if (k.backward && r >= at.rows) continue; /* they stay zero, in FP8 as well */
         te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
         l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row has half as many columns */
-        te__pointwise_transpose_row(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
+        te__pointwise_transpose_row(c, k, l.at, &x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
 /* The arguments of forward's kernel for the recomputation of the result of op `last`: that op alone runs, and nothing
  * but the transpose is stored. */
-TE_FN void te__pointwise_keep_last_op(te_pointwise *again, const te_pointwise *c, const int last) {
-    memset(again, 0, sizeof *again);
-    again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
-    again->op[last] = c->op[last], again->op[last].out = 0;
+TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
+    memset(recompute, 0, sizeof *recompute);
+    recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
+    recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
 /* Store the tile transposed, from the FP8 that the lanes hold. */
-TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *turned,
+TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         uint32_t word[8][2];
         TE_UNROLL for (int r = 0; r < 8; r++) word[r][0] = held->x[h][r].w[0], word[r][1] = held->x[h][r].w[1];
-        te__fp8_transpose_piece(turned, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
+        te__fp8_transpose_piece(transposed, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
     }
     te_block_sync();
-    te__fp8_store_tile(out, turned, row, col, g);
+    te__fp8_store_tile(out, transposed, row, col, g);
 }
 /* The tile kernel. last: the index of the kernel's last op. */
-TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages,
+TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {
     int group;
-    uint32_t most = 0;
-    te_pointwise again;
-    const te_pointwise *c = k.backward ? chain : &again;
+    uint32_t amax_bits = 0;
+    te_pointwise recompute;
+    const te_pointwise *c = k.backward ? args : &recompute;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_blockwise_args a = te__pointwise_tiles_args(chain, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(args, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
-    if (!k.backward) te__pointwise_keep_last_op(&again, chain, last);
+    if (!k.backward) te__pointwise_keep_last_op(&recompute, args, last);
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
@@ -273,13 +273,14 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te
         float sums[16];
         te__pointwise_tiles_load(c, k, x, at);
         te__pointwise_tiles_load_norm(&n, c, k, at);
-        if (!k.backward && c->scaled.rounded) te__pointwise_transpose_piece(c, stages, k, x, at, &n, 1, sums, &most);
-        else te__pointwise_transpose_piece(c, stages, k, x, at, &n, 0, sums, &most);
+        if (!k.backward && c->scaled.rounded)
+            te__pointwise_transpose_piece(c, stages, k, x, at, &n, 1, sums, &amax_bits);
+        else te__pointwise_transpose_piece(c, stages, k, x, at, &n, 0, sums, &amax_bits);
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
-    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
+    if (k.sums >= 0) te__pointwise_tiles_store_sums(c, k, s, g, row, col);
     if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.transposed, g, row, col);
-    if (k.backward) te_pointwise_store_amax(c, k, b, g, most);
+    if (k.backward) te_pointwise_store_amax(c, k, b, g, amax_bits);
 }
 
 /* Launch the kernels that the call needs: the row kernel, the tile kernel, or both. */
