@@ -1,6 +1,6 @@
 /* cast_transpose.h -- kernels that cast a tensor to FP8 in one pass: row-major, transposed, and its amax. First the
- * skeleton, for which a producer computes the elements (te_fp8_producer); then TE_QUANTIZE, whose producer loads a
- * tensor.
+ * skeleton, for which a producer, a load and a compute function, makes the elements; then TE_QUANTIZE, whose producer
+ * loads a tensor.
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
@@ -55,22 +55,27 @@ typedef struct te_fp8_out {
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
-/* How the elements are computed and rounded: compile-time constants. */
-typedef struct te_fp8_producer {
-    te_fp8_load_fn load;
-    te_fp8_compute_fn compute;
+/* Compile-time constants of a kernel. */
+typedef struct te_fp8_options {
     int inputs;     /* vectors that load fills, up to TE_FP8_MAX_INPUTS */
     int aligned;    /* cols is a multiple of 8 */
     int stochastic; /* stochastic rounding, instead of to nearest even */
     te_dtype to;
-} te_fp8_producer;
+} te_fp8_options;
 
-TE_FN te_fp8_producer te_fp8_producer_of(te_fp8_load_fn load, te_fp8_compute_fn compute, const int inputs,
-                                         const int aligned, const int stochastic) {
-    te_fp8_producer p;
-    p.load = load, p.compute = compute, p.inputs = inputs, p.aligned = aligned;
-    p.stochastic = stochastic, p.to = TE_e4m3;
-    return p;
+TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, const int stochastic) {
+    te_fp8_options k;
+    k.inputs = inputs, k.aligned = aligned, k.stochastic = stochastic, k.to = TE_e4m3;
+    return k;
+}
+
+/* Where a lane's piece of 8 x 8 lies: (row, col) of the tile at (row0, col0). */
+typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
+
+TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col) {
+    te_fp8_piece at;
+    at.row0 = row0, at.col0 = col0, at.row = row, at.col = col;
+    return at;
 }
 
 /* A transposed tile in shared memory: 128 bytes of each column, in chunks of 16 bytes that are swizzled. */
@@ -125,31 +130,31 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute and cast the 8 x 8 elements from (row, col) on of the tile at (row0, col0); store them to y and to the
- * transposed tile. Returns the bits of the largest |v|. */
-TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, const te_fp8_producer p,
-                                  const void *arg, int64_t row0, int64_t col0, int row, int col) {
+/* Compute and cast a lane's piece; store it to y and to the transposed tile. Returns the bits of the largest |v|. */
+TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
+                                  te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
+                                  const te_fp8_piece at) {
     te_vec8 in[8][TE_FP8_MAX_INPUTS];
     uint32_t r[8][2], amax = 0;
-    const int64_t at = col0 + col;
-    const int n = (int)te_max(0, te_min(8, o->cols - at));
-    const int rows = n ? (int)te_max(0, te_min(8, o->rows - row0 - row)) : 0;
+    const int64_t col = at.col0 + at.col;
+    const int n = (int)te_max(0, te_min(8, o->cols - col));
+    const int rows = n ? (int)te_max(0, te_min(8, o->rows - at.row0 - at.row)) : 0;
     const float scale = o->scale ? *o->scale : 1.0f;
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        TE_UNROLL for (int j = 0; j < p.inputs; j++) memset(&in[i][j], 0, sizeof in[i][j]);
-        if (i < rows) p.load(in[i], arg, row0 + row + i, at, n, p.aligned);
+        TE_UNROLL for (int j = 0; j < k.inputs; j++) memset(&in[i][j], 0, sizeof in[i][j]);
+        if (i < rows) load(in[i], arg, at.row0 + at.row + i, col, n, k.aligned);
     }
     TE_UNROLL for (int i = 0; i < 8; i++) {
         float v[8];
-        p.compute(v, in[i], arg, row0 + row + i, at);
-        if (!p.aligned) TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? v[k] : 0.0f;
+        compute(v, in[i], arg, at.row0 + at.row + i, col);
+        if (!k.aligned) TE_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? v[j] : 0.0f;
         if (i < rows) amax = te_amax_bits8(amax, v);
-        TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
-        if (p.stochastic) te__fp8_stochastic8(r[i], v, o, (row0 + row + i) * o->cols + at, p.to);
-        else r[i][0] = te__fp8_word(v, p.to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, p.to == TE_e4m3);
-        if (o->y && i < rows) te__fp8_store_row(o->y, (row0 + row + i) * o->cols + at, r[i], n, p.aligned);
+        TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+        if (k.stochastic) te__fp8_stochastic8(r[i], v, o, (at.row0 + at.row + i) * o->cols + col, k.to);
+        else r[i][0] = te__fp8_word(v, k.to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, k.to == TE_e4m3);
+        if (o->y && i < rows) te__fp8_store_row(o->y, (at.row0 + at.row + i) * o->cols + col, r[i], n, k.aligned);
     }
-    if (o->yt) te__fp8_transpose_piece(transposed, r, row, col);
+    if (o->yt) te__fp8_transpose_piece(transposed, r, at.row, at.col);
     return amax;
 }
 
@@ -180,8 +185,8 @@ TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transpos
     }
 }
 /* The tile of block b. */
-TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, const te_fp8_producer p,
-                        const void *arg) {
+TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
+                        te_fp8_compute_fn compute, const void *arg, const te_fp8_options k) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
@@ -189,8 +194,8 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     const int64_t row = (int64_t)(b.x / tiles_across) * TE_FP8_TILE, col = (int64_t)(b.x % tiles_across) * TE_FP8_TILE;
     uint32_t amax = 0;
     for (int i = g.id; i < TE_FP8_LANES; i += g.count) {
-        const uint32_t m =
-            te__fp8_cast_piece(o, transposed, p, arg, row, col, i / LANES_A_SIDE * 8, i % LANES_A_SIDE * 8);
+        const te_fp8_piece at = te__fp8_piece_at(row, col, i / LANES_A_SIDE * 8, i % LANES_A_SIDE * 8);
+        const uint32_t m = te__fp8_cast_piece(o, transposed, load, compute, arg, k, at);
         amax = m > amax ? m : amax;
     }
     if (o->yt) {
@@ -200,10 +205,11 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same for either format: p.to becomes a constant. */
-TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_producer p, const void *arg) {
-    if (o->to == TE_e4m3) p.to = TE_e4m3, te__fp8_tile(o, b, transposed, p, arg);
-    else p.to = TE_e5m2, te__fp8_tile(o, b, transposed, p, arg);
+/* The same for either format: k.to becomes a constant. */
+TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
+                       te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
+    if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
+    else k.to = TE_e5m2, te__fp8_tile(o, b, transposed, load, compute, arg, k);
 }
 
 /* ---- kernels of a producer --------------------------------------------------------------------------------------- */
@@ -243,8 +249,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 /* One of them. stochastic: 1: stochastic rounding, and aligned must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
-                       te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed,                  \
-                                   te_fp8_producer_of(load, compute, inputs, aligned, stochastic), te_args))
+                       te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
+                                   te_args, te_fp8_options_of(inputs, aligned, stochastic)))
 
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
@@ -368,8 +374,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
     TE__QUANTIZE_PRODUCER(name##_multi_tensor, from)                                                                  \
     TE_FN void name##_multi_tensor_body(const te_quantize_multi_tensor *t, te_block b, te_fp8_shared *transposed) {   \
         const te_quantize_args a = te__quantize_select(t, &b);                                                        \
-        te__fp8_tile(&a.out, b, transposed,                                                                           \
-                     te_fp8_producer_of(name##_multi_tensor_load, name##_multi_tensor_compute, 1, 1, 0), &a);         \
+        te__fp8_tile(&a.out, b, transposed, name##_multi_tensor_load, name##_multi_tensor_compute, &a,                \
+                     te_fp8_options_of(1, 1, 0));                                                                     \
     }                                                                                                                 \
     TE_KERNEL_RESIDENT(name##_multi_tensor, TE_FP8_THREADS, TE__QUANTIZE_RESIDENT(from), te_quantize_multi_tensor,    \
                        TE_SHARED te_fp8_shared transposed; name##_multi_tensor_body(te_args, te_at, &transposed))     \

@@ -12,7 +12,7 @@
 /* Which products run in FP8 from now on; te_run.param says so of TE_USE_as_bound. */
 TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
-    te__init_policies(r->policy, r->plan, use, r->param);
+    if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
 /* No product runs in FP8 yet. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
@@ -35,7 +35,8 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
-    te__set_recipe_use(r, TE_USE_off);
+    r->use = TE_USE_off;
+    te__init_policies(r->policy, plan, TE_USE_off, r->param);
 }
 /* The parameters of this instance. */
 TE_API void te__take_params(te_run *r, const te_model *m) {

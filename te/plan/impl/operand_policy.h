@@ -146,11 +146,10 @@ TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k
 /* All of them: policy[0] of forward and inference, policy[1] of backward. Behind the last op: nothing. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
-    memset(&policy[0][p->op_count], 0, sizeof policy[0][0]);
-    memset(&policy[1][p->op_count], 0, sizeof policy[1][0]);
-    for (int i = 0; i < p->op_count; i++) {
-        policy[0][i] = te__product_policy(p, i, 0, use, param);
-        policy[1][i] = te__product_policy(p, i, 1, use, param);
+    const int on = p->fp8 && use != TE_USE_off;
+    for (int pass = 0; pass < 2; pass++) {
+        memset(policy[pass], 0, (size_t)(p->op_count + 1) * sizeof policy[pass][0]);
+        for (int i = 0; on && i < p->op_count; i++) policy[pass][i] = te__product_policy(p, i, pass, use, param);
     }
     for (int i = 0; i < p->op_count; i++) {
         const int read = te__output_is_read(p, policy[1], i);
