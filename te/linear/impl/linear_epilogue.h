@@ -102,9 +102,15 @@ TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, state);
 }
+/* Constants of a step's kernel. */
+typedef struct te_product_constants {
+    te_pointwise_shape shape;
+    te_product_facts facts;
+} te_product_constants;
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_state *state, te_stages_fn stages, const te_pointwise_shape k,
-                               te_product_facts facts) {
+                               te__epilogue_state *state, te_stages_fn stages, const te_product_constants constants) {
+    const te_pointwise_shape k = constants.shape;
+    te_product_facts facts = constants.facts;
     te_lane l;
     te_vec8 e;
     te_pointwise known;
@@ -204,8 +210,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
         te_epilogue_state *state) {                                                                                   \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, state, name##_stages, name##_shape(0),         \
-            name##_facts());                                                                                          \
+        const te_product_constants constants = {name##_shape(0), name##_facts()};                                      \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, state, name##_stages, constants);               \
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,   \
                              int, te_epilogue_state *state) {                                                         \

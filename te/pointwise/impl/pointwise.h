@@ -278,6 +278,16 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
+/* The rows of a group of lanes, and its registers and shared memory. sums: [TE_SUM_SLOTS][chunks][8]; rows:
+ * [5][chunks], which te_norm_registers points into; smem_gamma: k.smem_gamma bytes of shared memory. */
+typedef struct te_pointwise_part {
+    int tile; /* the first vector of a row */
+    int64_t first, step;
+    float *sums;
+    te_vec8 *rows;
+    te_smem16 *smem_gamma;
+    uint32_t *amax_bits;
+} te_pointwise_part;
 /* The bits of the largest |y| as it is stored: rounding is monotonic, so the maximum may be rounded after the fact. */
 TE_FN uint32_t te_amax_rounded(uint32_t amax_bits, te_dtype to) {
     return amax_bits > 0x7f800000u ? amax_bits : te_amax_bits(te_round_to(te_float_of_bits(amax_bits), to));

@@ -209,10 +209,12 @@
     } kernel##_registers;                                                                                             \
     typedef struct kernel##_shared { te_smem16 gamma[kernel##_smem_gamma / 16 + 1]; } kernel##_shared;                \
     TE_FN void kernel##_body(const te_pointwise *c, te_block b, kernel##_registers *r, kernel##_shared *s) {          \
-        if (exists)                                                                                                   \
+        if (exists) {                                                                                                 \
+            const te_pointwise_part part = {0, 0, 0, r->sums, r->rows, s->gamma, 0};                                  \
             te_pointwise_body(c, b, name##_stages,                                                                    \
                               name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store,                   \
-                              TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), r->sums, r->rows, s->gamma);       \
+                              TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), part);                             \
+        }                                                                                                             \
     }                                                                                                                 \
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)

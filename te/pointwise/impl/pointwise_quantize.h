@@ -131,54 +131,54 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Run a kernel without a norm on `count` rows from `row` on, `step` apart, on the lanes' vectors from `first` on. All
- * rows are loaded before the first is computed. rows: registers, [count][in_halves][chunks]. scaled, a constant: y is
- * stored quantized. */
+/* Run a kernel without a norm on `count` rows from p->first on, p->step apart, on the lanes' vectors from p->tile on.
+ * All are loaded before the first is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a constant: y
+ * is stored quantized. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, te_lanes *g, int64_t row, int64_t step, const int count,
-                                 int first, te_vec8 *rows, uint32_t *amax_bits, const int scaled) {
+                                 const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
+                                 const int scaled) {
     const int stride = k.in_halves * k.chunks;
     TE_UNROLL for (int r = 0; r < count; r++)
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            const te_place at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
-            te_vec8 *to = rows + r * stride + i;
+            const te_place at = te_place_of(k, p->first + r * p->step, p->tile + g->id + i * g->count, k.in_halves);
+            te_vec8 *to = p->rows + r * stride + i;
             if (!te__pointwise_quantize_exists(k, at.col)) continue;
             te_vec8_load(to, c->x, te_index(at), 8, 1, k.in);
             if (k.in_halves == 2) te_vec8_load(to + k.chunks, c->x, te_index(te_second_half(at)), 8, 1, k.in);
         }
     TE_UNROLL for (int r = 0; r < count; r++)
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            te_vec8 *of = rows + r * stride + i;
+            te_vec8 *of = p->rows + r * stride + i;
             te_lane l;
-            l.at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
+            l.at = te_place_of(k, p->first + r * p->step, p->tile + g->id + i * g->count, k.in_halves);
             if (!te__pointwise_quantize_exists(k, l.at.col)) continue;
             te_vec8_floats(l.v, of, k.in);
             if (k.in_halves == 2) te_vec8_floats(l.g, of + k.chunks, k.in);
             stages(&l, c, 0, TE_MAX_PATTERN);
             if (scaled) te_vec8_of_pairs(of, l.v, k.out);
-            else store(c, &l, k, amax_bits);
+            else store(c, &l, k, p->amax_bits);
         }
-    const te_quantized_rows result = {row, step, first, rows, stride};
+    const te_quantized_rows result = {p->first, p->step, p->tile, p->rows, stride};
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
-/* The body: a group of lanes takes rows from `row` on, `step` apart; if `adjacent` one batch of them, else until none
- * is left. */
+/* The body: a group of lanes takes rows from p->first on, p->step apart; if `adjacent` one batch of them, else until
+ * none is left. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                          te_lanes *g, int first, int64_t row, int64_t step, const int adjacent, te_vec8 *rows,
-                          uint32_t *amax_bits, const int scaled) {
+                             te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);
-    if (adjacent && row + (batch - 1) * step < c->rows) {
-        te_quantized_map_rows(c, stages, store, k, g, row, step, te_map_batch(k), first, rows, amax_bits, scaled);
+    te_pointwise_part one = *p;
+    if (adjacent && p->first + (batch - 1) * p->step < c->rows) {
+        te_quantized_map_rows(c, stages, store, k, g, p, te_map_batch(k), scaled);
         return;
     }
-    for (int r = 0; row < c->rows && (!adjacent || r < batch); r++, row += step)
-        te_quantized_map_rows(c, stages, store, k, g, row, step, 1, first, rows, amax_bits, scaled);
+    for (int r = 0; one.first < c->rows && (!adjacent || r < batch); r++, one.first += one.step)
+        te_quantized_map_rows(c, stages, store, k, g, &one, 1, scaled);
 }
 TE_FN void te_quantized_map_body(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, te_lanes *g, int first, int64_t row, int64_t step,
-                                 const int adjacent, te_vec8 *rows, uint32_t *amax_bits) {
-    if (c->scaled.y) te__quantized_map(c, stages, store, k, g, first, row, step, adjacent, rows, amax_bits, 1);
-    else te__quantized_map(c, stages, store, k, g, first, row, step, adjacent, rows, amax_bits, 0);
+                                 const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p,
+                                 const int adjacent) {
+    if (c->scaled.y) te__quantized_map(c, stages, store, k, g, p, adjacent, 1);
+    else te__quantized_map(c, stages, store, k, g, p, adjacent, 0);
 }
 
 #endif
