@@ -108,7 +108,7 @@ typedef struct te_product_constants {
     te_product_facts facts;
 } te_product_constants;
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te__epilogue_state *state, te_stages_fn stages, const te_product_constants constants) {
+                               te_epilogue_state *state, te_stages_fn stages, const te_product_constants constants) {
     const te_pointwise_shape k = constants.shape;
     te_product_facts facts = constants.facts;
     te_lane l;
