@@ -316,7 +316,7 @@ static void check_fixed(list &loose, list &fixed, const std::vector<const char *
         REQUIRE(te_freeze(&loose.model, name, nullptr, loose.ctx) == TE_OK);
         CHECK(fixed.named(name)->frozen);
         CHECK(te_unfreeze(&fixed.model, name, nullptr, fixed.ctx) == TE_ERROR_VALUE);
-        CHECK(std::string(te_last_error(fixed.ctx)).find(std::string(name) + ".* belongs to a frozen_linear, of which forward keeps no x") != std::string::npos);
+        CHECK(std::string(te_last_error(fixed.ctx)).find(std::string(name) + ".* belongs to a frozen_linear, for which forward saves no input") != std::string::npos);
     }
     REQUIRE(te_freeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK);
     REQUIRE(te_unfreeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK); // all that can

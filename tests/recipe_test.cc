@@ -336,7 +336,7 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     memset(&m, 0, sizeof m);
     const int64_t odd[] = {64, 40}, dims[] = {64, 48};
     CHECK(sized_set_dims(&m, odd, 2, ctx) == TE_ERROR_SHAPE);
-    CHECK_THAT(te_last_error(ctx), Catch::Contains("(linear, a) takes 64 columns and gives 40; a product in FP8 has multiples of 16"));
+    CHECK_THAT(te_last_error(ctx), Catch::Contains("(linear, a) has 64 input and 40 output columns; a product in FP8 has multiples of 16"));
     REQUIRE(sized_set_dims(&m, dims, 2, ctx) == TE_OK);
     buffer params(ctx, sized_param_bytes(&m)), grads(ctx, sized_grad_bytes(&m));
     params.write(reference::vec(params.bytes / 4, 0), TE_f32);

@@ -1,31 +1,40 @@
-/* bind.h -- an instance's parameters and gradients: how large their two buffers are, and where each tensor lies in
- * them. */
+/* bind.h -- an instance's parameters and gradients: the sizes of their two buffers, where each tensor lies in them,
+ * tied parameters, and which part of a parameter a rank of a tensor group holds.
+ *
+ * Do this (TE_SEQUENTIAL makes block_bind, which calls te_model_bind):
+ *     TE_TRY(te_allocate(&ctx, &params, block_param_bytes()));
+ *     TE_TRY(te_allocate(&ctx, &grads, block_grad_bytes()));
+ *     TE_TRY(block_bind(&m, params, (float *)grads, &ctx));
+ *     TE_TRY(te_tie(&m.head.weight, &m.tokens.table, &ctx));
+ */
 #ifndef TE_BIND_H
 #define TE_BIND_H
 
 #include "model.h" /* te_plan, te_model, te_param */
 #include "../core/rank_group.h" /* te_group */
 
-/* Parameters lie in one buffer in list order, gradients in another; a tensor starts at a multiple of this many
- * elements, at the same element of both. So the optimizer, the gradient norm, a checkpoint and an all-reduce walk flat
- * memory. */
+/* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many
+ * elements, and at the same element in both buffers. So the optimizer, the gradient norm, a checkpoint and an
+ * all-reduce work on flat memory. */
 enum { TE_PARAM_ALIGN = 128 };
 
-/* A plan whose widths are still symbols is refused. */
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
+/* Refuse a plan whose widths are still symbols. */
 TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE,
                "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
     return TE_OK;
 }
 
-/* A list that TE_INFERENCE has made has inference alone. */
+/* Refuse a list that TE_INFERENCE has made: it has no forward and backward. */
 TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(plan->training, ctx, TE_ERROR_STATE,
                "%s: the list is for inference alone; TE_SEQUENTIAL makes one that trains", plan->name);
     return TE_OK;
 }
 
-/* An instance of this plan, where it was bound. */
+/* m must be an instance of this plan, and lie where it was bound. */
 TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
                plan->name, plan->name);
@@ -33,7 +42,7 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Before something is written to its parameters. */
+/* Call this before something writes to m's parameters. who: the caller's name, for the message. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
@@ -41,14 +50,14 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Before its gradients are read: they are not on their way over the ranks. */
+/* Call this before something reads m's gradients: no reduction over ranks may be in flight. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
                m->plan->name);
     return TE_OK;
 }
-/* And each of its parameters has memory. */
+/* The same as te__check_bound, and each of its parameters must have memory that products can read. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -60,14 +69,16 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
                    "%s: %s.%s is in %s, for the optimizer; products read it behind te_recipes_init", plan->name, p->op,
                    p->field, te_dtype_name(p->dtype));
         if (!p->tied || !owner) continue;
-        const int shares = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
-        TE_REQUIRE(owner->data == p->data && shares, ctx, TE_ERROR_STATE,
+        const int shares_grad = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
+        TE_REQUIRE(owner->data == p->data && shares_grad, ctx, TE_ERROR_STATE,
                    "%s: the owner of %s.%s was bound again since; te_tie them again", plan->name, p->op, p->field);
     }
     return TE_OK;
 }
 
-/* Elements of the parameter buffer, the gaps between tensors included; 0 where widths are not known yet. */
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+/* Elements of the parameter buffer, including the gaps between tensors; 0: the widths are not known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -77,15 +88,16 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* The format of an op's parameters: the list's, but for the weight of a product under a recipe in a list that says
- * (weights, f32). */
+/* The format of an op's parameters: the list's. Only the weight of a product under a recipe may have another one, if
+ * the list says (weights, f32). */
 TE_API te_dtype te_plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
-/* Bytes that a parameter takes in the buffer, the gap behind it included. */
+/* Bytes of a parameter in the buffer, including the gap behind it; 0: it is tied, and lies elsewhere. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
+/* Bytes of the parameter buffer; 0: the widths are not known yet. */
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -93,17 +105,21 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
             bytes += te__param_padded_bytes(&plan->op[i].param[k], te_plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
-/* Elements of each of `ranks` equal slices of such a buffer. What is left behind the last slice is less than
- * ranks * TE_PARAM_ALIGN, and all ranks have it. */
+/* Elements of each slice, if `elements` of a buffer are cut into `ranks` equal slices (ZeRO-1). Less than
+ * ranks * TE_PARAM_ALIGN elements remain behind the last slice; all ranks have these. */
 TE_API int64_t te_slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
+/* Bytes of the gradient buffer, in f32; 0: the widths are not known yet, or the list is for inference alone. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
 
-/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. product: the last one
- * up to this op, whose columns may be shared out in parts; null: there was none. */
+/* ---- binding ----------------------------------------------------------------------------------------------------- */
+
+/* Set which shard of an op's parameter a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
+ * whether its gradient is a partial sum (p->sums). product: the last product of the list up to this op, whose columns
+ * may be sharded part by part (q, k, v); null: there is none yet. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -112,14 +128,17 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
-    /* an op with kernels of its own has parameters of another shape: sinks, one for each head */
+    /* a custom op's parameters do not have a number for each column: an attention's sinks are one for each head */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
-/* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null: none, for inference or
- * a backward that gives dx alone). Contents are left as they are. freeze.h leaves parameters out of training. params
- * may be null for a list that is for inference alone: te_weights_use then gives its parameters memory. */
+/* Bind an instance to its memory: params of te_plan_param_bytes, grads of te_plan_grad_bytes, both aligned to
+ * TE_ALIGN. Their contents stay as they are. grads null: for inference, or for a backward that computes dx alone.
+ * params may be null for a list that is for inference alone: te_weights_use then brings the memory. To train only some
+ * parameters, see freeze.h. param: param_count records, which this function fills. TE_ERROR_NULL, TE_ERROR_ALIGNMENT:
+ * of the buffers; TE_ERROR_SHAPE: another count than the list has; TE_ERROR_VALUE: the two buffers overlap;
+ * TE_ERROR_STATE: the widths are not set, or grads for a list without backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -129,7 +148,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     TE_TRY(te__check_dims(plan, ctx));
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
-               "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
+               "%s: memory for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
     if (grads) TE_TRY(te__check_trains(plan, ctx));
     const int64_t elements = te_plan_param_elements(plan);
     TE_REQUIRE(params || !elements || !plan->training, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
@@ -164,28 +183,32 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* The same for the instance that TE_SEQUENTIAL declares: its parameters lie between the te_model and `end`. */
+/* The same for the struct that TE_SEQUENTIAL declares: its parameters lie between the te_model and `end`. */
 TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
                                    te_context *ctx) {
     te_param *first = m ? (te_param *)(m + 1) : 0;
     return te_model_bind(m, plan, first, m ? (int)(end - first) : 0, params, grads, ctx);
 }
 
-/* Whether a's gradient is written before b's, of two that share the memory of `owner`. In one list the backward begins
- * at the end. Of two lists that do not have the owner, b was tied first. */
+/* ---- tied parameters --------------------------------------------------------------------------------------------- */
+
+/* Whether backward writes a's gradient before b's, both being `owner` or tied to it. Within one list the order is that
+ * of the list reversed, with deferred column sums at the end. If the lists differ, the one without the owner runs its
+ * backward first; of two without it, b's does, which was tied before. */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Let `user` (of a tied_linear) be `owner`'s memory. Of all that share a gradient the first of a backward writes it and
- * the others add to it. Within a list the library sees which that is; the backward of another list must run before the
- * owner's, and if there are several, in the order in which they were tied. An instance that was bound without gradients
- * does not count. Both instances stay where they are; when one of them is bound again it is tied again. */
+/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first backward that
+ * reaches one of them writes the gradient, the others add to it. Within one list the library knows the order. If
+ * `user` is of another list, that list's backward must run before the owner's; several such lists run in the order in
+ * which they were tied. An instance without gradients does not count. Both instances must stay where they are; after
+ * binding one of them again, tie them again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
                "te_tie: a parameter is null or not bound");
-    TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear",
+    TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has its own memory; declare it as tied_linear",
                user->op, user->field);
     TE_REQUIRE(!owner->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied itself; tie %s.%s to the one that owns it",
                owner->op, owner->field, user->op, user->field);
@@ -197,7 +220,7 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
                user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
     TE_REQUIRE(user->shard == owner->shard && user->sums == owner->sums, ctx, TE_ERROR_VALUE,
-               "te_tie: ranks of a group share %s.%s in another way than %s.%s", user->op, user->field, owner->op,
+               "te_tie: %s.%s is sharded over ranks in another way than %s.%s", user->op, user->field, owner->op,
                owner->field);
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
@@ -212,26 +235,31 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     return TE_OK;
 }
 
-/* bind.h -- what a rank of the tensor group has of a parameter: runs of the whole one's elements.
- *
- * Of a weight (shard, rows) these are each row's own columns, of one (shard, columns) whole rows of each of its parts
- * (te/ops/linear.h). Run i lies in the rank's own parameter from element `at` on; in the whole one, of `ranks` times as
- * many elements, the same run of each rank, one rank after the other, takes its place:
+/* ---- shards ------------------------------------------------------------------------------------------------------ */
+
+/* A rank's shard of a parameter consists of runs: contiguous elements of the whole parameter. With (shard, rows) a run
+ * is the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows of one of the weight's
+ * parts (te/ops/linear.h). The whole parameter has `ranks` times as many elements: run 0 of rank 0, run 0 of rank 1,
+ * ..., run 1 of rank 0, and so on.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
- *         const te_shard_run r = te_shard_run_at(&s, i);           // r.elements from r.at here, from r.whole there
+ *         const te_shard_run r = te_shard_run_at(&s, i); // r.elements: from r.at in the shard, from r.whole in the whole
  *         ...
  *     }
  */
 
 typedef struct te_shard_layout {
-    int64_t count;
-    int64_t first, each; /* elements of run 0, of each other */
-    int rank, ranks;     /* 0 of 1: this rank's parameter is the whole */
+    int64_t count;       /* of runs */
+    int64_t first, each; /* elements of run 0; of each other run */
+    int rank, ranks;     /* 0 of 1: the parameter is not sharded */
 } te_shard_layout;
-typedef struct te_shard_run { int64_t at, whole, elements; } te_shard_run;
+typedef struct te_shard_run {
+    int64_t at, whole; /* its first element in the shard, and in the whole parameter */
+    int64_t elements;
+} te_shard_run;
 
+/* The runs that rank g->rank holds of p. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;
@@ -251,7 +279,7 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     r.whole = r.at * s->ranks + s->rank * r.elements;
     return r;
 }
-/* Which run element `at` of this rank's parameter lies in. */
+/* The index of the run that has element `at` of the shard. */
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
 }

@@ -1,19 +1,21 @@
-/* dims.h -- widths that are known only when the program runs: symbols in a list, numbers in an instance.
+/* dims.h -- widths that are known only at run time: symbols in a list, numbers in an instance.
  *
  * Do this:
  *     #define HIDDEN TE_DIM(0)
  *     #define FFN TE_DIM(1)
- *     TE_SEQUENTIAL_DIMS(mlp, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, 2 * FFN), (swiglu, act), (linear,
- *     fc2, FFN, HIDDEN))
+ *     TE_SEQUENTIAL_DIMS(mlp, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, 2 * FFN), (swiglu, act),
+ *                        (linear, fc2, FFN, HIDDEN))
  *     static mlp m;
  *     const int64_t dims[2] = {hidden, ffn};
- *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));      // and from here on as ever; what takes only rows elsewhere takes
- *     &m, too
- *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m)));
+ *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));
+ *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m))); // the functions that tell sizes take &m as well
  *
- * A symbol is a negative number of which no other symbol is a multiple, so that m * TE_DIM(k) says what it is, widths
- * are compared at compile time as numbers are, and a sum of two symbols is refused. A width is 1 to TE_MAX_WIDTH, of a
- * norm 1 to TE_MAX_NORM_WIDTH.
+ * A symbol, or a symbol times a constant, stands where a list has a width. A width is 1 to TE_MAX_WIDTH; a norm's is 1
+ * to TE_MAX_NORM_WIDTH.
+ *
+ * A symbol is a negative number, and the symbols are chosen so that a product m * TE_DIM(k) tells m and k. So widths
+ * are compared at compile time as numbers are, and a sum of two different symbols, which is no such product, is
+ * refused.
  */
 #ifndef TE_DIMS_H
 #define TE_DIMS_H
@@ -21,34 +23,35 @@
 #include "model.h" /* te_plan, te_op */
 
 enum {
-    TE_DIMS = 8,                 /* symbols: TE_DIM(0) to TE_DIM(7), each times 1 to 2047 */
-    TE_MAX_WIDTH = 8388608,      /* 2^23: grids and byte counts stay far from their limits */
-    TE_MAX_NORM_WIDTH = 65536    /* 1024 lanes with eight vectors each */
+    TE_DIMS = 8,              /* symbols: TE_DIM(0) to TE_DIM(7), each times 1 to 2047 */
+    TE_MAX_WIDTH = 8388608,   /* 2^23: grids and byte counts stay far from their limits */
+    TE_MAX_NORM_WIDTH = 65536 /* 1024 lanes with eight vectors each */
 };
+/* Symbol k, 0 to TE_DIMS - 1; and whether w is a symbol times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* A width or a count of the list is a positive number, or a symbol where the list takes dims. */
+/* Whether w may be a width or a count of the list: a positive number, or a symbol if the list takes dims. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* In a kernel: the constant, or what the launch brings in the place of a symbol. */
+/* In a kernel: the width, if it is a constant; the value that the launch brings, if it is a symbol. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
-/* Which symbol w is a multiple of; -1: of none, it is a number. */
+/* The index of the symbol that w is a multiple of; -1: w is a number. */
 TE_API int te__dim_of(int64_t w) {
     for (int k = 0; w < 0 && k < TE_DIMS; k++)
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* What w stands for; 0: more than TE_MAX_WIDTH. */
+/* The number that w stands for; 0: it is more than TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* The op with numbers for its symbols. */
+/* Set *op to `of` with numbers in place of its symbols. */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);
@@ -61,14 +64,14 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
     TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: (%s, %s) becomes wider than %d", plan->name, of->kind,
                of->name, (int)TE_MAX_WIDTH);
     TE_REQUIRE(op->op_class != TE_CLASS_norm || op->in <= TE_MAX_NORM_WIDTH, ctx, TE_ERROR_OVERFLOW,
-               "%s_set_dims: (%s, %s) gets %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
+               "%s_set_dims: (%s, %s) has %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
                (int)TE_MAX_NORM_WIDTH);
     TE_REQUIRE(op->recipe == TE_RECIPE_none || (op->in % 16 == 0 && op->out % 16 == 0), ctx, TE_ERROR_SHAPE,
-               "%s_set_dims: (%s, %s) takes %d columns and gives %d; a product in FP8 has multiples of 16", plan->name,
-               of->kind, of->name, op->in, op->out);
+               "%s_set_dims: (%s, %s) has %d input and %d output columns; a product in FP8 has multiples of 16",
+               plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* How many dims a list takes: one more than its last symbol. */
+/* How many dims a list takes: one more than the index of its last symbol. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {
@@ -79,10 +82,10 @@ TE_API int te__dims_of(const te_plan *plan) {
     }
     return last + 1;
 }
-/* `sized`, with ops[plan->op_count], becomes the plan with dims[k] columns in the place of TE_DIM(k). TE_ERROR_SHAPE:
- * another count than the list takes; TE_ERROR_VALUE: one that is not positive; TE_ERROR_OVERFLOW: a width beyond the
- * limits above. <model>_set_dims does this; the instance is to be bound again then, and a te_saved of before is
- * void. */
+/* Set *sized to `plan` with dims[k] in place of TE_DIM(k), and ops[plan->op_count] to its ops. <model>_set_dims calls
+ * this; the instance must then be bound again, and a te_saved from before is no longer valid.
+ * TE_ERROR_SHAPE: `count` is not the number of dims that the list takes, or a product in FP8 gets a width that is no
+ * multiple of 16; TE_ERROR_VALUE: a dim is not positive; TE_ERROR_OVERFLOW: a width is beyond the limits above. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
     te_op op;
@@ -106,7 +109,7 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* The plan of an instance: the list's own as long as no dims were set, and that is refused wherever it is used. */
+/* The plan of an instance: `sized` once its dims are set. Until then the list's plan, which every call refuses. */
 TE_API const te_plan *te_plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

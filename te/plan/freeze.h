@@ -1,50 +1,51 @@
-/* freeze.h -- parameters that are not trained: backward launches no kernel for their gradients alone, and the gradient
- * norm, optimizers and the sums over ranks leave them out. What else backward gives has the bits that it has without.
+/* freeze.h -- parameters that are not trained: backward launches no kernel that only they need, and the gradient norm,
+ * optimizers and reductions over ranks leave them out. All other gradients have the same bits as without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
- *     TE_TRY(te_freeze(&block.model, 0, 0, &ctx));                  // all; then "proj", or what one would train
- *     TE_TRY(te_unfreeze(&block.model, "proj", "weight", &ctx));
+ *     TE_TRY(te_freeze(&block.model, 0, 0, &ctx));                  // all of them,
+ *     TE_TRY(te_unfreeze(&block.model, "proj", "weight", &ctx));    // but for this one
  *     TE_TRY(te_allocate(&ctx, &memory, te_trained_grad_bytes(&block.model)));
  *     TE_TRY(te_bind_trained_grads(&block.model, (float *)memory, &ctx));
  *
- * Gradients that are bound so have memory for what trains alone. Bound by <model>_bind they lie as the parameters do,
- * those of frozen ones unused, and any of them may be frozen and trained again between steps; an optimizer is
- * initialised anew then. Frozen parameters take no moments and no master weights. To bind an instance trains all of it
- * but those.
+ * te_bind_trained_grads takes memory for the gradients of the trained parameters alone. With gradients bound by
+ * <model>_bind, which have memory for all, any parameter may be frozen and trained again between optimizer steps; the
+ * optimizer must then be initialised again. Frozen parameters take no moments and no master weights.
+ * Binding an instance again unfreezes them.
  *
- * What never trains says so in the list: (frozen_linear, ..) in place of (linear, ..). It is frozen from the start,
- * cannot be trained, and forward saves no x for its gradient, which it does whatever is frozen here.
+ * A weight that never trains is declared so: (frozen_linear, ..) in place of (linear, ..). Forward then saves no input
+ * for its gradient; of a linear it saves the input even if te_freeze was called.
  *
- * A tied parameter trains as its owner does. A backward ends where nothing is left to compute: if dx is not wanted, the
- * ops in front of the first parameter that trains cost nothing.
+ * A tied parameter trains if its owner does. Backward stops at the first op that needs a gradient: if dx is not wanted,
+ * the ops before the first trained parameter cost nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether these names are p's; null: any. */
+/* Whether p has these names; null stands for any. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* The parameters of op `op`, null: of all ops, called `field`, null: all. Those that are tied follow their owners,
- * those of a frozen_linear stay frozen. */
+/* Freeze or train the parameters called `field` of op `op`; null stands for all. Tied parameters follow their owners,
+ * and those of a frozen_linear stay frozen. who: the caller's name, for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
-    int named = 0, own = 0, fixed = 0;
+    int named = 0, untied = 0, fixed = 0;
     TE_TRY(te__check_context(ctx, who));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "%s: the instance is null or not bound", who);
     TE_TRY(te__check_bound(m->plan, m, ctx));
     for (int i = 0; i < m->param_count; i++)
         if (te__is_named(&m->param[i], op, field))
-            named++, own += !m->param[i].tied, fixed += m->param[i].fixed;
+            named++, untied += !m->param[i].tied, fixed += m->param[i].fixed;
     TE_REQUIRE(named, ctx, TE_ERROR_VALUE, "%s: %s has no parameter %.60s.%.60s", who, m->plan->name, op ? op : "*",
                field ? field : "*");
-    TE_REQUIRE(own, ctx, TE_ERROR_VALUE, "%s: %s: %.60s.%.60s is tied, and trains as the parameter that owns it does",
-               who, m->plan->name, op ? op : "*", field ? field : "*");
-    TE_REQUIRE(frozen || own > fixed, ctx, TE_ERROR_VALUE,
-               "%s: %s: %.60s.%.60s belongs to a frozen_linear, of which forward keeps no x for a gradient", who,
+    TE_REQUIRE(untied, ctx, TE_ERROR_VALUE,
+               "%s: %s: %.60s.%.60s is tied, and trains as the parameter that owns it does", who, m->plan->name,
+               op ? op : "*", field ? field : "*");
+    TE_REQUIRE(frozen || untied > fixed, ctx, TE_ERROR_VALUE,
+               "%s: %s: %.60s.%.60s belongs to a frozen_linear, for which forward saves no input", who,
                m->plan->name, op ? op : "*", field ? field : "*");
     for (int i = 0; i < m->param_count; i++) {
         te_param *p = &m->param[i];
@@ -52,17 +53,20 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
     }
     return TE_OK;
 }
+/* Stop training the parameters called `field` ("weight") of op `op` ("fc1"); null: all fields, all ops.
+ * TE_ERROR_VALUE: there is none of these names, or all of them are tied. */
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Train them again: what has no memory for its gradient only once te_bind_trained_grads was called again. */
+/* Train them again. If gradients were bound by te_bind_trained_grads it must be called again, to give them memory.
+ * TE_ERROR_VALUE: as above, or all of them are of a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
 
-/* ---- gradients of what trains, without room for the rest --------------------------------------------------------- */
+/* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Walk the parameters that train; grads null: only count. Returns elements, gaps included. */
+/* Give the gradients of the trained parameters places in grads; null: only count. Returns elements, including gaps. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -73,13 +77,14 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* Bytes of gradients of the parameters that are not frozen; 0, if there are none or m is not bound. */
+/* Bytes of the gradients of the parameters that are not frozen; 0: there are none, or m is not bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind gradients (te_trained_grad_bytes, aligned to TE_ALIGN) of the parameters that are not frozen, in list order.
- * Before te_tie. Contents are left as they are. */
+/* Bind the gradients of the parameters that are not frozen, in list order: grads has te_trained_grad_bytes bytes,
+ * aligned to TE_ALIGN. Its contents stay as they are. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
+ * parameter is tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

@@ -7,7 +7,6 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
-#include "impl/fp8_ops.h" /* te_fp8_ops */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...
@@ -151,7 +150,48 @@ typedef struct te_op {
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;
 
-struct te_gemm; struct te_model; struct te_run; struct te_step;
+/* How a gradient becomes FP8: to the nearest number, or stochastically, so that the expected value is the gradient. */
+typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_rounding;
+
+struct te_quantize; struct te_quantize_blockwise; struct te_quantize_rowwise; struct te_quantize_multi_tensor; struct te_multi_tensor;
+struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value; struct te_fp8_product;
+
+/* The FP8 code of a list under a recipe, which te/linear/impl/linear_fp8.h makes. It is reached through this table
+ * alone, so a program whose lists name no recipe has none of it. */
+typedef struct te_fp8_ops {
+    /* in the initialiser's order (te/linear/impl/linear_fp8.h). Casts of tensors in the list's dtype; quantize_dy
+     * rounds as `rounding` says; transpose_fp8 goes from FP8 to FP8 */
+    te_status (*quantize)(const struct te_quantize *q, te_context *ctx);
+    te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx);
+    te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);
+    /* the product with one scale a tensor */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx);
+    /* fp8_block: the cast, the product, and whether its epilogue can add a bias; null: the list does not name it */
+    te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
+    te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
+    int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
+    /* fp8_row: the cast; null: the list does not name it */
+    te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
+    /* casts of many weights in one launch, with a scale for each weight, block, row; null as above */
+    te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
+    /* set the operands of op i's product of forward, and of its two products of backward (w: dweight, x: dx);
+     * `backward` is null in a list for inference alone */
+    te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
+    te_status (*backward)(struct te_gemm *w, struct te_gemm *x, struct te_run *r, int i, struct te_value dy);
+    /* store the transpose of a value in FP8, once the value is there: a gathered dy arrives late */
+    te_status (*transpose)(struct te_run *r, struct te_value v, void *transposed);
+    /* cast v to an operand of product f with scale `index`: to y as it lies, to yt transposed; either may be null */
+    te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
+                      void *y, void *yt, float *inverse);
+    int fixed_widths;     /* the widths are constants: pointwise kernels can store tiles and whole rows in FP8 */
+    int saves_inputs;     /* the list's option (inputs, saved): forward saves inputs that backward could recompute */
+    te_dtype gradients;   /* of dy, with one scale a tensor: e5m2 or e4m3 */
+    te_rounding rounding; /* of dy */
+    te_dtype weights;     /* in which the weights of products under the recipe lie, for the optimizer and the casts */
+} te_fp8_ops;
+
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */

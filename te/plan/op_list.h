@@ -1,38 +1,21 @@
-/* op_list.h -- an op of a list is a tuple, and its family states facts about it: how the preprocessor reads both.
+/* op_list.h -- how the preprocessor reads a list: an op is a tuple, its family states facts about it.
  *
  * Do this:
- *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, options by name
- *     in any order
- *     TE_ARG1(op, 0)               32: the first shape; 0 if the op has none
- *     TE_OPTION(op, causal, 1)     0; 1 if the op does not say it. A constant
- *     TE_IN(op)                    what TE_IN_<family>(op) says, or the default below
+ *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, then options
+ *     TE_ARG1(op, 0)               32: the first shape; the second argument if the op has none
+ *     TE_OPTION(op, causal, 1)     0: the option's value, a constant; 1 if the op does not have the option
+ *     TE_IN(op)                    the fact TE_IN_<family>(op), or its default
  *
- * A kind says #define TE_OP_<kind> (family, class). Its family may say these facts, each in parentheses:
- *     TE_IN_<family>(op)                 the width that it takes                              (0): any
- *     TE_OUT_<family>(op, in)            the width that it gives                              (in)
- *     TE_ROWS_<family>(op, in)           the rows that it gives, a te_rows                    (in)
- *     TE_PRODUCES_<family>(op)              the number format that it gives, a te_produces          (TE_PRODUCES_list)
- *     TE_WANTS_<family>(op)              the one that it would read best, a te_produces          (TE_PRODUCES_list)
- *     TE_FLAGS_<family>(op)              what backward needs of it and what the walk knows    (0)
- *     TE_RECIPE_<family>(model, op)      the recipe of its product, a te_recipe               (TE_RECIPE_none)
- *     TE_STATS_<family>(op)              f32 numbers a row that forward keeps for backward    (0)
- *     TE_PARAMS_<family>(op, in, out)    ((weight, rows, cols, init), ...)                    no parameters
- *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
- *     TE_CHECK_<family>(model, op)       (static_assert(..); ...)                             nothing to check
- *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
- *     TE_LAYOUT_<family>(op, in)          what a rank of a group has of its output, a te_rank_layout   (in)
- *     TE_LAYOUT_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/impl/list_checks.h
- *     TE_RANKS_<family>(op)              ranks of a tensor group that share its vocabulary      (0): no more than one
- *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
- *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
+ * A kind is registered by #define TE_OP_<kind> (family, class), class being one of te_class. The facts that a family
+ * may define are listed below ("facts").
  */
 #ifndef TE_OP_LIST_H
 #define TE_OP_LIST_H
 
-
-
 /* ---- tuples ---------------------------------------------------------------------------------------------------- */
 
+/* TE_STRIP (a, b): a, b, for a tuple that is written out; TE_UNWRAP(t): the same for an argument that becomes one. The
+ * others take the members as arguments. */
 #define TE_STRIP(...)  __VA_ARGS__
 #define TE_UNWRAP(t)   TE_STRIP t
 #define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
@@ -53,15 +36,17 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* `mark` is a name that may be defined as a comma: `yes` if it is. */
+/* `yes` if the name `mark` is defined as a comma, else `no`. That is how the preprocessor asks whether a name is in a
+ * set: the set's members are names #defined as a comma. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
-/* `yes` if x is in parentheses. */
+/* `yes` if x is in parentheses, else `no`. */
 #define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
 #define TE_COMMA(...) ,
 #define TE_SECOND_X(x) x
 /* x if it is in parentheses, else `otherwise`. */
 #define TE_TUPLE_OR(x, otherwise) TE_IF_TUPLE(x, x, otherwise)
 
+/* TE_JOINn(prefix, a, b, ...): the names a, b, ... joined by underscores behind the prefix. */
 #define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
 #define TE_JOIN1_(l, a)                        l##a
 #define TE_JOIN2(l, a, b)                      TE_JOIN2_(l, a, b)
@@ -79,7 +64,8 @@
 #define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
 #define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
-/* A member of an initialiser, by its name; where the language has no such initialisers it must stand in its place. */
+/* A member of an initialiser, by its name. C++17 has no designated initialisers: members must be in the struct's
+ * order. */
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define TE_MEMBER(name, ...) .name = __VA_ARGS__
 #else
@@ -88,6 +74,7 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
+/* Parts of an op's tuple. TE_ARGi(op, d): the i-th shape, d if there are fewer. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
@@ -97,14 +84,15 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The fork that (add, x) or (add, name, x) reads. */
+/* The name of the fork whose value (add, x) or (add, name, x) uses. */
 #define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
-/* How a message calls it. */
+/* The op in an error message: "(linear, fc1)". */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
 
-/* The names of options, once each; an op of one's own adds its names in the same way. */
+/* The names of all options: TE_SAME_a_b is a comma only if a and b are the same name, so it compares names. A custom op
+ * adds the names of its options in the same way. */
 #define TE_SAME_eps_eps ,
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
@@ -147,26 +135,29 @@
 #define TE_SAME_first_part_first_part ,
 #define TE_SAME_ranks_ranks ,
 
-/* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
-#define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
+/* `yes` if the argument a is an option, that is, a tuple of two with nothing behind it. 8, (H) and (A + B) * C are
+ * none. */
+#define TE_IF_OPTION(a, yes, no) \
+    TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
 #define TE_EAT(...)
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
+/* The value of the op's option `name`, or `otherwise`. An op has up to twelve arguments behind its kind and name: the
+ * macro tries each. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
 #define TE_OPTION__(name, otherwise, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                               \
-    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name,  \
-        e)                                                                                                             \
-              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) \
-              TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
+    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d)                    \
+              TE_VALUE_IF(name, e) TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h)                      \
+              TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
 #define TE_VALUE_IF(name, a) TE_IF_OPTION(a, TE_VALUE_IF_, TE_NOTHING)(name, a)
 #define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* 1 if the op says the option, else 0. */
+/* 1 if the op has the option, else 0; a constant for expressions. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                      \
@@ -176,7 +167,7 @@
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
-/* `yes` if the op says the option, whatever its value: 2, or a constant in parentheses. */
+/* `yes` if the op has the option, whatever its value; for the preprocessor. */
 #define TE_IF_HAS(op, name, yes, no) \
     TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
@@ -187,8 +178,8 @@
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
-/* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a
- * value. as: the family. */
+/* static_asserts that refuse each option that the family `as` does not take, or takes with another type of value, and
+ * more shapes than the family has. Their messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
@@ -220,11 +211,13 @@
 #define TE__ARTICLE_integer "an integer"
 #define TE__ARTICLE_number "a number"
 #define TE__ARTICLE_name "a name"
-#define TE_INTEGER (integer) /* of a constant expression */
+/* The types of options: TE_TAKES_<family>_<option> is one of these. */
+#define TE_INTEGER (integer) /* an integer constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
-#define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */
+#define TE_TOKEN (name)      /* a name (bf16, rows, ..) that the library makes an enumerator of: TE_bf16. Another name is
+                              * an undeclared identifier, which the compiler reports */
 #define TE_IS_name(value) 1
-/* static_assert of constants that need not be integers, which C alone does not take. */
+/* A static_assert of a condition on floats, which C does not take for an integer constant expression. */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -243,12 +236,35 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
+/* A number format that an op produces, or reads best. */
 typedef enum te_produces {
-    TE_PRODUCES_list,     /* the list's own format */
-    TE_PRODUCES_same,     /* what it gets */
-    TE_PRODUCES_residual, /* that of the residual stream: the list's option `residual` */
+    TE_PRODUCES_list,     /* the list's format */
+    TE_PRODUCES_same,     /* the format of its input */
+    TE_PRODUCES_residual, /* the format of the residual stream: the list's option `residual` */
     TE_PRODUCES_f32
 } te_produces;
+
+/* A family may define these facts, each in parentheses; on the right the default. `in`: the width, rows or layout of
+ * its input.
+ *     TE_IN_<family>(op)                  width of its input                                      (0): any
+ *     TE_OUT_<family>(op, in)             width of its output                                     (in)
+ *     TE_ROWS_<family>(op, in)            rows of its output, a te_rows                           (in)
+ *     TE_PRODUCES_<family>(op)            number format of its output                             (TE_PRODUCES_list)
+ *     TE_WANTS_<family>(op)               number format of its input that it reads best           (TE_PRODUCES_list)
+ *     TE_FLAGS_<family>(op)               TE_SAVES_INPUT, ... (model.h)                           (0)
+ *     TE_RECIPE_<family>(model, op)       recipe of its product, a te_recipe                      (TE_RECIPE_none)
+ *     TE_STATS_<family>(op)               f32 numbers a row that forward saves for backward       (0)
+ *     TE_PARAMS_<family>(op, in, out)     ((weight, rows, cols, init), ...)                       no parameters
+ *     TE_OPTIONS_<family>(op)             (te_<family>_options, values of its members...)         no options
+ *     TE_CHECK_<family>(model, op)        (static_assert(..); ...)                                nothing to check
+ *     TE_EDGE_<family>(model, op)         (index, format) of the fork whose value it uses         (-1, list's format)
+ *     TE_LAYOUT_<family>(op, in)          layout of its output over ranks, a te_rank_layout       (in)
+ *     TE_LAYOUT_FITS_<family>(op, in)     whether it takes an input of this layout                see list_checks.h
+ *     TE_PARTS_<family>(op)               parts of its output, side by side (q, k, v)             (1)
+ *     TE_FIRST_PART_<family>(op)          width of the first part / width of another              (1)
+ *     TE_RANKS_<family>(op)               ranks over which its vocabulary is sharded              (0): it is not
+ *     TE_SHAPES_<family>(op)              how many shapes it has at most                          (12)
+ *     TE_TAKES_<family>_<option>          TE_INTEGER, TE_NUMBER or TE_TOKEN, for each of its options */
 
 #define TE_FACT(fact, op) TE_JOIN1(TE_##fact##_, TE_FAMILY(op))
 #define TE_IN(op)         TE_TUPLE_OR(TE_FACT(IN, op)(op), 0)
@@ -268,48 +284,50 @@ typedef enum te_produces {
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* A format or a recipe that an option may name; `otherwise` is a constant. */
+/* The enumerator of the token that an option of an op or of a list has: a te_dtype, a te_recipe. `otherwise`, a
+ * constant: the op does not have the option. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* Whether forward keeps the inputs of products in FP8 that backward could make again: (inputs, saved) of a list. */
+/* (inputs, saved) of a list: forward saves the inputs of FP8 products even where backward could recompute them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* How the gradients of products in FP8 are rounded, a te_rounding: (rounding, stochastic) of a list. */
+/* (rounding, stochastic) of a list: how gradients are rounded to FP8, a te_rounding. */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* The rows that the option (rows, shard) of a list names, and the shard of a product. */
+/* (rows, shard) of a list, a te_rows; (shard, columns) of a product, a te_shard. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
-/* Of an op with a vocabulary: (ranks, N), each rank of a tensor group of N has 1 / N of it. */
+/* (ranks, N) of an op with a vocabulary: each of N ranks has 1 / N of it. TE_OF_RANKS: this rank's part of `all`. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
     static_assert(!TE_HAS_OPTION(op, ranks) || (TE_RANKS_OPTION(op) > 0 && TE_ARG1(op, 1) > 0 &&                      \
                       TE_ARG1(op, 1) % (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1) == 0),                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
-                      ": its vocabulary is no constant that (ranks, N) shares out evenly; round it up to one that is");
+                      ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
 
+/* The struct of an op's options, and its initialiser. */
 typedef struct te_no_options { int none; } te_no_options;
-/* The struct of an op's options, and the constants in it. */
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
 
-/* ---- constants of a list, by model and op: model_family_name_.. ---------------------------------------------------
- */
+/* ---- constants of a list ----------------------------------------------------------------------------------------- */
 
-/* What stands before the first op of a list, and behind the last. */
+/* The ops (begin, begin), before the first op of a list, and (end, ~), behind its last; `yes` if op is that end. */
 #define TE_OP_begin (begin, begin)
 #define TE_OP_end (end, end)
 #define TE_IS_END_end ,
 #define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
+/* Enumerators that te/fuse/impl/declare.h makes for each op of a model, called model_family_name_...: its index, and
+ * the width, number format, rows and layout of its input and output. TE_EDGE_..: of the fork whose value it uses. */
 #define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
 #define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
 #define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
@@ -322,18 +340,18 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_LAYOUT_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), layout)
 #define TE_FORK_LAYOUT(model, x) TE_JOIN4(te_layout_of_, x, of, model, fork)
 
-/* ---- the ops of one step ------------------------------------------------------------------------------------------
- */
+/* ---- the ops of one step ----------------------------------------------------------------------------------------- */
 
 /* TE_EACH_OP(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
-#define TE_EACH_OP(M, x, ...) TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
-    (end, ~), (end, ~))
+#define TE_EACH_OP(M, x, ...)                                                                                          \
+    TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~))
 #define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                 \
     M(x, 0, a) TE_EACH_OP1(M, x, 1, b) TE_EACH_OP1(M, x, 2, c) TE_EACH_OP1(M, x, 3, d) \
     TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
 #define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 
-/* The first and last op of a step; the step's name: its kinds joined by _. */
+/* Of a step's ops, as arguments: the first, the last, the pattern's name (their kinds joined by _), and their number.
+ * TE_BY_OP_COUNT(ops..., eight, .., one, ~): the one of the eight that stands for their number. */
 #define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
 #define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
     TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
@@ -350,7 +368,7 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_LAST6(a, b, c, d, e, f, ...) f
 #define TE_LAST7(a, b, c, d, e, f, g, ...) g
 #define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
-/* All ops of a step but the last. */
+/* All of a step's ops but the last. */
 #define TE_BUT_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
     TE_NOTHING, ~)(__VA_ARGS__)
 #define TE_BUT2(a, b) a

@@ -1,4 +1,4 @@
-// expect: te: m: (embedding, e): its vocabulary is no constant that (ranks, N) shares out evenly
+// expect: te: m: (embedding, e): its vocabulary is no constant that (ranks, N) divides evenly
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, (embedding, e, 62, 8, (ranks, 2)), (all_reduce, r), (rmsnorm, n, 8))

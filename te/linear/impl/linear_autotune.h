@@ -5,7 +5,7 @@
 #define TE_LINEAR_AUTOTUNE_H
 
 #include "../../core/tensor_kernels.h" /* te_fill_normal, for the operands of timed steps */
-#include "../../plan/impl/executor_begin.h" /* te__begin */
+#include "../../plan/impl/executor_state.h" /* te__begin */
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_split */
 

@@ -15,7 +15,7 @@
  *
  * In FP8 with one scale a tensor a product sends its result in 16 bits and sums in the tensor cores. Rows are gathered
  * in FP8, half the bytes, if all ranks know the scale beforehand (te_recipes_config.ranks): the pointwise kernel
- * before stores a rank's rows so (te_gathered_consumer), or a cast does. Else they are gathered in the list's format,
+ * before stores a rank's rows so (te__gathered_consumer), or a cast does. Else they are gathered in the list's format,
  * and the product waits.
  *
  * Not in f32; not where the step has a custom op (linear_cross_entropy), where the rows of a rank are no multiple of
@@ -186,7 +186,7 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 
 /* Whether the weight gradient of step s is deferred: the next step adds up its data gradient over the ranks, and a step
  * behind that gathers rows for the next linear. Not where gradients are watched, or where its input is recomputed
- * (recompute_regions.h). */
+ * (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;

@@ -1,4 +1,5 @@
-/* call_checks.h -- what every call of a model checks before anything is enqueued: the batch, and the caller's tensors.
+/* call_checks.h -- the checks of a call before anything is enqueued: the batch, the caller's tensors, and memory that
+ * overlaps; and the values that ops read from forks and extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -6,7 +7,10 @@
 #include "../bind.h" /* te__check_model */
 #include "storage.h" /* te_run */
 
-/* Sequences that differ in length. What their numbers are can be seen on the host alone (core/tensor.h). */
+/* ---- the batch --------------------------------------------------------------------------------------------------- */
+
+/* Packed sequences of different lengths. cu_seqlens lies in target memory, so only the host can check its numbers
+ * (core/tensor.h). */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq;
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
@@ -18,7 +22,7 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
                b->sequences);
     TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
-               "%s: batch.cu_seqlens lie at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
+               "%s: batch.cu_seqlens lies at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
     for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
         const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
         TE_REQUIRE(now >= before && now - before <= b->max_seqlen && (i || !now), ctx, TE_ERROR_VALUE,
@@ -30,7 +34,7 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Rows of what decoders attend to. */
+/* memory_seq, in a list with an input that a decoder attends to. */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -73,7 +77,9 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     return TE_OK;
 }
 
-/* `want` says what the list was declared with. */
+/* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
+
+/* t must be a tensor of the shape and format of `want`, which follow from the list and the batch. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
@@ -87,15 +93,16 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* The caller's tensor for `(input, name)` or `(output, name)`. */
+/* The batch's edge for (input, name) or (output, name); null while sizes are measured. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* The caller's value (grad: its gradient) for an input or output of the list that looks like `like`; p null: a gradient
- * that is not given, or not wanted. While sizes are measured it is as if it were there, at x's place. */
+/* The caller's value of an input or output of the list, or, with grad, its gradient; both of the shape and format of
+ * `like`. v->data null: the caller brings no gradient, or wants none. While sizes are measured, x's address stands for
+ * it. */
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -106,14 +113,14 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* What the fork or input that an op reads keeps looks so: [.., cols]. */
+/* The shape and format of the fork's or input's value that `op` uses, with `cols` columns. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
 }
-/* That, as forward has it. */
+/* That value, in forward, inference or backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
@@ -122,6 +129,153 @@ TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_
 }
 TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) {
     return te__fork_value_of_width(v, r, op, op->out);
+}
+
+/* ---- aliasing ---------------------------------------------------------------------------------------------------- */
+
+/* Memory that a call writes must not overlap anything else that the call reads or writes.
+ *
+ * A call writes y, te_saved.memory, the workspace and the values of outputs; backward writes dx, the gradients, the
+ * workspace and the gradients of inputs. A call is refused if one of these overlaps another tensor of the call, the
+ * parameters, tokens, labels, positions or cu_seqlens. There is one exception, running in place:
+ *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. The last
+ *   step must then not read the memory that it writes, unless it works element by element or row by row. So a list that
+ *   is one step of another kind (a linear alone, attention, rope), or that ends in a cross_attention, is refused.
+ * Two tensors that are only read may overlap. But where backward reads the forward's x or y, or writes y
+ * (te_saved.loss_in_backward), dy and dx must lie elsewhere. */
+
+typedef struct te__region {
+    const char *name;
+    const char *begin;
+    size_t bytes;
+    int written;
+    int end; /* 1: x or dy, 2: y or dx: these two may be the same, in place; 0: another tensor */
+} te__region;
+enum { TE__MAX_REGIONS = 16 };
+typedef struct te__regions {
+    te__region region[TE__MAX_REGIONS];
+    int count, in_place;
+    const te_run *run;
+} te__regions;
+
+TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
+
+/* Whether the pass may write its last value, `to`, over its first one, `from`: the last step works element by element
+ * or row by row, or does not read `from`. */
+TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
+    const te_plan *p = r->plan;
+    const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
+    const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
+    const te_op *op = &p->op[s[count - 1].op[0]];
+    const te_class last = op->op_class;
+    if (op->flags & TE_IS_CROSS) return 0; /* it may read `from` as its keys and values */
+    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
+    if (from.rows != to.rows || from.cols != to.cols) return 0;
+    return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
+}
+/* Whether backward reads the forward's x: the first op saves its input or is recomputed, or an op later in the list
+ * uses a fork of x. */
+TE_API int te__reads_x(const te_plan *p) {
+    int i = 0;
+    while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
+    for (int j = i; j < p->op_count; j++)
+        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
+            !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
+            return 1;
+    return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
+           (p->region_count && p->region[0].first <= i);
+}
+/* Whether backward reads the forward's y. */
+TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
+/* Add a region of memory, and compare it with those before it. */
+TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
+                                int end) {
+    te__region to;
+    to.name = name, to.begin = (const char *)begin, to.bytes = bytes, to.written = written, to.end = end;
+    if (!begin || !bytes) return TE_OK;
+    for (int i = 0; i < all->count; i++) {
+        const te__region *a = &all->region[i];
+        const int apart = (uintptr_t)a->begin + a->bytes <= (uintptr_t)to.begin ||
+                          (uintptr_t)to.begin + to.bytes <= (uintptr_t)a->begin;
+        if (apart || (!a->written && !written) || (a->end && end && all->in_place)) continue;
+        return te_fail(all->run->ctx, TE_ERROR_VALUE, "%s: %s overlaps %s%s", all->run->plan->name, name, a->name,
+                       !a->end || !end ? ""
+                       : all->run->pass == TE_FORWARD ? "; backward reads both"
+                       : a->begin == to.begin ? "; this list cannot run in place"
+                                              : "; they are to be the same or apart");
+    }
+    if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
+    return TE_OK;
+}
+/* TE_IS_INPUT or TE_IS_OUTPUT; 0: the list has no edge of this name. */
+TE_API int te__edge_kind(const te_plan *p, const char *name) {
+    for (int k = 0; name && k < p->op_count; k++)
+        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
+            return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    return 0;
+}
+/* Add the caller's tensors of (input, ..), (output, ..) and (max_logit, 1). */
+TE_API te_status te__regions_edges(te__regions *all) {
+    const te_run *r = all->run;
+    const int before = all->count;
+    for (int i = 0; i < r->batch->edge_count; i++) {
+        const te_edge *e = &r->batch->edges[i];
+        const int kind = te__edge_kind(r->plan, e->name);
+        if (!kind) continue; /* it is of another list that gets the same batch */
+        for (int k = 0; k < i; k++)
+            TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
+                       "%s: the batch has the edge %s twice", r->plan->name, e->name);
+        int is_read = 0; /* backward reads the input's value as well */
+        for (int k = 0; k < r->plan->op_count; k++) {
+            const te_op *op = &r->plan->op[k];
+            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
+                       (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
+                       !strcmp(r->plan->op[op->edge].name, e->name);
+        }
+        const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
+        const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
+        if (all->count == TE__MAX_REGIONS) all->count = before; /* the table is full: later edges are
+                                                                  * not compared with these */
+        TE_TRY(te__region_add(all, e->name, t.data,
+                              (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
+        if (r->pass != TE_BACKWARD || !is_read) continue;
+        if (all->count == TE__MAX_REGIONS) all->count = before;
+        TE_TRY(te__region_add(all, e->name, e->value.data,
+                              (size_t)(e->value.rows * e->value.cols) * te_dtype_bytes(e->value.dtype), 0, 0));
+    }
+    return TE_OK;
+}
+/* Check all that this call reads and writes, with `used` bytes of the workspace. It runs after the dry run, which has
+ * checked the shapes and formats of the tensors. */
+TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
+    const int back = r->pass == TE_BACKWARD;
+    const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
+    const size_t rows = (size_t)r->tokens;
+    te__regions all;
+    memset(&all, 0, sizeof all);
+    all.run = r, all.in_place = te__in_place(r, from, to);
+    TE_TRY(te__region_add(&all, "the parameters", m->params, m->param_bytes, 0, 0));
+    TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0,
+                          (size_t)m->grad_elements * sizeof(float), 1, 0));
+    TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
+                          (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.positions", r->batch->positions, rows * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.cu_seqlens", r->batch->cu_seqlens,
+                          ((size_t)r->batch->sequences + 1) * sizeof(int32_t), 0, 0));
+    if (back && r->batch->loss_count)
+        TE_TRY(te__region_add(&all, "batch.loss_count", r->batch->loss_count, sizeof(float), 0, 0));
+    TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
+    if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
+    if (back && te__reads_x(r->plan))
+        TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.data, te__value_bytes(r->x), 1, 0));
+    if (back && (te__reads_y(r->plan) || r->loss_in_backward))
+        TE_TRY(te__region_add(&all, r->loss_in_backward ? "the forward's y, which backward writes"
+                                                        : "the forward's y, which backward reads",
+                              r->y.data, te__value_bytes(r->y), 1, 0));
+    TE_TRY(te__region_add(&all, back ? "dy" : "x", from.data, te__value_bytes(from), 0, 1));
+    TE_TRY(te__region_add(&all, back ? "dx" : "y", to.data, te__value_bytes(to), 1, 2));
+    return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;
 }
 
 #endif

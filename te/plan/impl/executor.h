@@ -7,15 +7,11 @@
 #ifndef TE_EXECUTOR_H
 #define TE_EXECUTOR_H
 
-#include "storage.h" /* te_run, te__edge_named */
-#include "executor_begin.h" /* te__begin */
-#include "call_checks.h" /* te__check_batch, te__check_tensor */
+#include "call_checks.h" /* te__check_batch, te__check_tensor, te__check_overlap */
 #include "gradients.h" /* te__reduce_columns_now */
-#include "alias_check.h" /* te__check_overlap */
-#include "recompute_regions.h" /* te__recompute_enter */
+#include "storage.h" /* te_run, te__begin, te__place */
 
-/* ---- where backward stops -----------------------------------------------------------------------------------------
- */
+/* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
 /* Backward goes through the list from its end up to the first op with a gradient that anybody wants: of a parameter
  * that trains, of x, or of an extra input. */
@@ -60,8 +56,81 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
     return TE_OK;
 }
 
-/* ---- the steps ----------------------------------------------------------------------------------------------------
- */
+/* ---- recompute regions ------------------------------------------------------------------------------------------- */
+
+/* Between the marks of te/ops/recompute.h. What the ops of a region save, all but its last one, lies in the workspace,
+ * and only while the region is open: forward opens it for its own steps, backward for a second run of them. */
+
+/* Reserve memory for what region k saves. Forward does it too, because its steps store what they would save, whether or
+ * not somebody reads it. */
+TE_API te_status te__recompute_open(te_run *r, int k) {
+    const te_recompute_region *s = &r->plan->region[k];
+    const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
+    te_value v = te_no_value();
+    TE_TRY(te__acquire_bytes(r, &v, bytes));
+    te__set_root(r, &r->region[k], v);
+    (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
+    return TE_OK;
+}
+/* Free it. Of what the region's ops saved only the forks at its begin have an address then: that of its input. */
+TE_API void te__recompute_close(te_run *r, int k) {
+    (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
+    te__set_root(r, &r->region[k], te_no_value());
+}
+/* A backward that stops before the beginning of the list may leave a region open. */
+TE_API void te__recompute_close_all(te_run *r) {
+    for (int k = 0; k < r->plan->region_count; k++)
+        if (r->region[k].data) te__recompute_close(r, k);
+}
+/* The forward steps [*from, *to) that backward runs again for region k: up to the last one whose ops save something in
+ * the region. */
+TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
+    const te_plan *plan = r->plan;
+    int i = 0;
+    while (i < plan->forward_count && plan->forward[i].op[0] < plan->region[k].first) i++;
+    for (*from = *to = i; i < plan->forward_count && plan->forward[i].op[0] < plan->region[k].last; i++)
+        for (int j = 0; j < plan->forward[i].count; j++)
+            if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
+}
+/* In backward: open region k and fill its memory, by a forward run that shares all addresses with this run. The output
+ * of the region's last op is saved already: if its step runs again, the output goes to the workspace, and its row
+ * statistics are not stored. */
+TE_API te_status te__recompute_run(te_run *r, int k) {
+    const te_recompute_region *s = &r->plan->region[k];
+    int from, to;
+    TE_TRY(te__recompute_open(r, k));
+    te__recompute_steps(r, k, &from, &to);
+    te_run forward = *r;
+    forward.pass = TE_FORWARD, forward.current = te_input_of(r, s->first);
+    forward.y.data = 0, forward.act[s->last] = 0, forward.stats[s->last] = 0;
+    for (int i = from; i < to; i++) {
+        TE_TRY(r->plan->forward[i].run(&forward, &r->plan->forward[i]));
+        te__pool_sweep(&forward.pool);
+    }
+    te_set_current(&forward, te_no_value());
+    te__pool_sweep(&forward.pool);
+    r->pool = forward.pool;
+    memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
+    return TE_OK;
+}
+/* Before a step: open the regions that it has ops of. A forward step lies within one region or outside of all; a
+ * backward step may have ops of several. */
+TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
+    for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
+        for (int j = 0; j < step->count && !r->region[k].data; j++)
+            if (r->plan->region[k].first <= step->op[j] && step->op[j] <= r->plan->region[k].last)
+                TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
+    return TE_OK;
+}
+/* After a step: close the regions that end with it, in the order of the pass. */
+TE_API void te__recompute_leave(te_run *r, const te_step *step) {
+    for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
+        for (int j = 0; j < step->count && r->region[k].data; j++)
+            if (step->op[j] == (r->pass == TE_FORWARD ? r->plan->region[k].last : r->plan->region[k].first))
+                te__recompute_close(r, k);
+}
+
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
 
 /* Advance the random state by a kernel of its own, if no kernel has done it along the way: before step `next` if that
  * draws, and at the end of the pass (null). */
@@ -77,7 +146,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* make room for the sums of this step */
+        TE_TRY(te__reduce_columns_now(r)); /* this step's sums may not fit behind them */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -138,7 +207,7 @@ TE_API te_status te__run_from(te_run *r, te_value now) {
 /* The dry run. The workspace may have been measured for more rows than this call has, and still be too small for it:
  * blocks of fewer rows can leave gaps in which others do not fit (te__pool_take). So where it does not suffice, blocks
  * are sized for more and more rows, up to the number for which it was measured: then they lie as they lay then. */
-enum { TE__MAX_CAPACITY = 8 }; /* times as many rows, at most */
+enum { TE__MAX_CAPACITY = 8 }; /* up to so many times the rows of the call */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));
@@ -183,7 +252,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__set_recipe_use(r, TE_USE_as_bound);
 }
 
-/* Check the arguments of a forward or an inference, and begin its run. */
+/* Check the arguments of a forward or an inference, and prepare its run. */
 TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
                                    const te_model *m, const te_batch *b, te_context *ctx) {
     TE_TRY(te__check_batch(plan, m, b, ctx));
@@ -193,7 +262,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     r->x.data = te__from_tokens(plan) ? 0 : x.data, r->y.data = y.data;
     return TE_OK;
 }
-/* y[rows, out] of x[rows, in]. alias_check.h says which tensors may share memory. */
+/* y[rows, out] of x[rows, in]. call_checks.h says which tensors may share memory. */
 TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
                                te_context *ctx) {
     te_run r;
@@ -303,7 +372,7 @@ TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, in
 /* Bytes of workspace that any pass of this many rows, or fewer, needs on the context's device, with the recipe on or
  * off. 0, and the text of an error in ctx, if ctx was not created, m is not bound, or no call can have so many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
-    size_t most = 0;
+    size_t max_bytes = 0;
     if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
     if (te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
     if (!te__can_rows(rows))
@@ -316,9 +385,9 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
         r.current = pass == TE_BACKWARD ? r.dy : r.x;
-        if (te__run_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
+        if (te__run_pass(&r) == TE_OK && r.pool.high > max_bytes) max_bytes = r.pool.high;
     }
-    return most;
+    return max_bytes;
 }
 
 #endif

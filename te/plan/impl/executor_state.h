@@ -7,7 +7,6 @@
 #include "../../core/rank_group.h" /* te_tensor_group */
 #include "../../core/tensor.h" /* te_sequences */
 #include "../../gemm/gemm_types.h" /* te_gemm */
-#include "column_reduce.h" /* te_sum_args */
 #include "operand_policy.h" /* te_operand_policy, te_recipe_use */
 #include "value.h" /* te_value, te_pool */
 
@@ -40,6 +39,15 @@ typedef struct te_deferred_wgrad {
     te_value a, b; /* its operands, whose blocks stay */
 } te_deferred_wgrad;
 
+/* Column sums over the blocks of a kernel (gradients.h): total[width] (+)= the sum of partial[count, width]. */
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* at most: dgamma, dbeta, dbias */ };
+typedef struct te_sum_job {
+    const float *partial; /* [count, width] */
+    float *total;         /* [width] */
+    int width, count, accumulate;
+} te_sum_job;
+typedef struct te_sum_args { te_sum_job job[TE_SUM_JOBS]; } te_sum_args;
+
 typedef struct te_run {
     /* the call */
     const te_plan *plan;
@@ -66,7 +74,7 @@ typedef struct te_run {
     te_deferred_work deferred;     /* what `current` waits for, where its state says so */
     const te_recompute_target *recompute; /* not null: the step recomputes its last op for backward, into that */
     struct te_kernel_shape *describe; /* not null: the step runs nothing, and says which pointwise kernel it has */
-    const void *pass_input, *last_step_input; /* where the pass begins, and where its last step reads (alias_check.h) */
+    const void *pass_input, *last_step_input; /* where the pass begins, and where its last step reads (call_checks.h) */
     te_pool pool;                  /* the workspace */
 
     /* what forward saves: addresses in te_saved, or in the workspace inside an open recompute region */
@@ -196,6 +204,51 @@ TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
     for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
         if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, name)) return &r->batch->edges[i];
     return 0;
+}
+
+/* ---- a run before its first step --------------------------------------------------------------------------------- */
+
+/* Choose which products run in FP8 from now on, and compute the policies. TE_USE_as_bound reads it from te_run.param,
+ * which te__take_params has to fill before. */
+TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
+    r->use = use;
+    if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
+}
+/* A dry run of this many rows. No product runs in FP8 until te__set_recipe_use says which do. */
+TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
+                      te_context *ctx) {
+    r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
+    r->memory = te__has_memory(plan) ? tokens : 0, r->capacity = 0;
+    r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
+    r->batch = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
+    memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te_no_value();
+    memset(&r->deferred_wgrad, 0, sizeof r->deferred_wgrad);
+    r->deferred_wgrad.a = r->deferred_wgrad.b = te_no_value();
+    r->backward_stop = TE_BACKWARD_STOP_dx, r->watch = 0;
+    r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0, r->loss_in_backward = 0;
+    r->current = r->dx = r->dy = te_no_value(), r->pass_input = r->last_step_input = 0;
+    r->x = te_value_of(0, plan->in_dtype, te_rows_in(r, plan->op[0].in_rows), plan->in);
+    r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
+    r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    memset(r->saved_transposed, 0, sizeof r->saved_transposed);
+    memset(&r->columns, 0, sizeof r->columns);
+    memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
+    for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
+    for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
+    r->use = TE_USE_off;
+    te__init_policies(r->policy, plan, TE_USE_off, r->param);
+}
+/* Set te_run.param to the parameters of this instance. */
+TE_API void te__take_params(te_run *r, const te_model *m) {
+    te_param *p = m->param;
+    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
+}
+/* A run that only measures: storage and the workspace, for this many rows. */
+TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
+    te_run r;
+    te__begin(&r, plan, pass, rows, rows, ctx);
+    if (use != TE_USE_off) te__set_recipe_use(&r, use);
+    return r;
 }
 
 #endif
