@@ -54,7 +54,7 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
 /* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
  * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
-TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
+TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
     constexpr te_dtype persistent = SIXTEEN ? T : TE_f32;
     constexpr int small_m = skinny && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
@@ -69,10 +69,10 @@ TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
     return &kernels;
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \
-    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
+    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
 /* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                                                     \
-    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \
+    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, then + C where beta is 1. */
