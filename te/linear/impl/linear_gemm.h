@@ -71,9 +71,10 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
 #define TE_UNFUSED_GEMM(dtype, pass) \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
 /* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
-#define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                                                     \
-    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \
-                    name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
+#define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
+    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
+                             (te_gemm_operands)name##_skinny_form,                         \
+                             name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, then + C where beta is 1. */
 TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
