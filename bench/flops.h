@@ -21,7 +21,7 @@ static double bench_attention_flops(double batch, int seq, double heads, double 
 /* 0: the step begins with neither a product nor attention, and moves bytes. */
 static double bench_step_flops(const te_plan *plan, const te_step *step, te_pass pass, const te_batch *batch) {
     const te_op *op = &plan->op[step->op[0]];
-    if ((op->flags & TE_TO_LOSS) && step->count > 1) op = &plan->op[step->op[1]]; /* cross_entropy, linear; not its logits, made again */
+    if ((op->flags & TE_TO_LOSS) && step->count > 1) op = &plan->op[step->op[1]]; /* cross_entropy, linear; not its recomputed logits */
     if (op->op_class == TE_CLASS_gemm) /* y = x w^T; backward dx = dy w and dw = dy^T x */
         return (pass == TE_BACKWARD ? 2 : 1) * 2.0 * batch->batch * batch->seq * op->in * op->out;
     if (!strcmp(op->kind, "attention")) {

@@ -51,14 +51,14 @@ static void casts(int64_t rows, int64_t cols) {
         }, bytes, 0, runs));
     };
     float *inverse = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) * 4);
-    float *turned = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows) * 4);
+    float *transposed_scales = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows) * 4);
     const auto tiles = [&](const char *what, int with_yt, int blocks) {
         const double scales = blocks ? 0.0 : 4.0 / TE_FP8_BLOCK; // bytes an element
         const double bytes = (double)n * (2 + (1 + with_yt) * (1 + scales));
         bench_print("cast", "e4m3", what, shape, bench_time([&](int i) {
             te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
             q.x = x[i % sets], q.y = y[i % sets], q.y_inverse = inverse, q.square_blocks = blocks;
-            if (with_yt) q.yt = yt[i % sets], q.yt_inverse = turned;
+            if (with_yt) q.yt = yt[i % sets], q.yt_inverse = transposed_scales;
             bench_check(tiles_of_bf16_run(&q, &bench_ctx), what);
         }, bytes, 0, runs));
     };

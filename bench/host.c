@@ -195,7 +195,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
         for (int i = 0; i < sets; i++) {
             te_run *r = &run[i];
             te__begin(r, plan, (te_pass)pass, rows, batch, &ctx);
-            r->batch = &b, r->x.p = x[i], r->y.p = y[i], r->dx = r->x, r->dx.p = dx[i], r->dy = r->y, r->dy.p = dy[i];
+            r->batch = &b, r->x.data = x[i], r->y.data = y[i], r->dx = r->x, r->dx.data = dx[i], r->dy = r->y, r->dy.data = dy[i];
             te__take_params(r, &m);
             te__lay_out(r, (char *)saved[i].memory);
             r->dry = 0, r->current = pass == TE_BACKWARD ? r->dy : r->x, r->pool.base = (char *)workspace[i];

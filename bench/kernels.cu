@@ -1,40 +1,40 @@
-// kernels.cu -- every op and every row of the fusion lists that is not a matrix product, beside a copy of as many bytes; the
+// kernels.cu -- every op and every pattern of the fusion lists that is no GEMM, beside a copy of as many bytes; the
 // gradient norm beside a kernel that only reads; and plain kernels of other mixes of reads and writes beside a copy, for a
 // step is bounded by what the memory gives for its mix.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/kernels.cu -o kernels -lcublasLt && ./kernels kernels.tsv COMMIT
 #include "bench.h"
 
-// ---- the fusion lists: each row on one kind of its family, at 4096 columns
+// ---- the fusion lists: each pattern on one kind of its family, at 4096 columns
 
-struct row_case { const te_plan *(*plan)(void); const char *step; te_pass pass; };
-static std::vector<row_case> &row_cases() {
-    static std::vector<row_case> cases;
+struct pattern_case { const te_plan *(*plan)(void); const char *step; te_pass pass; };
+static std::vector<pattern_case> &pattern_cases() {
+    static std::vector<pattern_case> cases;
     return cases;
 }
-struct add_row_case {
-    add_row_case(const te_plan *(*plan)(void), const char *step, te_pass pass) { row_cases().push_back({plan, step, pass}); }
+struct add_pattern_case {
+    add_pattern_case(const te_plan *(*plan)(void), const char *step, te_pass pass) { pattern_cases().push_back({plan, step, pass}); }
 };
-#define ROW_CASE(name, row, step, ...)        \
-    TE_SEQUENTIAL(name, ROW_DTYPE, __VA_ARGS__) \
-    static const add_row_case name##_added(name##_plan, step, ROW_PASS);
+#define PATTERN_CASE(name, pattern, step, ...)        \
+    TE_SEQUENTIAL(name, PATTERN_DTYPE, __VA_ARGS__) \
+    static const add_pattern_case name##_added(name##_plan, step, PATTERN_PASS);
 
-#define ROW_SPACE forward_rows
-#define ROW_PASS TE_FORWARD
-#define ROW_DTYPE bf16
-#define ROW_IN 4096
-#define ROW_OUT 4096
-#define ROW_ALL 0
-#include "../tests/rows_forward.h"
+#define PATTERN_SPACE forward_patterns
+#define PATTERN_PASS TE_FORWARD
+#define PATTERN_DTYPE bf16
+#define PATTERN_IN 4096
+#define PATTERN_OUT 4096
+#define PATTERN_ALL 0
+#include "../tests/patterns_forward.h"
 
-#undef ROW_OF
-#define ROW_SPACE backward_rows
-#undef ROW_PASS
-#define ROW_PASS TE_BACKWARD
-#define ROW_IN 4096
-#define ROW_OUT 4096
-#define ROW_ALL 0
-#include "../tests/rows_backward.h"
+#undef PATTERN_OF
+#define PATTERN_SPACE backward_patterns
+#undef PATTERN_PASS
+#define PATTERN_PASS TE_BACKWARD
+#define PATTERN_IN 4096
+#define PATTERN_OUT 4096
+#define PATTERN_ALL 0
+#include "../tests/patterns_backward.h"
 
 // ---- ops by themselves
 
@@ -134,6 +134,6 @@ int main(int argc, char **argv) {
     whole(embedding_4096_plan(), 8192, 50257);
     if (!bench_only) optimizer();
     if (!bench_only) mix<1, 0>(), mix<1, 1>(), mix<1, 2>(), mix<2, 1>(), mix<3, 1>();
-    for (const row_case &c : row_cases()) bench_step(c.plan(), 4, 2048, c.pass, c.step);
+    for (const pattern_case &c : pattern_cases()) bench_step(c.plan(), 4, 2048, c.pass, c.step);
     return bench_close();
 }

@@ -27,13 +27,13 @@ static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, i
 // The products of a linear in FP8, forward and backward, with operands that lie ready.
 struct products {
     te_gemm forward, dx, dw;
-    products(int rows, int in, int out, bool tiled) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
-        const te_scaling first = tiled ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_TENSORWISE;
+    products(int rows, int in, int out, bool blockwise) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
+        const te_scaling first = blockwise ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_TENSORWISE;
         uint32_t id = 0;
         for (te_gemm *g : {&forward, &dx, &dw}) {
-            const te_scaling second = !tiled ? first : g == &dw ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_BLOCKWISE_2D;
-            g->trans_b = 1, g->dtype = TE_bf16, g->out = g == &dw ? TE_f32 : TE_bf16, g->fast = g == &forward && !tiled;
-            g->a = operand(&g->a_fp8, first, tiled || g == &forward ? TE_e4m3 : TE_e5m2, g->m, g->k, id++);
+            const te_scaling second = !blockwise ? first : g == &dw ? TE_SCALING_BLOCKWISE_1D : TE_SCALING_BLOCKWISE_2D;
+            g->trans_b = 1, g->dtype = TE_bf16, g->out = g == &dw ? TE_f32 : TE_bf16, g->fast = g == &forward && !blockwise;
+            g->a = operand(&g->a_fp8, first, blockwise || g == &forward ? TE_e4m3 : TE_e5m2, g->m, g->k, id++);
             g->b = operand(&g->b_fp8, second, TE_e4m3, g->n, g->k, id++);
             g->d = bench_allocate((size_t)(g->m * g->n) * 4);
         }

@@ -122,10 +122,10 @@ void round_all(std::vector<double> &v, te_dtype dtype) {
 std::vector<double> orthogonal(std::vector<double> x, size_t rows, size_t cols, te_dtype dtype) {
     const double norm = length(x) + 1e-7;
     if (rows > cols) { // the same steps for the transposed matrix, the smaller product
-        std::vector<double> turned(x.size()), back(x.size());
-        for (size_t i = 0; i < x.size(); i++) turned[i % cols * rows + i / cols] = x[i];
-        turned = orthogonal(turned, cols, rows, dtype);
-        for (size_t i = 0; i < x.size(); i++) back[i] = turned[i % cols * rows + i / cols];
+        std::vector<double> transposed(x.size()), back(x.size());
+        for (size_t i = 0; i < x.size(); i++) transposed[i % cols * rows + i / cols] = x[i];
+        transposed = orthogonal(transposed, cols, rows, dtype);
+        for (size_t i = 0; i < x.size(); i++) back[i] = transposed[i % cols * rows + i / cols];
         return back;
     }
     for (double &e : x) e /= norm;
@@ -497,7 +497,7 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
                 for (size_t k = 0; k < u.size(); k++) // what the products gave, but for the roundings of p
                     moved[k] = (float)((p[i][k] * (1 - rate * 0.1) - (double)master[k]) / (rate * size)), p[i][k] = (double)master[k];
                 // X, A and B are off by the sums in f32, some 2^-22 each, which the polynomial, of a slope of 3.4445 at
-                // most, hands on to the steps after it. In bf16 that makes one element in 2^-22 / 2^-8 round the other
+                // most, passes on to the steps after it. In bf16 that makes one element in 2^-22 / 2^-8 round the other
                 // way, by 2^-8: the root of the mean square is 2^-15.
                 const double unit = dtype == TE_f32 ? 1.0 / (1 << 22) : 1.0 / (1 << 15), slope = 3.4445;
                 double off = 0;

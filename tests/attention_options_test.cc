@@ -157,15 +157,15 @@ TEST_CASE("sequences that differ in length lie where cu_seqlens says", "[attenti
 #define READY(name, dtype, h, kv, d, options)                                                      \
     {[](te_context *c) { return name##_of::ready(c, &name##_kernels) != nullptr; },                 \
      [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }, TE_##dtype, d},
-static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
+static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } sm90[] = {SHAPES(READY)};
 
 // Whatever the options: where wgmma runs, it runs with them.
 TEST_CASE("attention with options runs on wgmma where it can", "[attention]") {
     context ctx;
     int wgmma = 0, forward = 0, backward = 0;
-    for (const auto &k : hopper) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
+    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
     for (size_t i = 0; i < count; i++) {
-        const auto &k = hopper[i];
+        const auto &k = sm90[i];
         const int d = k.dim, can = wgmma && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_NO_SM90;
         CAPTURE(te_dtype_name(k.dtype), d);
         const bool wide = d == 64 || d == 96 || d == 128 || d == 192 || d == 256;
@@ -173,6 +173,6 @@ TEST_CASE("attention with options runs on wgmma where it can", "[attention]") {
         CHECK(k.backward(&ctx.c) == (can && wide));
         forward += k.forward(&ctx.c), backward += k.backward(&ctx.c);
     }
-    std::printf("of %d attention kernels with options %d on wgmma forward, %d backward\n", (int)(sizeof hopper / sizeof hopper[0]), forward, backward);
+    std::printf("of %d attention kernels with options %d on wgmma forward, %d backward\n", (int)(sizeof sm90 / sizeof sm90[0]), forward, backward);
 }
 #endif

@@ -92,7 +92,7 @@ TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
         }
 }
 
-// Kernels that keep a maximum from tile to tile have to notice when it is outgrown. Keys grow towards the first or the last.
+// Kernels that rescale their accumulators conditionally must rescale when a tile exceeds the running maximum. Keys grow towards the first or the last.
 TEST_CASE("attention forward where the maxima grow", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention: seed %u\n", seed);
@@ -142,7 +142,7 @@ TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
 #define READY(name, dtype, h, kv, d, options)                                                      \
     {[](te_context *c) { return name##_of::ready(c, &name##_kernels) != nullptr; },                 \
      [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }, TE_##dtype, d},
-static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
+static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } sm90[] = {SHAPES(READY)};
 static __global__ void compiled_for_90a(int *yes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     *yes = 1;
@@ -159,14 +159,14 @@ TEST_CASE("attention runs on wgmma where it can", "[attention]") {
     REQUIRE(cudaMemcpy(&yes, there, sizeof yes, cudaMemcpyDefault) == cudaSuccess);
     REQUIRE(cudaFree(there) == cudaSuccess);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        const auto &k = hopper[i];
+        const auto &k = sm90[i];
         const int d = k.dim, can = yes && ctx.c.capability == 900 && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_NO_SM90;
         CAPTURE(te_dtype_name(k.dtype), d);
         CHECK(k.forward(&ctx.c) == (can && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256)));
         CHECK(k.backward(&ctx.c) == k.forward(&ctx.c));
         forward += k.forward(&ctx.c), backward += k.backward(&ctx.c);
     }
-    std::printf("of %d attention kernels %d on wgmma forward, %d backward\n", (int)(sizeof hopper / sizeof hopper[0]), forward, backward);
+    std::printf("of %d attention kernels %d on wgmma forward, %d backward\n", (int)(sizeof sm90 / sizeof sm90[0]), forward, backward);
 }
 
 // What a backward reads and writes, for any batch and seq up to so many rows.

@@ -65,19 +65,19 @@ TEST_CASE("attention with values of another size, of sequences that differ in le
 #define READY(name, dtype, h, kv, d, options)                                                      \
     {[](te_context *c) { return name##_of::ready(c, &name##_kernels) != nullptr; },                 \
      [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }},
-static const struct { bool (*forward)(te_context *), (*backward)(te_context *); } hopper[] = {SHAPES(READY)};
+static const struct { bool (*forward)(te_context *), (*backward)(te_context *); } sm90[] = {SHAPES(READY)};
 
 TEST_CASE("attention with values of 128 in heads of 192 runs on wgmma where it can", "[attention]") {
     context ctx;
     int wgmma = 0, forward = 0, backward = 0;
-    for (const auto &k : hopper) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
+    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
     for (size_t i = 0; i < count; i++) {
         const shape &s = shapes[i];
         const bool can = wgmma && s.dtype != TE_f32 && s.f.only != TE_ATTENTION_NO_SM90 && s.dim == 192 && s.f.value == 128;
         CAPTURE(dtype_of(s), s.dim, s.f.value);
-        CHECK(hopper[i].forward(&ctx.c) == can);
-        CHECK(hopper[i].backward(&ctx.c) == can);
-        forward += hopper[i].forward(&ctx.c), backward += hopper[i].backward(&ctx.c);
+        CHECK(sm90[i].forward(&ctx.c) == can);
+        CHECK(sm90[i].backward(&ctx.c) == can);
+        forward += sm90[i].forward(&ctx.c), backward += sm90[i].backward(&ctx.c);
     }
     std::printf("of %d attention kernels with values of another size %d on wgmma forward, %d backward\n", (int)count, forward, backward);
 }

@@ -84,7 +84,7 @@ struct backward {
         : l(ops), params(p), v(values), c(what), dtype(t) {
         for (const vec &e : p) param.push_back(vec(e.size(), 0.0));
     }
-    // Op i got the gradient dy and gives dx, rounded or not; `held`: so is what an add hands over.
+    // Op i got the gradient dy and produced dx, rounded or not; `held`: so is the gradient that an add passes through.
     void step(size_t i, const vec &dy, const vec &dx, bool rounded, bool may, bool held);
     // Op i leaves `part`, off by `off`, of the gradient of what its fork kept, beside what those behind it left.
     void hand_over(size_t i, const vec &part, const vec &off, bool held);

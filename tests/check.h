@@ -79,7 +79,7 @@ struct trial {
     // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
     // reference does not round it there, and allows for it.
     bool may_round(size_t i) const {
-        return TE_CUDA && dtype != TE_f32 && (product(i) || turned_in_row(plan, plan->forward, plan->forward_count, (int)i));
+        return TE_CUDA && dtype != TE_f32 && (product(i) || rotated_in_pattern(plan, plan->forward, plan->forward_count, (int)i));
     }
     // The same of a value that a row which begins with a product stores and goes on with: cuBLASLt's epilogue for a
     // bias and a gelu works on what it has before the rounding.

@@ -183,7 +183,7 @@ TEST_CASE("exponentials and sigmoid", "[dtype]") {
 }
 
 // Known answers of Random123, philox4x32 with 7 rounds.
-TEST_CASE("Philox gives the published words, the same on the target", "[dtype]") {
+TEST_CASE("Philox computes the published numbers, the same on the target", "[dtype]") {
     uint32_t r[4];
     te_philox(r, 0, 0, 0, 0);
     CHECK((r[0] == 0x5f6fb709 && r[1] == 0x0d893f64 && r[2] == 0x4f121f81 && r[3] == 0x4f730a48));

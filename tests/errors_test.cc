@@ -175,7 +175,7 @@ TEST_CASE("forward: an instance that is not bound, or another model's", "[errors
     CHECK(block_workspace_bytes(&unbound, ROWS, s.ctx) == 0);
     CHECK(std::string(te_last_error(s.ctx)).find("block_bind") != std::string::npos);
 }
-TEST_CASE("a forward that is refused leaves what an earlier one has kept", "[errors]") {
+TEST_CASE("a forward that is refused leaves the saved tensors of an earlier one", "[errors]") {
     scene s;
     REQUIRE(s.forward() == TE_OK);
     const std::vector<uint8_t> memory = s.memory.raw();

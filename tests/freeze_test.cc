@@ -9,7 +9,7 @@
 TE_SEQUENTIAL(stream, f32, (gelu, first), (fork, x1), (layernorm, ln, 24), (linear, qkv, 24, 72), (bias, qkv_b, 72), (attention, at, 3, 3, 8), (linear, proj, 24, 24), (bias, proj_b, 24),
               (mul_param, scale1, 24), (add, x1), (fork, x2), (dyt, dy, 24), (linear, fc1, 24, 40), (bias, fc1_b, 40), (swiglu, act), (linear, fc2, 20, 24), (bias, fc2_b, 24), (add, x2),
               (fork, x3), (linear, out, 24, 16), (mul_param, one, 1), (fork, y1), (load, x3), (linear, low, 24, 3), (linear, high, 3, 16), (add, y1))
-// From tokens to the loss: embedding, positions, head norms with rope, sinks, a span that runs again, a tied head.
+// From tokens to the loss: embedding, positions, head norms with rope, sinks, a recompute region, a tied head.
 TE_SEQUENTIAL(words, f32, (embedding, wte, 29, 16), (positions, wpe, 12, 16), (recompute, r), (rmsnorm, ln, 16), (linear, qkv, 16, 48), (head_norm, heads, 2, 2, 8), (rope, turn, 2, 2, 8),
               (attention, at, 2, 2, 8, (sinks, 1)), (linear, proj, 16, 16), (end_recompute, r), (gelu, act), (tied_linear, lm, 16, 29), (cross_entropy, loss, 29))
 TE_SEQUENTIAL(edged, bf16, (input, side, 16), (linear, a, 16, 16), (bias, a_b, 16), (gelu, g), (add, side), (linear, b, 16, 16))
@@ -19,7 +19,7 @@ TE_SEQUENTIAL(dropped, (bf16, (recipe, fp8_delayed)), (linear, a, 32, 48), (bias
 #define TE_BACKWARD_cross_entropy_linear TE_FUSED
 TE_SEQUENTIAL(head, bf16, (rmsnorm, n, 16), (linear, lm, 16, 40), (cross_entropy, loss, 40))
 // The same with linears that are frozen while the program runs, or in the list: behind a norm, behind a gated op, between forks with a
-// branch that trains beside it, in a span that runs again; with a loss; in FP8.
+// branch that trains beside it, in a recompute region; with a loss; in FP8.
 #define BESIDE(LINEAR)                                                                                                                          \
     (rmsnorm, n, 24), (LINEAR, up, 24, 80), (bias, up_b, 80), (swiglu, act), (LINEAR, down, 40, 24), (fork, x), (LINEAR, w, 24, 24), (fork, y), \
         (load, x), (linear, low, 24, 3), (linear, high, 3, 24), (add, y), (recompute, r), (rmsnorm, n2, 24), (LINEAR, fc, 24, 32), (silu, s),    \
@@ -282,7 +282,7 @@ TEST_CASE("products in FP8 with frozen weights", "[freeze]") {
 }
 
 // Forward leaves x as it lies or transposed, by which kernel made it; the workspace is sized before any has run.
-TEST_CASE("the workspace for a backward in FP8, however forward has kept what products read", "[freeze]") {
+TEST_CASE("the workspace for a backward in FP8, however forward has saved the inputs of the GEMMs", "[freeze]") {
     for (const te_plan *plan : {eighths_plan(), dropped_plan(), in_eighths_plan()})
         for (const int rows : {1, 33, 160, 500})
             for (const int current : {0, 1}) {
@@ -294,13 +294,13 @@ TEST_CASE("the workspace for a backward in FP8, however forward has kept what pr
                 config.current = current;
                 buffer room(l.ctx, te_recipes_bytes(models, 1, &config));
                 REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l.ctx) == TE_OK);
-                for (int turned = 0; turned < 1 << plan->op_count; turned++) {
+                for (int transposed = 0; transposed < 1 << plan->op_count; transposed++) {
                     te_run r;
                     te__begin_batch(&r, plan, TE_BACKWARD, &l.model, &l.batch, l.ctx);
                     r.x.data = l.x.data(), r.y.data = l.y.data(), r.dx = r.x, r.dy = r.y, r.current = r.dy;
-                    for (int i = 0; i < plan->op_count; i++) te__set_saved_transposed(&r, i, turned >> i & 1);
+                    for (int i = 0; i < plan->op_count; i++) te__set_saved_transposed(&r, i, transposed >> i & 1);
                     r.saved_bytes = te__lay_out(&r, (char *)l.memory.data()), r.backward_stop = te__backward_stop_of(&r);
-                    INFO(plan->name << ", " << rows << " rows, turned: " << turned);
+                    INFO(plan->name << ", " << rows << " rows, transposed: " << transposed);
                     REQUIRE(te__run_pass(&r) == TE_OK); // dry
                     if (r.pool.high > sized) CHECK(r.pool.high <= sized);
                 }

@@ -129,7 +129,7 @@ const te_dtype pairs[][2] = {{TE_e4m3, TE_e4m3}, {TE_e4m3, TE_e5m2}, {TE_e5m2, T
 
 } // namespace
 
-TEST_CASE("a product in FP8, by the back end", "[gemm_fp8]") {
+TEST_CASE("an FP8 GEMM by cuBLASLt or the host", "[gemm_fp8]") {
     int ran = 0;
     for (const auto &pair : pairs)
         for (const te_dtype dtype : {TE_bf16, TE_f16})
@@ -190,7 +190,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n
 }
 } // namespace
 
-TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") {
+TEST_CASE("skinny FP8 GEMMs by a custom kernel", "[gemm_fp8]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {2, 48, 272}, {3, 4112, 528}, {4, 16, 128}, {5, 272, 2064}, {7, 528, 4096}, {8, 144, 10000}};
     for (const auto &s : sizes)
         for (const bool added : {false, true}) {
@@ -215,7 +215,7 @@ TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") 
     g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D; // a weight's gradient
     CHECK(!te__skinny_can(&g));
 }
-TEST_CASE("a product in FP8, by a kernel of our own", "[gemm_fp8]") {
+TEST_CASE("an FP8 GEMM by a custom kernel", "[gemm_fp8]") {
     int ran = 0, all = 0;
     for (const auto &pair : pairs)
         for (const te_dtype dtype : {TE_bf16, TE_f16})
@@ -233,7 +233,7 @@ TEST_CASE("a product in FP8, by a kernel of our own", "[gemm_fp8]") {
     const int64_t uneven[][3] = {{12, 528, 2064}, {18, 528, 3200}, {132, 528, 4112}, {10, 1296, 4112}, {10, 528, 12400}};
     for (const auto &u : uneven) CHECK(check({200, u[1], u[2], TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, OWN, (int)u[0]) == 1);
 }
-TEST_CASE("a product in FP8 that was tuned gives the same, and its file is read again", "[gemm_fp8]") {
+TEST_CASE("a tuned FP8 GEMM computes the same bits, also from its tuning file", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
     const int fd = mkstemp(path);
     REQUIRE(fd >= 0);
@@ -264,7 +264,7 @@ TEST_CASE("a product in FP8 that was tuned gives the same, and its file is read 
 }
 #endif
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-TEST_CASE("a kernel of our own and cuBLASLt are timed, and a tuning file says who is faster", "[gemm_fp8]") {
+TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which is faster", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
     const int fd = mkstemp(path);
     REQUIRE(fd >= 0);
@@ -348,7 +348,7 @@ double largest(const reference::vec &v) {
 }
 enum { IN = 2064, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // widths of rows_fp8, and where its ops stand
 
-// One forward and backward of rows_fp8, step by step from what the step before has stored. stored: chains store FP8.
+// One forward and backward of rows_fp8, step by step from what the step before has stored. stored: pointwise kernels store FP8.
 void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     const size_t m = u.rows;
     const bool narrow = u.plan->fp8->gradients == TE_e4m3; // what rounding moves a gradient by: an eighth of it, a sixteenth in e4m3
@@ -366,7 +366,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     te__take_params(&r, u.m.model());
     te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
-    const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
+    const auto kept = [&](int op, size_t cols, int scale) { // or recomputed, as backward does
         const te_saved_input k = te__saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
@@ -380,12 +380,12 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
             r.pass = TE_FORWARD;
         }
         if (!again && !te__saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
-        const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
+        const reference::vec transposed = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
             for (size_t i = 0; i < rows; i++)
-                if (i < m) x[i * cols + j] = turned[j * rows + i];
-                else REQUIRE(turned[j * rows + i] == 0);
+                if (i < m) x[i * cols + j] = transposed[j * rows + i];
+                else REQUIRE(transposed[j * rows + i] == 0);
         return x;
     };
     if (u.ctx->capability == 900 && own && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
@@ -490,7 +490,7 @@ void check_list(const subject &list, int rows, bool own, int processors = 0) {
 
 } // namespace
 
-TEST_CASE("rows that begin with a product in FP8, by the back end and a kernel behind it", "[gemm_fp8]") {
+TEST_CASE("rows that begin with an FP8 GEMM by cuBLASLt or the host and a kernel behind it", "[gemm_fp8]") {
     for (int rows : {5, 37, 300}) check_list(rows_fp8_subject, rows, false), check_list(kept_fp8_subject, rows, false), check_list(same_fp8_subject, rows, false);
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
@@ -500,8 +500,8 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
     REQUIRE(cudaGetFuncBySymbol(&function, kernel) == cudaSuccess);
     return launches_where(ctx, run, [=](const void *f) { return f == kernel || f == (const void *)function; });
 }
-TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
-    const own_products on;
+TEST_CASE("patterns that begin with an FP8 GEMM, as one kernel", "[gemm_fp8]") {
+    const custom_gemms on;
     for (int rows : {5, 37, 300})
         for (const subject *s : {&rows_fp8_subject, &kept_fp8_subject, &same_fp8_subject})
             if (!brief() || rows < 300) check_list(*s, rows, true);
@@ -533,8 +533,8 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
         CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
         CHECK(launches_of(rows_fp8_b_linear_gelu_bias_backward_kernels()->persistent_fp8.kernel, u.ctx, backward) == 1);
-        // x of a: its amax and its cast, later the cast alone; x of b: gelu runs again once its scale is known, later nothing. dy: its amax and
-        // two casts, later one. In backward x of a is cast again, and gelu made again.
+        // x of a: its amax and its cast, later the cast alone; x of b: gelu runs a second time once its scale is known, later nothing. dy: its amax and
+        // two casts, later one. In backward x of a is cast again, and gelu recomputed.
         CHECK(launches_of((const void *)rows_fp8_quantize_of, u.ctx, forward) == (step ? 1 : 2));
         CHECK(launches_of((const void *)rows_fp8_a_linear_bias_gelu_row, u.ctx, forward) == (step ? 0 : 1));
         CHECK(launches_of((const void *)rows_fp8_quantize_of, u.ctx, backward) == (step ? 1 : 3) + 1);
@@ -614,9 +614,9 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
                 CHECK(one[i] == two[i]);
             }
         }
-    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->persistent.kernel); // the chain behind it stores FP8
+    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->persistent.kernel); // the pointwise kernel behind it stores FP8
     if (brief()) return;
-    const own_products on;
+    const custom_gemms on;
     under_recipe u(gated_fp8_subject, 1, 300, 1);
     if (u.ctx->capability != 900) return;
     micro_batch b(u, gated_fp8_saved_bytes(300));
@@ -630,7 +630,7 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
-TEST_CASE("the rule for rows in FP8 has large ones as one kernel", "[gemm_fp8]") {
+TEST_CASE("large FP8 patterns are fused into one kernel by default", "[gemm_fp8]") {
     context own;
     if (own.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};

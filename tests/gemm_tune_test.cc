@@ -348,7 +348,7 @@ TEST_CASE("a call that is being captured times nothing; the next eager one does"
 
 // ---- the file -----------------------------------------------------------------------------------------------------------
 
-TEST_CASE("what was found goes through a file: the same choice, the same bits, nothing timed again", "[gemm_tune]") {
+TEST_CASE("a tuning file restores the choices: the same bits, and nothing is timed a second time", "[gemm_tune]") {
     tuned_context t;
     std::vector<std::vector<uint8_t>> bits;
     for (const product &p : products) {
@@ -736,7 +736,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
-// A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
+// A GEMM by a custom kernel against doubles, with C added or not; what lies around D stays as it was.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
     te_product_kernels *kernels = te__unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
@@ -763,7 +763,7 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
     }
 }
 } // namespace
-TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
+TEST_CASE("GEMMs by custom kernels, skinny, small-m and persistent", "[gemm_tune]") {
     for (int64_t m : {1, 2, 5, 7, 8})
         for (int64_t n : {8, 40, 264})
             for (int64_t k : {8, 72, 264, 1000, 1024, 2056}) check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_f16, 1>(m, n, k);
@@ -773,7 +773,7 @@ TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
                 check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
     check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
 }
-TEST_CASE("products of a batch's rows by a kernel of our own", "[gemm_tune]") {
+TEST_CASE("small-m GEMMs by a custom kernel", "[gemm_tune]") {
     const int64_t widths[][2] = {{8, 8}, {8, 1000}, {264, 72}, {520, 200}, {776, 1032}};
     for (int64_t m : {9, 16, 17, 63, 64, 65, 127, 128})
         for (const auto &w : widths) { // one cluster for all tiles, and one for each

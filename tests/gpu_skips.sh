@@ -10,12 +10,12 @@ cat >"$work/tools/compute-sanitizer" <<'SH'
 #!/usr/bin/env bash
 case $* in
     *attention_test*) exec sleep 20 ;;
-    *rows_forward_test*) echo "========= ERROR SUMMARY: 0 errors" ;;
+    *patterns_forward_test*) echo "========= ERROR SUMMARY: 0 errors" ;;
     *) echo "========= Invalid __global__ read" && exit 9 ;;
 esac
 SH
 chmod +x "$work/tools/compute-sanitizer"
-for name in rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph recompute attention hot_path widths; do
+for name in patterns_forward_f16 patterns_backward_f16 ops_bf16 recompute_long graph recompute attention hot_path widths; do
     printf '#!/bin/sh\n' >"$work/bin/${name}_test" && chmod +x "$work/bin/${name}_test"
 done
 says() { # PATTERN of the runs, closing line
@@ -27,5 +27,5 @@ says() { # PATTERN of the runs, closing line
     echo "ok: $1: $got"
 }
 says "initcheck attention_test" "0 passed, 0 failed, 1 skipped"
-says "initcheck rows_forward_test" "1 passed, 0 failed, 0 skipped"
-says "initcheck (attention|rows_forward|ops)_test" "1 passed, 1 failed, 1 skipped"
+says "initcheck patterns_forward_test" "1 passed, 0 failed, 0 skipped"
+says "initcheck (attention|patterns_forward|ops)_test" "1 passed, 1 failed, 1 skipped"

@@ -101,23 +101,23 @@ struct buffer {
     }
 };
 
-// Rows that begin with a product run as one kernel wherever there is one (CUDA), as long as one of these lives.
-struct own_products {
+// While one of these lives, patterns that begin with a GEMM run as one fused kernel wherever there is one (CUDA).
+struct custom_gemms {
     static int &count() {
         static int n = 0;
         return n;
     }
-    own_products() { count()++; }
-    ~own_products() { count()--; } // when a check throws, too
-    own_products(const own_products &) = delete;
-    own_products &operator=(const own_products &) = delete;
+    custom_gemms() { count()++; }
+    ~custom_gemms() { count()--; } // when a check throws, too
+    custom_gemms(const custom_gemms &) = delete;
+    custom_gemms &operator=(const custom_gemms &) = delete;
 };
 
 struct context {
     te_context c;
     explicit context(uint64_t seed = 1) {
         REQUIRE(te_context_create(&c, 0, seed) == TE_OK);
-        if (own_products::count()) c.gemm_custom = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
+        if (custom_gemms::count()) c.gemm_custom = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
     }
     context(const context &) = delete;
     context &operator=(const context &) = delete;
@@ -167,14 +167,14 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
 
 // ---- where the library rounds ------------------------------------------------------------------------------------
 
-// Whether op i is what a rope behind it in its row turns: two kernels round it in between, one kernel does not.
-inline bool turned_in_row(const te_plan *p, const te_step *steps, int count, int i) {
+// Whether a rope of the same step rotates the output of GEMM i: two kernels round it in between, one kernel does not.
+inline bool rotated_in_pattern(const te_plan *p, const te_step *steps, int count, int i) {
     for (int k = 0; k < count; k++)
         for (int j = 0; j + 1 < steps[k].count; j++)
             if (steps[k].op[j] == i && p->op[steps[k].op[0]].op_class == TE_CLASS_gemm && !strcmp(p->op[i + 1].kind, "rope")) return true;
     return false;
 }
-// A product on its way to the rest of its row is rounded on the host, unless it takes an add along; on CUDA it may be, and is not
+// On the host the output of a GEMM is rounded before the rest of its pattern, unless the GEMM itself adds the residual; on CUDA it may be, and is not
 // here (trial::may_round).
 inline reference::rounding stored_forward(const te_plan *p, bool training) {
     reference::rounding r;
@@ -187,7 +187,7 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             const int o = s[i].op[j];
             const bool adds = (p->op[s[i].op[s[i].count - 1]].flags & TE_IS_ADD) && (s[i].count == 2 || (s[i].count == 3 && !strcmp(p->op[s[i].op[1]].kind, "scale")));
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
-            if (!TE_CUDA && turned_in_row(p, s, count, o)) r.at[(size_t)o] = 1;
+            if (!TE_CUDA && rotated_in_pattern(p, s, count, o)) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
             const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time

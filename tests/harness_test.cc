@@ -62,14 +62,14 @@ TEST_CASE("a list that stands on a step whatever is drawn fails, and says so", "
     check(at_a_step_subject, shape(1, 64));
 }
 
-TEST_CASE("own products are off again when a check throws") {
-    CHECK(own_products::count() == 0);
+TEST_CASE("custom GEMMs are off again when a check throws") {
+    CHECK(custom_gemms::count() == 0);
     try {
-        const own_products on;
-        CHECK(own_products::count() == 1);
+        const custom_gemms on;
+        CHECK(custom_gemms::count() == 1);
         throw 1;
     } catch (int) {}
-    CHECK(own_products::count() == 0);
+    CHECK(custom_gemms::count() == 0);
 }
 
 TEST_CASE("an error that is allowed grows with what cancels, not with what is left") {

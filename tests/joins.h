@@ -53,7 +53,7 @@ TEST_CASE("branches and joins", "[joins]") {
         check(*s, shape(2, 7));
         check(*s, shape(1, 131));
         check_gradients_of_reference(*s, shape(1, 3));
-        const own_products on;
+        const custom_gemms on;
         if (TE_CUDA) check(*s, shape(3, 86));
     }
 }

@@ -108,7 +108,7 @@ inline void file_calls(table &t) {
     refuse<fs>(t, "te_safetensors_load: -1 tensors", TE_ERROR_SHAPE, "-1", [](fs &s) { return te_safetensors_load(&s.file, s.want, -1, 0, s.ctx); });
     refuse<fs>(t, "te_safetensors_load: others than these", TE_ERROR_FORMAT, "nothing here is called", [](fs &s) { return te_safetensors_load(&s.file, s.want, 2, 1, s.ctx); });
     refuse<fs>(t, "te_safetensors_load: one twice", TE_ERROR_VALUE, "twice", [](fs &s) { return s.want[1] = s.want[0], te_safetensors_load(&s.file, s.want, 2, 0, s.ctx); });
-    refuse<fs>(t, "te_safetensors_load: turned", TE_ERROR_SHAPE, "it should be", [](fs &s) { return s.want[1] = te_safetensor_matrix("m.b.bias", TE_f32, 8, 1, s.b), te_safetensors_load(&s.file, s.want, 2, 0, s.ctx); });
+    refuse<fs>(t, "te_safetensors_load: transposed", TE_ERROR_SHAPE, "it should be", [](fs &s) { return s.want[1] = te_safetensor_matrix("m.b.bias", TE_f32, 8, 1, s.b), te_safetensors_load(&s.file, s.want, 2, 0, s.ctx); });
     refuse<fs>(t, "te_safetensors_load: no context", TE_ERROR_NULL, "", [](fs &s) { return te_safetensors_load(&s.file, s.want, 2, 0, nullptr); });
     refuse<fs>(t, "te_safetensors_read: null", TE_ERROR_NULL, "null", [](fs &s) { return te_safetensors_read(nullptr, s.want, s.a, s.ctx); });
     refuse<fs>(t, "te_safetensors_read: no tensor", TE_ERROR_NULL, "null", [](fs &s) { return te_safetensors_read(&s.file, nullptr, s.a, s.ctx); });

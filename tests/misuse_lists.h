@@ -95,7 +95,7 @@ struct compiled {
     int refused = 0, fine = 0;
     std::vector<std::string> wrong; // the list, and what was said
 };
-// The lists through `compiler`, each as tests/misuse_lists.c, line 10 + i.
+// The lists through `compiler`, each as line 10 + i of a source file that the messages call tests/misuse_lists.c.
 inline compiled compile_lists(const std::string &compiler, const std::vector<list> &all, const std::string &folder) {
     compiled result;
     const std::string source = folder + "/lists.c", log = folder + "/log";

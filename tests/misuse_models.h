@@ -105,7 +105,7 @@ inline void wrong_tensor(table &t, int passes, const std::string &name, bool may
     for (int64_t by : {INT64_C(-1), INT64_C(1), INT64_C(1) << 32, -(INT64_C(1) << 32)})
         each("columns and " + std::to_string(by), TE_ERROR_SHAPE, name + " has ", [=](te_tensor &v) { v.cols += by; });
     each("0 columns", TE_ERROR_SHAPE, name + " has 0 columns", [](te_tensor &v) { v.cols = 0; });
-    each("turned", TE_ERROR_SHAPE, name + " has ", [](te_tensor &v) { std::swap(v.rows, v.cols); });
+    each("transposed", TE_ERROR_SHAPE, name + " has ", [](te_tensor &v) { std::swap(v.rows, v.cols); });
     for (int by : {1, 2, 4, 8})
         each("lies " + std::to_string(by) + " bytes off", TE_ERROR_ALIGNMENT, name + " lies at", [=](te_tensor &v) { v.data = (char *)v.data + by; });
 }

@@ -313,7 +313,7 @@ inline void graph_calls(table &t) {
     });
     const std::vector<value> given = {
         {"no list, but a count", TE_ERROR_NULL, [](cs &s) { s.in = te_named_tensor("in", te_none()); }}, {"another name", TE_ERROR_VALUE, [](cs &s) { s.in.name = "inn"; }}, {"another dtype", TE_ERROR_DTYPE, [](cs &s) { s.in.tensor.dtype = TE_bf16; }},
-        {"another shape", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 9; }}, {"turned", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 4, s.in.tensor.cols = 16; }}, {"half of it where the input lies", TE_ERROR_VALUE, [](cs &s) { s.in.tensor.data = s.a + 128; }}};
+        {"another shape", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 9; }}, {"transposed", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 4, s.in.tensor.cols = 16; }}, {"half of it where the input lies", TE_ERROR_VALUE, [](cs &s) { s.in.tensor.data = s.a + 128; }}};
     for (const value &v : given) refuse<cs>(t, std::string("te_graph_replay: ") + v.name, v.status, "graph copying", [=](cs &s) { return v.set(s), replay(s); });
     refuse<cs>(t, "te_graph_replay: no input", TE_ERROR_NULL, "input in is missing", [](cs &s) { return te_graph_replay(&s.graph, nullptr, 0, s.ctx); });
     for (int n : {-1, 2}) refuse<cs>(t, "te_graph_replay: " + std::to_string(n) + " inputs", n < 0 ? TE_ERROR_NULL : TE_ERROR_VALUE, "graph copying", [=](cs &s) {

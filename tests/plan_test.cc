@@ -66,7 +66,7 @@ MODEL(eight, f32, (fork, x), (cube, c), (scale, s, 0.5f), (bias, b, 40), (silu, 
 static_assert((int)eight_forward_steps == 2, "fork, and eight ops");
 static_assert((int)eight_infer_steps == 6, "fork cube_scale bias_silu scale scale add");
 
-// in backward a chain of any kind behind a product
+// Backward patterns of every kind that begin with a GEMM (dX), its epilogue or pointwise kernel behind it.
 #define BEHIND_linear_norm_fork_add_dropout_bias TE_FUSED
 #define BEHIND_linear_fork TE_FUSED
 #define BEHIND_linear_gated_bias TE_FUSED
@@ -175,7 +175,7 @@ TEST_CASE("the plan is printed as a table", "[plan]") {
     const te_plan *p = gpt_plan();
     for (const auto &pass : {std::make_pair(p->forward, p->forward_count), std::make_pair(p->infer, p->infer_count), std::make_pair(p->backward, p->backward_count)})
         for (int i = 0; i < pass.second; i++) {
-            CHECK(text.find(std::string("  ") + pass.first[i].row + " ") != std::string::npos);
+            CHECK(text.find(std::string("  ") + pass.first[i].pattern + " ") != std::string::npos);
             CHECK(text.find(std::string("  ") + pass.first[i].kernels + "\n") != std::string::npos);
         }
     CHECK(text.find("forward, 6 steps") != std::string::npos);

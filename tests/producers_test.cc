@@ -33,15 +33,15 @@ TE_QUANTIZE_ROWWISE(rows_bf16, bf16)
 RULES(LISTS)
 
 TE_TRANSPOSE_FP8(turn)
-// X(dtype): lists whose backward has kernels that turn gradients of one scale.
-#define TURNED(X) X(bf16) X(f32)
-#define TURNED_LISTS(D)                                                                                                          \
+// X(dtype): lists whose backward has kernels that store tensorwise-scaled gradients transposed as well.
+#define TRANSPOSED(X) X(bf16) X(f32)
+#define TRANSPOSED_LISTS(D)                                                                                                          \
     MODEL(t##D##_drop, (D, (recipe, fp8_delayed)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16)) \
     MODEL(t##D##_bias, (D, (recipe, fp8_delayed)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16)) \
     MODEL(t##D##_scale, (D, (recipe, fp8_delayed)), (linear, f, 16, 144), (scale, s, 0.3f), (linear, l, 144, 16))                \
     MODEL(t##D##_kept, (D, (recipe, fp8_delayed)), (linear, f, 16, 160), (bias, b, 160), (swiglu, n), (linear, l, 80, 16))       \
     MODEL(t##D##_now, (D, (recipe, fp8_current)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16))
-TURNED(TURNED_LISTS)
+TRANSPOSED(TRANSPOSED_LISTS)
 
 namespace {
 
@@ -77,7 +77,7 @@ struct stored {
           st(ctx, (size_t)te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, te_round_up(rows, 16)) * 4) {}
     bool operator==(const stored &o) const { return y.raw() == o.y.raw() && s.raw() == o.s.raw() && yt.raw() == o.yt.raw() && st.raw() == o.st.raw(); }
 };
-te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
+te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64_t rows, int64_t cols, bool transposed, te_context *ctx) {
     if (k.scaled == TE_SCALING_ROWWISE) {
         te_quantize_rowwise q = te__quantize_rowwise_of(rows, cols);
         q.x = from.data(), q.y = to.y.data(), q.inverse = (float *)to.s.data();
@@ -85,7 +85,7 @@ te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64
     }
     te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
     q.x = from.data(), q.y = to.y.data(), q.y_inverse = (float *)to.s.data();
-    if (turned) q.yt = to.yt.data(), q.yt_inverse = (float *)to.st.data(), q.yt_cols = te_round_up(rows, 16);
+    if (transposed) q.yt = to.yt.data(), q.yt_inverse = (float *)to.st.data(), q.yt_cols = te_round_up(rows, 16);
     return k.out == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx);
 }
 
@@ -122,14 +122,14 @@ void check(const producer &p, int64_t rows, bool finite) {
     const int blocks = te__pointwise_blocks(&r, rows, k);
     const te_grid grid = te__grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
     const bool turns = k.transposes && k.scaled == TE_SCALING_BLOCKWISE_1D;
-    for (const bool turned : {false, true}) {
-        if (turned ? !turns : k.backward != 0) continue;
+    for (const bool transposed : {false, true}) {
+        if (transposed ? !turns : k.backward != 0) continue;
         REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
-        REQUIRE(cast(pair, y, k, rows, out, turned, ctx) == TE_OK);
+        REQUIRE(cast(pair, y, k, rows, out, transposed, ctx) == TE_OK);
         te_pointwise f = c;
         f.y = nullptr, f.scaled.y = fused.y.data(), f.scaled.inverse = (float *)fused.s.data(), f.scaled.rule = te_scale_rule_current();
         f.scaled.yt_cols = te_round_up(rows, 16), f.scaled.norm_x = k.norm > 0 ? side.data() : x.data();
-        if (turned) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
+        if (transposed) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
         if (k.sums >= 0) f.op[k.sums].sum[0] = (float *)tile_sums.data();
         for (int i = 0; i < p.count; i++)
             if (f.op[i].out) f.op[i].out = again.data();
@@ -173,18 +173,18 @@ TEST_CASE("a kernel that stores FP8 has the bits of its result and a cast", "[pr
 
 namespace {
 
-#define TURNED_PRODUCERS(D)                                                                                                      \
+#define TRANSPOSED_PRODUCERS(D)                                                                                                      \
     OF(t##D##_drop_x_add_dropout_bias_backward, 160, 3, -1), OF(t##D##_bias_d_dropout_bias_backward, 272, 2, -1),                \
         OF(t##D##_scale_s_scale_backward, 144, 1, -1),
-const producer turned_producers[] = {TURNED(TURNED_PRODUCERS)};
+const producer transposed_producers[] = {TRANSPOSED(TRANSPOSED_PRODUCERS)};
 
 // What is stored in FP8 with one scale.
-struct turned {
+struct transposed {
     buffer y, yt, amax;
-    turned(te_context *ctx, int64_t rows, int64_t cols) : y(ctx, (size_t)(rows * cols)), yt(ctx, (size_t)(te_round_up(rows, 16) * cols)), amax(ctx, 4) {
+    transposed(te_context *ctx, int64_t rows, int64_t cols) : y(ctx, (size_t)(rows * cols)), yt(ctx, (size_t)(te_round_up(rows, 16) * cols)), amax(ctx, 4) {
         amax.write(reference::vec(1, 0.0), TE_f32);
     }
-    bool operator==(const turned &o) const { return y.raw() == o.y.raw() && yt.raw() == o.yt.raw() && amax.raw() == o.amax.raw(); }
+    bool operator==(const transposed &o) const { return y.raw() == o.y.raw() && yt.raw() == o.yt.raw() && amax.raw() == o.amax.raw(); }
 };
 
 void check_turned(const producer &p, int64_t rows, bool finite) {
@@ -201,7 +201,7 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
     draw(x, random, (size_t)(rows * in), k.out, finite), draw(saved, random, most, k.out, true);
     scale.write(reference::vec(1, 37.5), TE_f32);
     set_rng(ctx, 5, 0);
-    const turned pair(ctx, rows, out), fused(ctx, rows, out);
+    const transposed pair(ctx, rows, out), fused(ctx, rows, out);
     te_run r;
     memset(&r, 0, sizeof r);
     r.ctx = ctx, r.pass = TE_BACKWARD;
@@ -240,7 +240,7 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
 } // namespace
 
 TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bits of one that does not, and a transpose", "[producers]") {
-    for (const producer &p : turned_producers) {
+    for (const producer &p : transposed_producers) {
         REQUIRE(p.k.transposes == 1);
         for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
         check_turned(p, 50, false);
@@ -317,7 +317,7 @@ PASSES(block_sized, REQUIRE(block_sized_set_dims(&m, widths, 2, ctx) == TE_OK), 
 PASSES(row_fixed, , (), (rows))
 PASSES(row_sized, REQUIRE(row_sized_set_dims(&m, widths, 2, ctx) == TE_OK), (&m), (&m, rows))
 
-TEST_CASE("a list whose chains store FP8 has the bits of one that casts", "[producers]") {
+TEST_CASE("a list whose pointwise kernels store FP8 has the bits of one that casts", "[producers]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);

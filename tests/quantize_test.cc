@@ -79,17 +79,17 @@ void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, b
     const te_status status = quantize(from, &q, ctx);
     INFO(te_last_error(ctx));
     REQUIRE(status == TE_OK);
-    const std::vector<uint8_t> gave = y.raw(), turned = yt.raw();
-    size_t wrong = 0, wrong_turned = 0;
+    const std::vector<uint8_t> gave = y.raw(), transposed = yt.raw();
+    size_t wrong = 0, wrong_transposed = 0;
     for (size_t i = 0; i < n; i++) {
         const float v = x.value[i] * (wanted & SCALE ? factor : 1.0f);
         const uint8_t should = to == TE_e4m3 ? te_e4m3_of_float(v) : te_e5m2_of_float(v);
         wrong += wanted & Y ? gave[i] != should : gave[i] != 0xff;
         const size_t t = i % (size_t)cols * (size_t)rows + i / (size_t)cols;
-        wrong_turned += wanted & YT ? turned[t] != should : turned[t] != 0xff;
+        wrong_transposed += wanted & YT ? transposed[t] != should : transposed[t] != 0xff;
     }
     CHECK(wrong == 0);
-    CHECK(wrong_turned == 0);
+    CHECK(wrong_transposed == 0);
     CHECK(get<uint32_t>(amax)[0] == (wanted & AMAX ? amax_of(x.value, before) : te_bits_of_float(before)));
     CHECK(bx.raw() == x.bytes);
 }
@@ -141,23 +141,23 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
         const unsigned seed = fresh_seed();
         source random(seed);
         const reference::vec rx = random.draw(n, TE_bf16), ry = random.draw(n, TE_f16, 1);
-        buffer x(ctx, 2 * n, 16), y(ctx, 2 * n, 16), to(ctx, n, 16), turned(ctx, n, 16), amax(ctx, 4);
+        buffer x(ctx, 2 * n, 16), y(ctx, 2 * n, 16), to(ctx, n, 16), transposed(ctx, n, 16), amax(ctx, 4);
         x.write(rx, TE_bf16), y.write(ry, TE_f16), put<float>(ctx, amax, {0.0f});
         pair_args a;
         memset(&a, 0, sizeof a);
-        a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = a.out.yt_cols = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
+        a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)transposed.data(), a.out.amax = (float *)amax.data(), a.out.rows = a.out.yt_cols = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
         a.x = x.data(), a.y = y.data();
         INFO(s[0] << " x " << s[1] << ", TE_SEED=" << seed);
         REQUIRE(te__fp8_check(&a.out, "pair", ctx) == TE_OK);
         REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
-        const std::vector<uint8_t> gave = to.raw(), gave_turned = turned.raw();
+        const std::vector<uint8_t> gave = to.raw(), gave_transposed = transposed.raw();
         size_t wrong = 0;
         float most = 0;
         for (size_t i = 0; i < n; i++) {
             const size_t row = i / (size_t)s[1], col = i % (size_t)s[1];
             const float v = pair_of((float)rx[i], (float)ry[i], (int64_t)row, (int64_t)col);
             most = std::max(most, std::fabs(v));
-            wrong += gave[i] != te_e5m2_of_float(v) || gave_turned[col * (size_t)s[0] + row] != gave[i];
+            wrong += gave[i] != te_e5m2_of_float(v) || gave_transposed[col * (size_t)s[0] + row] != gave[i];
         }
         CHECK(wrong == 0);
         CHECK(get<float>(amax)[0] == most);
@@ -179,15 +179,15 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
         te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = bx.data(), q.yt = yt.data(), q.yt_cols = s[2], q.scale = (const float *)scale.data(), q.inverse = (float *)inverse.data();
         REQUIRE(of_bf16_run(&q, ctx) == TE_OK);
-        const std::vector<uint8_t> turned = yt.raw();
+        const std::vector<uint8_t> transposed = yt.raw();
         size_t wrong = 0;
         for (size_t c = 0; c < cols; c++)
-            for (size_t r = 0; r < longer; r++) wrong += turned[c * longer + r] != (r < rows ? te_e4m3_of_float(x.value[r * cols + c] * 3.0f) : 0);
+            for (size_t r = 0; r < longer; r++) wrong += transposed[c * longer + r] != (r < rows ? te_e4m3_of_float(x.value[r * cols + c] * 3.0f) : 0);
         CHECK(wrong == 0);
         CHECK(get<float>(inverse) == std::vector<float>{1.0f / 3.0f, 3.0f});
     }
 }
-TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
+TEST_CASE("an FP8 tensor is transposed byte by byte", "[quantize]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 272, 256}, {261, 136, 261}};
     for (const auto &s : sizes) {
         context own;
@@ -201,10 +201,10 @@ TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
         te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
         REQUIRE(turn_run(&q, ctx) == TE_OK);
-        const std::vector<uint8_t> turned = yt.raw();
+        const std::vector<uint8_t> transposed = yt.raw();
         size_t wrong = 0;
         for (size_t c = 0; c < cols; c++)
-            for (size_t r = 0; r < longer; r++) wrong += turned[c * longer + r] != (r < rows ? bytes[r * cols + c] : 0);
+            for (size_t r = 0; r < longer; r++) wrong += transposed[c * longer + r] != (r < rows ? bytes[r * cols + c] : 0);
         CHECK(wrong == 0);
     }
     context own;

@@ -61,14 +61,14 @@ MODEL(wide, (bf16, (residual, f32), (recipe, fp8_current)), BLOCK(64))
 MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64, 128), (gelu, act), (linear, head, 128, 24, (recipe, none)))
 
 // Chains of every kind in front of a product, forward and backward.
-#define CHAINS(X)                                                                                                                \
+#define POINTWISE_LISTS(X)                                                                                                                \
     X(after_norm, (layernorm, n, 48), (linear, a, 48, 64), (rmsnorm, m, 64), (linear, b, 64, 32), (l2norm, l, 32), (linear, c, 32, 16)) \
     X(after_maps, (linear, a, 32, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)) \
     X(after_residual, (fork, x), (linear, a, 80, 80), (bias, ab, 80), (add, x), (fork, y), (layernorm, n, 80), (linear, b, 80, 144), (relu, r), (linear, c, 144, 80), (bias, cb, 80), (add, y)) \
     X(after_branch, (fork, x), (rmsnorm, n, 48), (fork, m), (linear, a, 48, 64), (silu, s), (fork, g), (load, m), (linear, b, 48, 64), (mul, g), (linear, c, 64, 48), (add, x)) \
     X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
-#define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
-CHAINS(CHAIN_MODEL)
+#define POINTWISE_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
+POINTWISE_LISTS(POINTWISE_MODEL)
 #define SAME (rmsnorm, n, 48), (linear, a, 48, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)
 MODEL(same, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
 UNFUSED(same_unfused, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
@@ -199,7 +199,7 @@ TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
         under_recipe u(*pair[0], 2, 33, seed), v(*pair[1], 2, 33, seed);
         CAPTURE(u.plan->name);
         micro_batch a(u, u.m.s.saved_bytes(66)), b(v, v.m.s.saved_bytes(66));
-        for (int step = 0; step < 2; step++) { // in the second one chains of fp8_delayed store FP8, backward's forwards too
+        for (int step = 0; step < 2; step++) { // in the second one the pointwise kernels of fp8_delayed store FP8, those that backward recomputes too
             const results left = run_plain(u, a), right = run_plain(v, b);
             CHECK((left.y == right.y));
             CHECK((left.dx == right.dx));
@@ -212,7 +212,7 @@ TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
 }
 
 #define KEEPER_PAIRS(keeps, makes, ...) {&keeps##_subject, &makes##_subject},
-TEST_CASE("what backward makes again has the bits that forward would have kept", "[recipe]") {
+TEST_CASE("operands that backward recomputes have the bits that forward would have saved", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     const subject *const pairs[][2] = {KEEPERS(KEEPER_PAIRS){&kept_current_subject, &makes_current_subject},
@@ -222,7 +222,7 @@ TEST_CASE("what backward makes again has the bits that forward would have kept",
             under_recipe u(*pair[0], 2, seq, seed), v(*pair[1], 2, seq, seed);
             CAPTURE(u.plan->name, seq);
             micro_batch a(u, u.m.s.saved_bytes(2 * seq)), b(v, v.m.s.saved_bytes(2 * seq));
-            for (int step = 0; step < 3; step++) { // from the second one on chains of fp8_delayed store FP8
+            for (int step = 0; step < 3; step++) { // from the second one on the pointwise kernels of fp8_delayed store FP8
                 const results left = run_plain(u, a), right = run_plain(v, b);
                 CHECK((left.y == right.y));
                 CHECK((left.dx == right.dx));
@@ -236,7 +236,7 @@ TEST_CASE("what backward makes again has the bits that forward would have kept",
 }
 
 #if TE_CUDA
-TEST_CASE("under fp8_current a map in front of a product runs again in place of a cast", "[recipe]") {
+TEST_CASE("under fp8_current an elementwise op in front of a GEMM is run a second time in place of a cast", "[recipe]") {
     int casts[2], n = 0;
     for (const subject *s : {&kept_current_subject, &makes_current_subject}) {
         under_recipe u(*s, 2, 70, fresh_seed());
@@ -248,10 +248,10 @@ TEST_CASE("under fp8_current a map in front of a product runs again in place of 
 }
 #endif
 
-// In f32 nothing is rounded between a chain and the cast of what it gives. The first step casts, with the tensors' own scales; the
-// second has the same numbers, so the same scales, and its chains store FP8.
+// In f32 nothing is rounded between a pointwise kernel and the cast of its output. The first step casts, with the tensors' own scales; the
+// second has the same numbers, so the same scales, and its pointwise kernels store FP8.
 namespace {
-void check_chain(const subject &s, int rows) {
+void check_pointwise(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
     under_recipe u(s, 1, rows, seed, 1);
     CAPTURE(u.plan->name, rows, seed);
@@ -265,7 +265,7 @@ void check_chain(const subject &s, int rows) {
     buffer inferred(u.ctx, u.y_bytes());
     REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
     CHECK((inferred.raw() == b.y.raw()));
-    const te_scales &scales = u.state.scales; // and the largest magnitudes that chains found are those that the casts found
+    const te_scales &scales = u.state.scales; // and the amaxes that the pointwise kernels found are those that the casts found
     std::vector<float> before((size_t)scales.count), after(before);
     REQUIRE(te_copy(u.ctx, before.data(), scales.scale, before.size() * 4) == TE_OK);
     REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
@@ -274,11 +274,11 @@ void check_chain(const subject &s, int rows) {
     CHECK(before == after);
 }
 } // namespace
-#define CHAIN_CHECK(name, ...) check_chain(name##_subject, rows), check_chain(name##_unfused_subject, rows);
-TEST_CASE("a chain stores for a product what a cast of its result would", "[recipe]") {
+#define POINTWISE_CHECK(name, ...) check_pointwise(name##_subject, rows), check_pointwise(name##_unfused_subject, rows);
+TEST_CASE("a pointwise kernel stores for a GEMM the FP8 bits that a cast of its output would", "[recipe]") {
     for (int rows : {1, 37, 130}) {
-        CHAINS(CHAIN_CHECK)
-        CHAIN_CHECK(same)
+        POINTWISE_LISTS(POINTWISE_CHECK)
+        POINTWISE_CHECK(same)
     }
 }
 
@@ -362,7 +362,7 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     memset(&saved, 0, sizeof saved);
     saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
     reference::vec first;
-    // A cast, then a chain that stores FP8, with the same scales. In f32 the cast reads what the chain computed, so both round the
+    // A cast, then a pointwise kernel that stores FP8, with the same scales. In f32 the cast reads the output of the pointwise kernel, so both round the
     // same numbers; in 16 bits it would read them rounded, which moves some to the FP8 number beside: 3% of y between the steps.
     for (int step = 0; step < 2; step++) {
         REQUIRE(sized_forward(te_matrix(y.data(), TE_f32, rows, 16), &saved, te_matrix(x.data(), TE_f32, rows, 64), &m, &batch, ctx) == TE_OK);

@@ -13,7 +13,7 @@
     X(plain_##D, (D), SIZES)                                                   \
     X(delayed_##D, (D, (recipe, fp8_delayed)), SIZES)                          \
     X(current_##D, (D, (recipe, fp8_current)), SIZES)                          \
-    X(tiled_##D, (D, (recipe, fp8_block)), SIZES)
+    X(blockwise_##D, (D, (recipe, fp8_block)), SIZES)
 #define LIST_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 LISTS(LIST_MODEL, bf16)
 LISTS(LIST_MODEL, f16)
@@ -166,7 +166,7 @@ TEST_CASE("the update measures and casts weights with the bits of the two calls"
 }
 
 TEST_CASE("the update has the bits of the two calls whatever the config", "[recipes_adamw]") {
-    for (const subject *s : {&delayed_bf16_subject, &tiled_bf16_subject})
+    for (const subject *s : {&delayed_bf16_subject, &blockwise_bf16_subject})
         for (te_dtype moments : {TE_f32, TE_bf16}) {
             setup t = setup_of({s}, {0}, moments);
             t.config.no_master = 1, t.config.seed = 7;
@@ -184,7 +184,7 @@ TEST_CASE("weights that the update does not have are measured and cast by the re
     check_twins(setup_of({&tied_tiles_subject}, {0}), 2);
     check_twins(setup_of({&fixed_subject}, {0}), 2);
     for (const char *op : {"a", "b", "d"}) {
-        setup t = setup_of({&tiled_bf16_subject}, {0});
+        setup t = setup_of({&blockwise_bf16_subject}, {0});
         t.frozen = op;
         check_twins(t, 3);
         t.lists[0] = &delayed_bf16_subject;
@@ -193,11 +193,11 @@ TEST_CASE("weights that the update does not have are measured and cast by the re
 }
 
 TEST_CASE("several models, in another order under the recipes, of which each may have some that the other has not", "[recipes_adamw]") {
-    const std::vector<const subject *> lists = {&delayed_bf16_subject, &plain_bf16_subject, &tiled_bf16_subject, &mixed_subject, &tiled_f16_subject, &delayed_bf16_subject, &tiled_f32_subject};
+    const std::vector<const subject *> lists = {&delayed_bf16_subject, &plain_bf16_subject, &blockwise_bf16_subject, &mixed_subject, &blockwise_f16_subject, &delayed_bf16_subject, &blockwise_f32_subject};
     for (te_dtype moments : {TE_f32, TE_bf16}) {
         check_twins(setup_of(lists, {6, 5, 4, 3, 2, 0}, moments), 4 * 4 + 3);
         check_twins(setup_of(lists, {3, -1, 4, -1}, moments), 4 + 3);
-        check_twins(setup_of({&tiled_bf16_subject, &tiled_bf16_subject}, {1, -1, 0}, moments), 8);
+        check_twins(setup_of({&blockwise_bf16_subject, &blockwise_bf16_subject}, {1, -1, 0}, moments), 8);
     }
 }
 
@@ -235,8 +235,8 @@ template <class F> std::vector<int> launches_in(trained &w, F step) {
 
 TEST_CASE("one pass over the weights falls away, with fp8_block all", "[recipes_adamw]") {
     struct expected { const subject *list; std::vector<int> two, one; };
-    const expected all[] = {{&delayed_bf16_subject, {1, 1, 0}, {0, 1, 0}}, {&current_f16_subject, {1, 1, 0}, {0, 1, 0}}, {&tiled_bf16_subject, {0, 0, 1}, {0, 0, 0}},
-                            {&tiled_f32_subject, {0, 0, 1}, {0, 0, 1}}, {&mixed_subject, {1, 1, 1}, {0, 1, 0}}, {&tied_subject, {1, 1, 0}, {2, 1, 0}}, {&tied_tiles_subject, {0, 0, 1}, {0, 0, 2}}};
+    const expected all[] = {{&delayed_bf16_subject, {1, 1, 0}, {0, 1, 0}}, {&current_f16_subject, {1, 1, 0}, {0, 1, 0}}, {&blockwise_bf16_subject, {0, 0, 1}, {0, 0, 0}},
+                            {&blockwise_f32_subject, {0, 0, 1}, {0, 0, 1}}, {&mixed_subject, {1, 1, 1}, {0, 1, 0}}, {&tied_subject, {1, 1, 0}, {2, 1, 0}}, {&tied_tiles_subject, {0, 0, 1}, {0, 0, 2}}};
     for (const expected &e : all) {
         CAPTURE(e.list->plan()->name);
         trained w(setup_of({e.list, e.list}, {0, 1}), 1);
@@ -253,7 +253,7 @@ te_status one_call(const te_graph *, const void *arg, te_context *ctx) { return 
 } // namespace
 
 TEST_CASE("the step replays as a graph, also where it is left out", "[recipes_adamw]") {
-    for (const subject *s : {&delayed_bf16_subject, &tiled_bf16_subject, &mixed_subject}) {
+    for (const subject *s : {&delayed_bf16_subject, &blockwise_bf16_subject, &mixed_subject}) {
         const unsigned seed = fresh_seed();
         CAPTURE(seed, s->plan()->name);
         const setup t = setup_of({s}, {0}, TE_bf16);

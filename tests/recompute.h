@@ -67,7 +67,7 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     const te_status backward = te_plan_backward(tdx, tdy, &saved, &plan, m.model(), &b, ctx);
     INFO(te_last_error(ctx));
     REQUIRE(backward == TE_OK);
-    CHECK(y.raw() == r.y); // what runs again writes nothing but the workspace
+    CHECK(y.raw() == r.y); // recomputation writes nothing but the workspace
     CHECK(saved_memory.raw() == kept);
     CHECK(x.raw() == x_before);
     CHECK(get_rng(ctx).offset == 9u + (te__draws(&plan) ? 1 : 0));

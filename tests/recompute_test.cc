@@ -1,4 +1,4 @@
-// recompute_test.cc -- (recompute, r) .. (end_recompute, r): what recompute.h says of every list, here blocks; what is saved, what runs again, and what the plan's table says of it.
+// recompute_test.cc -- (recompute, r) .. (end_recompute, r): what recompute.h says of every list, here blocks; the saved tensors, the recomputed steps, and what the plan's table says of it.
 #include <cstring>
 
 #include "harness.h"
@@ -88,8 +88,8 @@ std::string rows_of(const te_step *s, int count) {
     for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].pattern;
     return text;
 }
-// The steps of forward that span k runs again.
-std::string again(const te_plan *p, int k) {
+// The forward steps that recompute region k runs in backward.
+std::string recomputed(const te_plan *p, int k) {
     int from, to;
     const te_run sizes = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
     te__recompute_steps(&sizes, k, &from, &to);
@@ -119,11 +119,11 @@ TEST_CASE("a span around the whole block: the bits of the block without marks, a
         CHECK(b.saved == (size_t)TE_ALIGN); // the random state
         CHECK(b.workspace >= a.saved - (size_t)TE_ALIGN);
         CHECK(rows_of(plain->forward, plain->forward_count) == rows_of(whole->forward, whole->forward_count));
-        CHECK(again(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu"); // not fc2
+        CHECK(recomputed(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu"); // not fc2
     }
 }
 
-TEST_CASE("the marks change neither inference nor the rows of backward", "[recompute]") {
+TEST_CASE("the marks change neither inference nor the patterns of backward", "[recompute]") {
     const te_plan *plain = plain_bf16_plan();
     for (const te_plan *p : {whole_bf16_plan(), pieces_bf16_plan(), act_bf16_plan()}) {
         CHECK(p->op_count == plain->op_count);
@@ -135,26 +135,26 @@ TEST_CASE("the marks change neither inference nor the rows of backward", "[recom
     CHECK(rows_of(within_rows_plan()->backward, within_rows_plan()->backward_count) == "linear layernorm dropout relu_bias silu_bias gelu linear");
 }
 
-TEST_CASE("what runs again ends with what is needed", "[recompute]") {
+TEST_CASE("recomputation ends at the last op that backward needs", "[recompute]") {
     const te_plan *p = pieces_f32_plan();
     REQUIRE(p->region_count == 4);
     CHECK(std::string(p->region[2].name) == "c1");
     CHECK(p->region[2].first == 9);
     CHECK(p->region[2].last == 12);
-    CHECK(again(p, 0) == "fork_layernorm");
-    CHECK(again(p, 1) == "attention");
-    CHECK(again(p, 2) == "fork_layernorm");
-    CHECK(again(p, 3) == "gelu");
-    CHECK(again(llama_plan(), 0) == "rope attention");
-    CHECK(again(llama_plan(), 1) == "swiglu");
-    CHECK(again(nothing_inside_plan(), 0).empty());
-    for (int k = 0; k < 5; k++) CHECK(again(one_each_plan(), k).empty());
-    CHECK(again(ends_with_norm_plan(), 0) == "gelu bias"); // the norm's statistics are saved, as its output is
-    CHECK(again(ends_with_norm_plan(), 1) == "silu linear");
-    CHECK(again(from_tokens_plan(), 0) == "embedding positions layernorm linear_gelu");
+    CHECK(recomputed(p, 0) == "fork_layernorm");
+    CHECK(recomputed(p, 1) == "attention");
+    CHECK(recomputed(p, 2) == "fork_layernorm");
+    CHECK(recomputed(p, 3) == "gelu");
+    CHECK(recomputed(llama_plan(), 0) == "rope attention");
+    CHECK(recomputed(llama_plan(), 1) == "swiglu");
+    CHECK(recomputed(nothing_inside_plan(), 0).empty());
+    for (int k = 0; k < 5; k++) CHECK(recomputed(one_each_plan(), k).empty());
+    CHECK(recomputed(ends_with_norm_plan(), 0) == "gelu bias"); // the norm's statistics are saved, as its output is
+    CHECK(recomputed(ends_with_norm_plan(), 1) == "silu linear");
+    CHECK(recomputed(from_tokens_plan(), 0) == "embedding positions layernorm linear_gelu");
 }
 
-TEST_CASE("what is saved", "[recompute]") {
+TEST_CASE("the saved tensors", "[recompute]") {
     const int64_t rows = 131, padded = 256;
     const auto less = [&](const subject &s, int64_t floats, int64_t values) { // than everything
         te_plan all = *s.plan();
@@ -174,7 +174,7 @@ TEST_CASE("what is saved", "[recompute]") {
     CHECK(two_in_one_f32_saved_bytes(rows) == (size_t)TE_ALIGN);
 }
 
-TEST_CASE("the table says what is saved without the marks, and which steps run again", "[recompute]") {
+TEST_CASE("the table says what is saved without the marks, and which steps are recomputed", "[recompute]") {
     const std::string plain = printed(plain_f32_plan()), act = printed(act_f32_plan());
     CHECK(plain.find("recompute") == std::string::npos);
     CHECK(plain.find("  +  ") == std::string::npos);

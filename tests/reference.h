@@ -239,10 +239,10 @@ double gamma_of(const op &o, const std::vector<vec> &params, size_t c);
 
 // (head_norm, name, heads, kv_heads, head_dim, (eps, ..)): a norm of each head of q and of k, with one parameter for all of q and one for all of k.
 struct head_norm {
-    size_t heads, turned, dim, all; // of q; of q and k; columns of each; of q, k and v
+    size_t heads, rotated, dim, all; // of q; of q and k; columns of each; of q, k and v
     op of[2];                       // the norm of a head of q, of k
     explicit head_norm(const op &o)
-        : heads((size_t)o.number(0, 0)), turned(heads + (size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), all(o.in / dim), of{o, o} {
+        : heads((size_t)o.number(0, 0)), rotated(heads + (size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), all(o.in / dim), of{o, o} {
         for (int k = 0; k < 2; k++)
             of[k].kind = o.kind == "head_norm" ? "rmsnorm" : "rmsnorm1p", of[k].in = of[k].out = dim, of[k].first_param += k, of[k].params = 1;
     }
@@ -250,7 +250,7 @@ struct head_norm {
     template <class F>
     void each(size_t rows, F f) const {
         for (size_t r = 0; r < rows; r++)
-            for (size_t h = 0; h < turned; h++) f((r * all + h) * dim, of[h >= heads]);
+            for (size_t h = 0; h < rotated; h++) f((r * all + h) * dim, of[h >= heads]);
     }
 };
 
@@ -265,7 +265,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
 // ---- backward ------------------------------------------------------------------------------------------------------
 
 // `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
-// name) receives. `held` rounds the gradient that an add hands over. `seen(i, d, dx)`: what each op got, and what it gives.
+// name) receives. `held` rounds the gradient that an add passes through. `seen(i, d, dx)`: what each op got, and what it gives.
 gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
                    const rounding &round, const rounding &held,
                    const std::function<void(size_t, const vec &, const vec &)> &seen = nullptr);

@@ -267,7 +267,7 @@ TEST_CASE("what cannot be converted is refused, and nothing is loaded") {
     }
 }
 
-TEST_CASE("slices of a tensor, as they are and turned") {
+TEST_CASE("slices of a tensor, as they are and transposed") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -285,11 +285,11 @@ TEST_CASE("slices of a tensor, as they are and turned") {
         const int64_t m = part(rows, &row), n = part(cols, &col), size[2] = {rows, cols};
         const te_dtype formats[] = {TE_f32, TE_bf16, TE_f16, TE_e4m3};
         const te_dtype is = formats[random() % 4], as = is == TE_e4m3 ? is : formats[random() % 3];
-        const bool turned = random() % 2;
+        const bool transposed = random() % 2;
         std::vector<uint8_t> file((size_t)(rows * cols) * te_dtype_bytes(is)), want((size_t)(m * n) * te_dtype_bytes(as)), got(want.size());
         for (int64_t i = 0; i < rows * cols; i++) te_store(file.data(), i, (float)(random() % 17) - 8, is); // all formats have them
         for (int64_t i = 0; i < m; i++)
-            for (int64_t j = 0; j < n; j++) te_store(want.data(), turned ? j * m + i : i * n + j, te_load(file.data(), (row + i) * cols + col + j, is), as);
+            for (int64_t j = 0; j < n; j++) te_store(want.data(), transposed ? j * m + i : i * n + j, te_load(file.data(), (row + i) * cols + col + j, is), as);
         te_safetensor e = te_safetensor_of("x", te_safetensors_dtype_of(is), 2, size, file.data());
         REQUIRE(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
         te_safetensors f;
@@ -297,9 +297,9 @@ TEST_CASE("slices of a tensor, as they are and turned") {
         void *memory = nullptr;
         REQUIRE(te_allocate(t, &memory, want.size()) == TE_OK);
         REQUIRE(te_fill(t, memory, 0xee, want.size()) == TE_OK);
-        e = turned ? te_safetensor_transposed("x", as, cols, rows, memory) : te_safetensor_of("x", te_safetensors_dtype_of(as), 2, size, memory);
+        e = transposed ? te_safetensor_transposed("x", as, cols, rows, memory) : te_safetensor_of("x", te_safetensors_dtype_of(as), 2, size, memory);
         e = te_safetensor_slice(e, row, m, col, n);
-        CAPTURE(rows, cols, row, m, col, n, te_dtype_name(is), te_dtype_name(as), turned);
+        CAPTURE(rows, cols, row, m, col, n, te_dtype_name(is), te_dtype_name(as), transposed);
         REQUIRE(te_safetensors_load(&f, &e, 1, 1, t) == TE_OK);
         REQUIRE(te_copy(t, got.data(), memory, got.size()) == TE_OK);
         REQUIRE(te_synchronize(t) == TE_OK);

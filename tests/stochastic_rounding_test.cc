@@ -83,14 +83,14 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     const te_rng rng = {random.random(), (uint64_t)random.below(1 << 20) << 20};
                     const auto run = from == TE_bf16 ? from_bf16_stochastic_run : from_f32_stochastic_run;
                     const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), again = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
-                    size_t wrong = 0, turned = 0;
+                    size_t wrong = 0, transposed = 0;
                     for (size_t i = 0; i < n; i++) {
                         const double should = rounded((double)((float)x[i] * scale), random_of(rng, 77, i), f), is = number_of(a.y[i], f.to);
                         wrong += std::isnan(should) ? !std::isnan(is) : should != is || std::signbit(should) != std::signbit(is);
-                        turned += a.yt[i % (size_t)cols * (size_t)rows + i / (size_t)cols] != a.y[i];
+                        transposed += a.yt[i % (size_t)cols * (size_t)rows + i / (size_t)cols] != a.y[i];
                     }
                     CHECK(wrong == 0);
-                    CHECK(turned == 0);
+                    CHECK(transposed == 0);
                     CHECK((again.y == a.y && again.yt == a.yt));
                     const made nearest = make(ctx, from == TE_bf16 ? from_bf16_run : from_f32_run, in, rows, cols, f.to, scale, rng, 77);
                     CHECK(numbers::stored({nearest.amax}, TE_f32) == numbers::stored({a.amax}, TE_f32));

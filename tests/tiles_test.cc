@@ -39,7 +39,7 @@ MODEL(row_bf16, BY_ROW(bf16), (rmsnorm, n, 48), (linear, l, 48, 80), (gelu, g), 
         (add, x1), (fork, x2), (recompute, r2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (gelu, act),  \
         (linear, fc2, 4 * H, H, (recipe, RECIPE)), (bias, fc2_b, H), (end_recompute, r2), (add, x2)
 #define RECIPE fp8_block
-MODEL(tiled, TILED(bf16), BLOCK(64))
+MODEL(blockwise, TILED(bf16), BLOCK(64))
 UNFUSED(apart, TILED(bf16), BLOCK(64)) // marks cut rows
 UNFUSED(again, TILED(bf16), AGAIN(64))
 #undef RECIPE
@@ -125,8 +125,8 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     te_context *ctx = &own.c;
     const std::vector<float> x = drawn(rows, cols, seed, finite, from);
     const size_t padded = (rows + 15) / 16 * 16, L = (cols + 127) / 128, D = (rows + 127) / 128;
-    const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, turned_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
-    buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, turned_scales * 4);
+    const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, transposed_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
+    buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, transposed_scales * 4);
     bx.write(reference::vec(x.begin(), x.end()), from);
     te_quantize_blockwise q = te__quantize_blockwise_of((int64_t)rows, (int64_t)cols);
     CHECK(te_scaling_count(blocks ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_BLOCKWISE_1D, q.rows, q.cols) == (int64_t)scales);
@@ -135,22 +135,22 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     const auto run = [&] { return from == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx); };
     REQUIRE(run() == TE_OK);
     const cast row(x, rows, cols, blocks, to, rule), col(turn(x, rows, cols), cols, rows, blocks, to, rule);
-    const std::vector<uint8_t> gave = y.raw(), turned = yt.raw();
-    const std::vector<float> inverse = floats_of(s), turned_inverse = floats_of(st);
-    size_t wrong = 0, wrong_turned = 0, wrong_scales = 0, padding = 0, none = 0;
+    const std::vector<uint8_t> gave = y.raw(), transposed = yt.raw();
+    const std::vector<float> inverse = floats_of(s), transposed_inverse = floats_of(st);
+    size_t wrong = 0, wrong_transposed = 0, wrong_scales = 0, padding = 0, none = 0;
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j < cols; j++) {
             wrong += gave[i * cols + j] != row.byte[i * cols + j];
-            wrong_turned += turned[j * padded + i] != col.byte[j * rows + i];
+            wrong_transposed += transposed[j * padded + i] != col.byte[j * rows + i];
             wrong_scales += inverse[place(rows, cols, i, j, blocks)] != row.inverse[i * cols + j];
-            wrong_scales += turned_inverse[place(cols, padded, j, i, blocks)] != col.inverse[j * rows + i];
+            wrong_scales += transposed_inverse[place(cols, padded, j, i, blocks)] != col.inverse[j * rows + i];
         }
     for (size_t j = 0; j < cols; j++)
-        for (size_t i = rows; i < padded; i++) padding += turned[j * padded + i] != 0;
+        for (size_t i = rows; i < padded; i++) padding += transposed[j * padded + i] != 0;
     for (const float v : inverse) none += std::isnan(v);
-    for (const float v : turned_inverse) none += std::isnan(v);
+    for (const float v : transposed_inverse) none += std::isnan(v);
     CHECK(wrong == 0);
-    CHECK(wrong_turned == 0);
+    CHECK(wrong_transposed == 0);
     CHECK(wrong_scales == 0);
     CHECK(padding == 0);
     CHECK(none == 0);
@@ -161,7 +161,7 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     y.poison(), s.poison();
     q.y = nullptr, q.yt = yt.data();
     REQUIRE(run() == TE_OK);
-    CHECK((yt.raw() == turned && floats_of(st) == turned_inverse && y.poisoned() && s.poisoned()));
+    CHECK((yt.raw() == transposed && floats_of(st) == transposed_inverse && y.poisoned() && s.poisoned()));
 }
 
 } // namespace
@@ -177,7 +177,7 @@ TEST_CASE("a tensor in tiles and blocks of FP8, row-wise and transposed", "[tile
         }
 }
 
-TEST_CASE("a tensor in rows of FP8", "[tiles]") {
+TEST_CASE("a tensor with rowwise scales", "[tiles]") {
     const size_t sizes[][2] = {{1, 16}, {3, 128}, {130, 272}, {2, 9232}};
     for (const auto &s : sizes)
         for (int kind = 0; kind < 4; kind++) {
@@ -284,7 +284,7 @@ TEST_CASE("products with scales of tiles, blocks and rows are those of their ope
             for (const te_dtype out : {TE_f32, TE_bf16, TE_f16}) check_scaled(s[0], s[1], s[2], p[0], p[1], out, s[0] % 2 == 0 || out == TE_f32);
 }
 
-TEST_CASE("what adds a bias to a product with scales of tiles", "[tiles]") {
+TEST_CASE("the bias of a blockwise-scaled GEMM", "[tiles]") {
     context own;
     alignas(TE_ACCESS) static char memory[256];
     te_gemm g = te_gemm_of(0, 16, 128);
@@ -301,7 +301,7 @@ TEST_CASE("what adds a bias to a product with scales of tiles", "[tiles]") {
 }
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
+TEST_CASE("blockwise-scaled GEMMs by custom kernels", "[tiles]") {
     const size_t sizes[][3] = {{4, 16, 512}, {131, 272, 784}, {260, 528, 1040}, {514, 144, 1552}, {256, 1040, 4096}};
     const auto has = [](size_t m, size_t n, size_t k, te_scaling of_b, te_dtype out) {
         context own;
@@ -395,7 +395,7 @@ TEST_CASE("products of fp8_block are those of their tiles and blocks", "[tiles]"
 TEST_CASE("a block under fp8_block is near the same block without, and saves less", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&tiled_subject, &again_subject, &mixed_subject}) {
+    for (const subject *s : {&blockwise_subject, &again_subject, &mixed_subject}) {
         under_recipe u(*s, 2, 21, seed);
         CAPTURE(u.plan->name);
         micro_batch b(u, without(u)), kept(u, s->saved_bytes(42));
@@ -414,10 +414,10 @@ TEST_CASE("a block under fp8_block is near the same block without, and saves les
         kept.forward(u), kept.backward(u);
         CHECK(kept.memory.raw().size() == kept.memory.bytes); // its guard
     }
-    CHECK((double)te_plan_saved_bytes(tiled_plan(), 128) < 0.62 * (double)te_plan_saved_bytes_without_recipe(tiled_plan(), 128));
+    CHECK((double)te_plan_saved_bytes(blockwise_plan(), 128) < 0.62 * (double)te_plan_saved_bytes_without_recipe(blockwise_plan(), 128));
     const auto of_128_rows = [](const te_plan *p) { return te_plan_saved_bytes(p, 384) - te_plan_saved_bytes(p, 256); };
-    CHECK(of_128_rows(mixed_plan()) == of_128_rows(tiled_plan())); // no input is kept, whatever scales its product has
-    CHECK(of_128_rows(apart_plan()) == of_128_rows(tiled_plan()));
+    CHECK(of_128_rows(mixed_plan()) == of_128_rows(blockwise_plan())); // no input is kept, whatever scales its product has
+    CHECK(of_128_rows(apart_plan()) == of_128_rows(blockwise_plan()));
 }
 
 TEST_CASE("recomputation under fp8_block gives the same bits", "[tiles]") {
@@ -487,7 +487,7 @@ TEST_CASE("fp8_row scales rows in forward, and its backward is the list's own", 
     CHECK((by_rows == 4 && in_fp8 == 4)); // two products, forward and in inference
 }
 
-TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[tiles]") {
+TEST_CASE("shapes without whole blocks are refused, and nothing is written", "[tiles]") {
     context own;
     te_context *ctx = &own.c;
     buffer room(ctx, 1 << 14);
@@ -559,7 +559,7 @@ TEST_CASE("weights of several models and kinds of scales are cast in one pass as
     source random(seed);
     std::vector<std::unique_ptr<instance>> all;
     std::vector<te_model *> models;
-    for (const subject *s : {&mixed_subject, &row_bf16_subject, &tiled_subject, &mixed_subject, &row_f32_subject, &of_f32_subject, &of_bf16_subject, &mixed_subject}) {
+    for (const subject *s : {&mixed_subject, &row_bf16_subject, &blockwise_subject, &mixed_subject, &row_f32_subject, &of_f32_subject, &of_bf16_subject, &mixed_subject}) {
         all.emplace_back(new instance(*s, ctx));
         all.back()->draw(random);
         models.push_back(all.back()->model());
@@ -588,7 +588,7 @@ TEST_CASE("weights of several models and kinds of scales are cast in one pass as
 TEST_CASE("a step of fp8_block and fp8_row replays as a graph", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    check_graph(tiled_subject, 27, seed), check_graph(row_bf16_subject, 27, seed);
+    check_graph(blockwise_subject, 27, seed), check_graph(row_bf16_subject, 27, seed);
 }
 
 TEST_CASE("a frozen product of fp8_block has a data gradient alone", "[tiles]") {
@@ -604,7 +604,7 @@ TEST_CASE("a frozen product of fp8_block has a data gradient alone", "[tiles]") 
     CHECK(distance(fp8.grads, list.grads) < 2 * rounding);
 }
 
-TEST_CASE("the printed plan names what products of fp8_block read", "[tiles]") {
+TEST_CASE("the printed plan names the operands of the GEMMs of fp8_block", "[tiles]") {
     FILE *f = tmpfile();
     REQUIRE(f);
     mixed_print_plan(f);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A CUDA program has no kernel that it does not use. nvcc compiles each kernel that is no template, called or not: te.h and infer.h by
-# themselves have none, and lists for inference have, beside their own, products by themselves and what these are timed by. No kernel is
+# themselves have none, and lists for inference have, beside their own, unfused GEMMs and the kernel that autotuning times with. No kernel is
 # empty, but that of attention by mma.sync where the code is for sm_90a alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ for header in te/te.h te/infer.h; do
     check "$header" '' "#include \"$header\""
     check "$header" '' "#include \"$header\"" -DTE_NO_CUBLASLT
 done
-check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_small_fill_kernel).*' '#include "te/infer.h"
+check "lists for inference" '.*(norm_of_x|product_of_x|te_unfused_gemm|te_small_fill_kernel).*' '#include "te/infer.h"
 TE_INFERENCE(norm_of_x, f32, (layernorm, ln, 64))
 TE_INFERENCE(product_of_x, bf16, (linear, fc, 64, 64), (bias, b, 64))
 const te_plan *plan(int i) { return i ? norm_of_x_plan() : product_of_x_plan(); }'

@@ -8,7 +8,7 @@ MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64
       (linear, l2, 64, 3 * 64), (bias, b, 3 * 64), (attention, c, 1, 1, 64, (varlen, 1), (causal, 0)), (rmsnorm, n, 64), (linear, head, 64, 61),
       (cross_entropy, loss, 61))
 MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left, 20), (varlen, 1)), (last_token, t), (linear, f, 64, 20))
-MODEL(turned, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, again, 2, 1, 16, (interleaved, 1)))
+MODEL(rotated, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, again, 2, 1, 16, (interleaved, 1)))
 MODEL(equal, f32, (attention, a, 2, 1, 32)) // takes no cu_seqlens
 
 namespace {
@@ -221,10 +221,10 @@ TEST_CASE("a captured graph runs with the lengths that are there", "[varlen]") {
 }
 #endif
 
-TEST_CASE("rope turns a row by the position that the caller gives it", "[varlen]") {
+TEST_CASE("rope rotates a row by the position that the caller passes", "[varlen]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    packed p(turned_subject, {30, 30, 30}, seed);
+    packed p(rotated_subject, {30, 30, 30}, seed);
     p.batch.batch = 3, p.batch.seq = 30, p.batch.sequences = p.batch.max_seqlen = 0, p.batch.cu_seqlens = nullptr;
     const auto run = [&] {
         REQUIRE(p.forward() == TE_OK);

@@ -20,8 +20,8 @@
 PAIR(delayed, bf16, fp8_delayed)
 PAIR(delayed_f16, f16, fp8_delayed)
 PAIR(current, bf16, fp8_current)
-PAIR(tiled, bf16, fp8_block)
-PAIR(tiled_f16, f16, fp8_block)
+PAIR(blockwise, bf16, fp8_block)
+PAIR(blockwise_f16, f16, fp8_block)
 MODEL(tied, (bf16, (weights, f32), (recipe, fp8_delayed)), (linear, a, 64, 64, (recipe, none)), (tied_linear, b, 64, 64))
 TE_INFERENCE(served, (bf16, (recipe, fp8_delayed)), OPS)
 MODEL(said, (bf16, (weights, bf16), (recipe, fp8_delayed)), OPS)
@@ -30,7 +30,7 @@ namespace {
 
 struct twins { const subject *with, *alone; };
 const twins pairs[] = {{&delayed_subject, &delayed_alone_subject}, {&delayed_f16_subject, &delayed_f16_alone_subject}, {&current_subject, &current_alone_subject},
-                     {&tiled_subject, &tiled_alone_subject}, {&tiled_f16_subject, &tiled_f16_alone_subject}};
+                     {&blockwise_subject, &blockwise_alone_subject}, {&blockwise_f16_subject, &blockwise_f16_alone_subject}};
 
 // The optimizer of a model under a recipe, and both in one.
 struct optimizer {
@@ -176,7 +176,7 @@ TEST_CASE("the optimizer's step with the recipes' in one has the bits of the two
 TEST_CASE("a run by weights in f32 goes on from a checkpoint to the same bits", "[weights]") {
     folder dir;
     const std::string path = dir / "run.safetensors";
-    for (const subject *s : {&delayed_alone_subject, &tiled_alone_subject}) {
+    for (const subject *s : {&delayed_alone_subject, &blockwise_alone_subject}) {
         const unsigned seed = fresh_seed();
         CAPTURE(s->plan()->name, seed);
         under_recipe u(*s, 1, 40, seed), v(*s, 1, 40, seed + 1);

@@ -47,7 +47,7 @@ static std::string with_numbers(std::string text, const std::vector<int64_t> &di
 #define MLP(h, f)                                                                                                    \
     (fork, x), (layernorm, ln, h), (linear, fc1, h, f), (bias, b1, f), (gelu, a), (linear, fc2, f, h), (bias, b2, h), (dropout, d, 0.1f), (add, x)
 #define GATED(h, f) (rmsnorm, n, h), (linear, fc1, h, 2 * f), (bias, b1, 2 * f), (swiglu, a), (linear, fc2, f, h)
-// every part of a chain around a norm: the row of forward with dropout, and of backward with all that it sums
+// every part of a pointwise kernel with a norm: the forward pattern with dropout, and the backward pattern with all of its column sums
 #define ROW(h) (input, i, h), (bias, b, h), (dropout, d, 0.2f), (add, i), (fork, f), (layernorm, n, h), (scale, s, 0.5f), (add, f)
 #define MAPS(h) (bias, b, 2 * h), (silu, s), (fork, f), (scale, t, 0.5f), (add, f), (geglu, g), (dropout, d), (bias, c, h)
 #define LM(h, v, n)                                                                                                  \
@@ -86,7 +86,7 @@ TEST_CASE("symbols: a list of products, norms and maps is the reference's", "[wi
         }
     }
 }
-TEST_CASE("symbols: a row of a norm, by its width", "[widths]") {
+TEST_CASE("symbols: a pattern with a norm, by its width", "[widths]") {
     for (const int64_t width : {3, 65, 1024, 1032, 4100, 64, 1000, 1025, 4096, 12288}) {
         if (brief() && width == 64) break;
         for (const subject &s : {row_f32_at({width}), row_bf16_at({width}), row_f16_at({width}), unfused_bf16_at({width}), norms_f32_at({width})}) {
@@ -97,7 +97,7 @@ TEST_CASE("symbols: a row of a norm, by its width", "[widths]") {
     for (const int64_t width : brief() ? std::vector<int64_t>{12296} : std::vector<int64_t>{12296, 65535, 65536})
         for (const subject &s : {row_f32_at({width}), row_bf16_at({width}), norms_f32_at({width})}) check(s, shape(1, 3));
 }
-TEST_CASE("symbols: a row of maps, by its width", "[widths]") {
+TEST_CASE("symbols: an elementwise pattern, by its width", "[widths]") {
     for (const int64_t width : {1, 37, 1032, 8, 120, 520, 4097}) {
         if (brief() && width == 8) break;
         for (const subject &s : {maps_f32_at({width}), maps_bf16_at({width}), maps_f16_at({width}), alone_f32_at({width})}) {

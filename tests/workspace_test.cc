@@ -8,13 +8,13 @@ GPT(gpt, bf16)
 GPT(gpt_f32, f32)
 GPT(delayed, bf16, (recipe, fp8_delayed))
 GPT(by_chance, bf16, (recipe, fp8_current), (rounding, stochastic))
-GPT(tiled, f16, (recipe, fp8_block))
+GPT(blockwise, f16, (recipe, fp8_block))
 GPT(by_row, bf16, (recipe, fp8_row))
 MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, saved)), TE_LLAMA_BLOCK(b, 128, 256, 2, 1, 64, 500000.0f))
 MODEL(spans, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
 
 namespace {
-const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &tiled_subject, &by_row_subject, &llama_subject, &spans_subject};
+const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &blockwise_subject, &by_row_subject, &llama_subject, &spans_subject};
 
 // All three passes of `rows` rows of the model, in a workspace and buffers of more.
 void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const buffer &dx, te_saved *saved) {
@@ -38,10 +38,10 @@ TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
     source random(seed);
     set_rng(&own.c, 5, 0);
     for (const subject *s : lists)
-        for (const int own_products : {0, 1, 2})
+        for (const int custom_gemms : {0, 1, 2})
             for (const int most : {130, 522, 3815}) {
-                if (!TE_CUDA && (own_products || most > 522)) continue; // the host has one kernel of each
-                own.c.gemm_custom = own_products;
+                if (!TE_CUDA && (custom_gemms || most > 522)) continue; // the host has one kernel of each
+                own.c.gemm_custom = custom_gemms;
                 instance m(*s, &own.c);
                 m.draw(random);
                 te_model *models[1] = {m.model()};

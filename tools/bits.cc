@@ -2,7 +2,7 @@
 // against two commits and compares what they print. Uses of te only what is seldom changed.
 //
 //     -DBITS_DTYPE=f32, bf16 or f16
-//     -DBITS_LISTS=1, 16, 32 rows of the fusion list (forward in two widths, backward), 2 lists by row, 4 by sequence, 8 wide ones;
+//     -DBITS_LISTS=1, 16, 32 patterns of the fusion list (forward in two widths, backward), 2 lists by row, 4 by sequence, 8 wide ones;
 //                  or sums of them
 #include <cstdio>
 #include <cstring>
@@ -23,16 +23,16 @@ struct add_subject {
 
 } // namespace
 
-// ---- the lists of tests/ops.h, tests/rows_forward.h and tests/rows_backward.h ------------------------------------------
+// ---- the lists of tests/ops.h, tests/patterns_forward.h and tests/patterns_backward.h ------------------------------------------
 
-#define BITS_MODEL(forward_rows, backward_rows, name, dtype, ...)          \
-    TE_SEQUENTIAL_WITH(forward_rows, backward_rows, name, dtype, __VA_ARGS__) \
-    static add_subject name##_is_subject(TE_STRING(ROW_SPACE) "/" #name, name##_plan);
+#define BITS_MODEL(forward_patterns, backward_patterns, name, dtype, ...)          \
+    TE_SEQUENTIAL_WITH(forward_patterns, backward_patterns, name, dtype, __VA_ARGS__) \
+    static add_subject name##_is_subject(TE_STRING(PATTERN_SPACE) "/" #name, name##_plan);
 #define MODEL(name, dtype, ...) BITS_MODEL(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 #define UNFUSED(name, dtype, ...) BITS_MODEL(TE_UNFUSED_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define BITS_LIST(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
 
-#define ROW_SPACE ops
+#define PATTERN_SPACE ops
 #define OPS_DTYPE BITS_DTYPE
 #include "bits_ops.h" // tests/ops.h without its includes and its test cases
 #if BITS_LISTS & 2
@@ -45,32 +45,32 @@ OPS_BY_SEQUENCE(BITS_LIST)
 OPS_WIDE(BITS_LIST)
 #endif
 
-#undef ROW_SPACE
+#undef PATTERN_SPACE
 
 #if BITS_LISTS & (1 | 16 | 32)
-#define ROW_DTYPE BITS_DTYPE
-#define ROW_CASE(name, row, step, ...) MODEL(name, ROW_DTYPE, __VA_ARGS__)
+#define PATTERN_DTYPE BITS_DTYPE
+#define PATTERN_CASE(name, pattern, step, ...) MODEL(name, PATTERN_DTYPE, __VA_ARGS__)
 #endif
 #if BITS_LISTS & 1
-#define ROW_ALL 0
-#define ROW_SPACE forward_64
-#define ROW_IN 64
-#define ROW_OUT 96
-#include "rows_forward.h"
+#define PATTERN_ALL 0
+#define PATTERN_SPACE forward_64
+#define PATTERN_IN 64
+#define PATTERN_OUT 96
+#include "patterns_forward.h"
 #endif
 #if BITS_LISTS & 16
-#define ROW_ALL 0
-#define ROW_SPACE forward_37
-#define ROW_IN 37
-#define ROW_OUT 53
-#include "rows_forward.h"
+#define PATTERN_ALL 0
+#define PATTERN_SPACE forward_37
+#define PATTERN_IN 37
+#define PATTERN_OUT 53
+#include "patterns_forward.h"
 #endif
 #if BITS_LISTS & 32
-#define ROW_ALL 0
-#define ROW_SPACE backward_64
-#define ROW_IN 64
-#define ROW_OUT 96
-#include "rows_backward.h"
+#define PATTERN_ALL 0
+#define PATTERN_SPACE backward_64
+#define PATTERN_IN 64
+#define PATTERN_OUT 96
+#include "patterns_backward.h"
 #endif
 
 // ---- one list, one shape -----------------------------------------------------------------------------------------------

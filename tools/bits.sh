@@ -21,7 +21,15 @@ library=-lm
 prints() { # TREE DTYPE: the hashes
     mkdir -p "$work/lists"
     sed -e '/#include/d' -e '/^#define OPS_MODEL/,$d' "$1/tests/ops.h" >"$work/lists/bits_ops.h"
-    "${compile[@]}" -DTE_KEEP_CALLS "-DBITS_DTYPE=$2" "-DBITS_LISTS=${BITS_LISTS:-63}" "-I$1" "-I$1/tests" "-I$work/lists" \
+    # Before the lists of the fusion patterns were called tests/patterns_*.h they were called rows_*.h, and their macros ROW_*; and
+    # te_context.gemm_custom was called gemm_own.
+    local pass renamed=()
+    for pass in forward backward; do
+        rm -f "$work/lists/patterns_$pass.h"
+        [[ ! -e $1/tests/rows_$pass.h ]] || sed 's/\bROW_/PATTERN_/g' "$1/tests/rows_$pass.h" >"$work/lists/patterns_$pass.h"
+    done
+    grep -q '\bgemm_own\b' "$1/te/core/context.h" && renamed=(-Dgemm_custom=gemm_own)
+    "${compile[@]}" "${renamed[@]}" -DTE_KEEP_CALLS "-DBITS_DTYPE=$2" "-DBITS_LISTS=${BITS_LISTS:-63}" "-I$1" "-I$1/tests" "-I$work/lists" \
         tools/bits.cc -o "$work/bits" "$library"
     "$work/bits" | sort
 }

@@ -33,7 +33,7 @@ compile() { # NAME OBJECT OPTION... SOURCE
 } # options and source have no spaces in them
 build_one() {
     local quick=
-    [[ ${QUICK:-0} == 1 && $1 =~ ^(ops|rows|plan|errors|recompute|widths|formats|recipe|misuse)_ ]] && quick=-DTE_KEEP_CALLS
+    [[ ${QUICK:-0} == 1 && $1 =~ ^(ops|patterns|plan|errors|recompute|widths|formats|recipe|misuse)_ ]] && quick=-DTE_KEEP_CALLS
     # shellcheck disable=SC2086
     compile $1 "${2/-/}" $quick $3 >"$out/$1.build" 2>&1 || echo "FAIL build: $1, see $out/$1.build"
 }
@@ -141,17 +141,17 @@ cases() { # TOOL BINARY: each case by itself; together those of one test take te
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        for name in quantize rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph recompute hot_path; do cases $tool ${name}_test; done
+        for name in quantize patterns_forward_f16 patterns_backward_f16 ops_bf16 recompute_long graph recompute hot_path; do cases $tool ${name}_test; done
         cases $tool "$([[ $tool == memcheck ]] && echo attention_test || echo attention_race)"
         echo "$tool train_bf16 --out $out/$tool $train"
         echo "$tool gemm_tune_test 'clusters without a tile*'"
-        echo "$tool gemm_tune_test 'products of a batch*'"
-        echo "$tool gemm_fp8_test '*by a kernel of our own'"
+        echo "$tool gemm_tune_test 'small-m GEMMs*'"
+        echo "$tool gemm_fp8_test '*FP8 GEMM* by a custom kernel'"
         echo "$tool gemm_fp8_test '*as one kernel'"
     done >"$out/sanitizer.list"
     cases memcheck widths_test >>"$out/sanitizer.list"
-    # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
-    printf 'initcheck %s\n' attention_test rows_forward_test rows_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
+    # initcheck does not see what cuBLASLt's 16-bit kernels store through TMA: f32 there.
+    printf 'initcheck %s\n' attention_test patterns_forward_test patterns_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
     while read -r status name; do result "$status" "$name"; done < <(grep -E "${SANITIZER:-.}" "$out/sanitizer.list" | xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize)
 }
 

@@ -66,7 +66,7 @@ def te_test(src, hdrs = [], data = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = _begins(name, ["ops_", "rows_", "cross_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "freeze_", "inference_", "misuse_test"])
+    many = _begins(name, ["ops_", "patterns_", "cross_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "freeze_", "inference_", "misuse_test"])
     # the same code with another dtype: by gcc alone (.bazelrc); ops_bf16_test has every op in 16 bits under the sanitizers
     again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
     tags = ["again"] if again else []

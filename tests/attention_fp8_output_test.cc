@@ -1,11 +1,11 @@
-// attention_gives_test.cc -- what attention gives for the product behind it, by each kernel: its result in e4m3, with the bits of its result in
-// the list's format, cast; the largest magnitude of its result and of its gradient. And in a list, which then has a cast, or a pass, less.
+// attention_fp8_output_test.cc -- the options fp8_output and amax_output of every attention kernel: the e4m3 output has the bits of the
+// output in the list's dtype, cast; the amax of the output and of its gradient are exact. In a list they save a cast kernel, or an amax pass.
 #include "harness.h"
 #include "launches.h"
 #include "recipe.h"
 #include "te/te.h"
 
-// Of keys to the left and right that a query sees: the form with the option gives.
+// The options of a kernel with `fp8_output`, by how many keys to the left and right a query sees.
 #define FORM(left, right) (left, right, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
 #define BOTH(name, dtype, heads, kv_heads, head_dim, left, right)                           \
     TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, FORM(left, right))      \
@@ -17,17 +17,17 @@ BOTH(wide_256, bf16, 1, 1, 256, -1, 0)
 BOTH(odd_48, bf16, 3, 3, 48, -1, 0)
 BOTH(odd_80, f16, 2, 1, 80, -1, -1)
 TE_ATTENTION_FORWARD_FP8(fp8_128, bf16, 2, 1, 128, FORM(-1, 0))
-TE_ATTENTION_FORWARD(gives_nothing, bf16, 2, 1, 64, 1)
-TE_ATTENTION_BACKWARD(gives_nothing_back, bf16, 2, 1, 64, 1)
-TE_ATTENTION_FORWARD_FP8(gives_nothing_fp8, bf16, 2, 1, 64, TE__ATTENTION_PLAIN(1))
+TE_ATTENTION_FORWARD(without_output, bf16, 2, 1, 64, 1)
+TE_ATTENTION_BACKWARD(without_output_back, bf16, 2, 1, 64, 1)
+TE_ATTENTION_FORWARD_FP8(without_output_fp8, bf16, 2, 1, 64, TE__ATTENTION_PLAIN(1))
 
-#define GIVES(name, D, recipe_) \
+#define RECIPE_LIST(name, D, recipe_) \
     MODEL(name, (D, (recipe, recipe_)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32), (bias, b, 32))
-GIVES(delayed, bf16, fp8_delayed)
-GIVES(delayed_f16, f16, fp8_delayed)
-GIVES(delayed_f32, f32, fp8_delayed)
-GIVES(current, bf16, fp8_current)
-GIVES(tiled, bf16, fp8_block)
+RECIPE_LIST(delayed, bf16, fp8_delayed)
+RECIPE_LIST(delayed_f16, f16, fp8_delayed)
+RECIPE_LIST(delayed_f32, f32, fp8_delayed)
+RECIPE_LIST(current, bf16, fp8_current)
+RECIPE_LIST(blockwise, bf16, fp8_block)
 MODEL(bare_delayed, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32))
 MODEL(bare_current, (bf16, (recipe, fp8_current)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32))
 MODEL(between, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (bias, c, 128), (linear, p, 128, 32))
@@ -151,7 +151,7 @@ TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]"
             }
 }
 
-TEST_CASE("attention without the option gives refuses what it is for", "[attention]") {
+TEST_CASE("attention declared without fp8_output refuses out_scale and amax", "[attention]") {
     context own;
     te_context *ctx = &own.c;
     buffer numbers(ctx, 4 * 64 * 16 * 4), one(ctx, 4);
@@ -160,7 +160,7 @@ TEST_CASE("attention without the option gives refuses what it is for", "[attenti
     memset(&a, 0, sizeof a);
     a.out = a.dqkv = numbers.data(), a.qkv = a.dout = numbers.data(), a.lse = a.delta = (float *)numbers.data(), a.scratch = numbers.data();
     a.batch = 1, a.seq = 4, a.scale = 1;
-    for (te_status (*launch)(te_context *, const te_attention_args *) : {gives_nothing_launch, gives_nothing_back_launch, gives_nothing_fp8_launch})
+    for (te_status (*launch)(te_context *, const te_attention_args *) : {without_output_launch, without_output_back_launch, without_output_fp8_launch})
         for (const bool scaled : {true, false}) {
             a.out_scale = scaled ? (const float *)one.data() : nullptr, a.amax = scaled ? nullptr : (float *)one.data();
             CHECK(launch(ctx, &a) == TE_ERROR_VALUE);
@@ -169,10 +169,10 @@ TEST_CASE("attention without the option gives refuses what it is for", "[attenti
 }
 
 #define OF_LIST(name, casts) {#name, &name##_subject, casts}
-TEST_CASE("in inference attention stores the operand of the product behind it", "[attention]") {
+TEST_CASE("in inference attention stores the FP8 operand of the GEMM that consumes it", "[attention]") {
     // casts: of all tensors in an inference; of x that comes from outside one stays
     struct expected { const char *name; const subject *list; int casts; };
-    const expected all[] = {OF_LIST(delayed, 1), OF_LIST(delayed_f16, 1), OF_LIST(delayed_f32, 2), OF_LIST(tiled, 0), OF_LIST(between, 1), OF_LIST(at_end, 1), OF_LIST(no_product, 1),
+    const expected all[] = {OF_LIST(delayed, 1), OF_LIST(delayed_f16, 1), OF_LIST(delayed_f32, 2), OF_LIST(blockwise, 0), OF_LIST(between, 1), OF_LIST(at_end, 1), OF_LIST(no_product, 1),
                             OF_LIST(current, 3)}; // and that has a pass for its amax
     for (const expected &e : all)
         for (const int seq : {5, 70}) {
@@ -194,7 +194,7 @@ TEST_CASE("in inference attention stores the operand of the product behind it", 
 }
 
 #if TE_CUDA
-TEST_CASE("under fp8_current no pass is for the largest magnitude of what attention stores", "[attention]") {
+TEST_CASE("under fp8_current attention finds the amax of its output itself, without a pass of its own", "[attention]") {
     int casts[2], n = 0;
     for (const subject *list : {&bare_delayed_subject, &bare_current_subject}) {
         under_recipe u(*list, 2, 70, fresh_seed());

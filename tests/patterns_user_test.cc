@@ -1,4 +1,4 @@
-// rows_user_test.cc -- rows that a user may add, where the library's own list has none of the kind; by chance: rows_random.sh.
+// patterns_user_test.cc -- rows that a user may add, where the library's own list has none of the kind; by chance: patterns_random.sh.
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/elementwise.h"
@@ -59,13 +59,13 @@ static_assert((int)biases_around_norm_forward_steps == 1, "bias_norm_bias");
 #define REF(name, ...) &name##_subject,
 static const subject *const lists[] = {LISTS(REF)};
 
-TEST_CASE("rows of a user's own", "[rows_user]") {
+TEST_CASE("patterns that a user adds", "[patterns_user]") {
     for (const subject *s : lists)
         for (const shape &at : {shape(1, 1), shape(2, 33), shape(1, 300)})
             if (!brief() || at.seq < 300) check(*s, at);
 }
-TEST_CASE("the same with one kernel for product and rest", "[rows_user]") {
-    const own_products own;
+TEST_CASE("the same with one kernel for the GEMM and what follows it", "[patterns_user]") {
+    const custom_gemms own;
     for (const subject *s : {&own_edge_of_product_subject, &edge_of_product_subject, &edge_of_product_alone_subject, &nothing_but_sums_subject,
                              &own_edge_behind_norm_subject, &two_biases_of_product_bf16_subject, &biases_around_act_subject})
         for (const shape &at : {shape(1, 5), shape(2, 150)})

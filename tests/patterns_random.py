@@ -1,6 +1,6 @@
 """Random legal rows of the fusion list, as a Catch2 test: the rules of CONTRIBUTING.md, "Add a fusion", and nothing else.
 
-    tests/rows_random.py SEED COUNT > rows_random_test.cc
+    tests/patterns_random.py SEED COUNT > patterns_random_test.cc
 
 COUNT lists of random ops, each cut at random into steps, forward and backward; each cut is a row of the list's own. Each
 list is checked with its rows and with none.
@@ -131,7 +131,7 @@ def main():
         text = ", ".join(f"({', '.join(op)})" for op in ops)
         print(f"MODEL_WITH(F{i}_, B{i}_, fused_{i}, {dtype}, {text})")
         print(f"UNFUSED(bare_{i}, {dtype}, {text})")
-        print(f'TEST_CASE("list {i}", "[rows_random]") {{')
+        print(f'TEST_CASE("list {i}", "[patterns_random]") {{')
         print(f"    for (const subject *s : {{&bare_{i}_subject, &fused_{i}_subject}})")
         print("        for (const shape &at : {shape(1, 1), shape(2, 33)}) check(*s, at);\n}")
 

@@ -1,0 +1,72 @@
+// patterns.h -- what patterns_forward.h and patterns_backward.h share: the table of cases that they make, and how it is gone through.
+#ifndef TESTS_PATTERNS_H
+#define TESTS_PATTERNS_H
+
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/attention.h"
+#include "te/ops/elementwise.h"
+#include "te/ops/dropout.h"
+#include "te/ops/head_norm.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+#include "te/ops/dyt.h"
+
+namespace {
+
+// A list that exercises a pattern: `step` is what the step is called in its plan ("linear_bias_gelu" of linear_bias_act).
+struct pattern_case {
+    const subject *s;
+    const char *pattern, *step;
+    bool fused;
+};
+inline std::vector<pattern_case> &pattern_cases() {
+    static std::vector<pattern_case> cases;
+    return cases;
+}
+struct add_pattern_case {
+    add_pattern_case(const subject &s, const char *pattern, const char *step, bool fused) {
+        const pattern_case c = {&s, pattern, step, fused};
+        pattern_cases().push_back(c);
+    }
+};
+
+} // namespace
+
+// PATTERN_HOW: MODEL or UNFUSED (harness.h).
+#define PATTERN_CASE(name, pattern, step, ...)    \
+    PATTERN_HOW(name, PATTERN_DTYPE, __VA_ARGS__) \
+    const add_pattern_case name##_added(name##_subject, pattern, step, TE_JOIN1(PATTERN_FUSED_, PATTERN_HOW));
+#define PATTERN_FUSED_MODEL true
+#define PATTERN_FUSED_UNFUSED false
+
+namespace {
+
+// Every case has its pattern as a step of its plan, if fused, and computes what the reference does.
+inline void check_patterns(const te_step *const te_plan::*steps, const int te_plan::*count) {
+    for (const pattern_case &c : pattern_cases()) {
+        const te_plan *p = c.s->plan();
+        int found = 0, longest = 0;
+        for (int i = 0; i < p->*count; i++) {
+            found += !strcmp((p->*steps)[i].pattern, c.step);
+            longest = std::max(longest, (p->*steps)[i].count);
+        }
+        CAPTURE(c.pattern, c.step);
+        if (c.fused) CHECK(found == 1);
+        else CHECK(longest == 1);
+        check(*c.s, shape(1, 1));
+        if (!brief()) check(*c.s, shape(7, 1));
+        check(*c.s, shape(1, brief() && !TE_CUDA ? 35 : 131));
+        if (TE_CUDA && c.fused && ((p->dtype != TE_f32 && !strncmp(c.step, "linear_", 7)) || strstr(c.step, "norm"))) {
+            const custom_gemms on; // and more rows than multiprocessors
+            check(*c.s, shape(1, 131));
+            check(*c.s, shape(3, 86));
+        }
+        if (p->dtype == TE_f32 && c.fused) check_gradients_of_reference(*c.s, shape(1, 3));
+    }
+}
+
+} // namespace
+
+#endif
