@@ -165,7 +165,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n
     g.a_fp8.scaling = of_x, g.b_fp8.scaling = of_w, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
     g.a_fp8.inverse = (const float *)scales_x.data(), g.b_fp8.inverse = (const float *)scales_w.data();
     ctx->gemm_custom = 2;
-    te_product_kernels *kernels = te_unfused_gemm_kernels<T, 1, 0, FORM>();
+    te_product_kernels *kernels = te__unfused_gemm_kernels<T, 1, 0, FORM>();
     if (processors) ctx->processors = processors;
     REQUIRE((m > TE_SKINNY_ROWS ? te__gemm_is_small_m(kernels, &g, ctx) : te__gemm_is_skinny(kernels, &g, ctx)));
     REQUIRE(te_unfused_gemm_run(kernels, &g, ctx) == TE_OK);

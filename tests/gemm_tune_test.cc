@@ -738,7 +738,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 namespace {
 // A GEMM by a custom kernel against doubles, with C added or not; what lies around D stays as it was.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
-    te_product_kernels *kernels = te_unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
+    te_product_kernels *kernels = te__unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
         context own;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
@@ -791,7 +791,7 @@ TEST_CASE("small-m GEMMs by a custom kernel", "[gemm_tune]") {
     te_gemm g = o.gemm();
     own.c.gemm_custom = 2;
     if (own.c.capability != 900) return;
-    te_product_kernels *kernels = te_unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
+    te_product_kernels *kernels = te__unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
     CHECK(te__gemm_is_small_m(kernels, &g, &own.c));
     g.m = TE_SKINNY_ROWS;
     CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));

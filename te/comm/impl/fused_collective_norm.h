@@ -303,7 +303,8 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
     te_fused_collective_state state = {0, epoch};
     for (; row < p->end; row += step) {
         if (!p->is_sent && row + step < p->end) te__fused_row_send(&source, k, row + step, g, rows);
-        te_norm_forward(&p->c, stages, store, k, row, &g, rows, &state.amax, te_fused_reduce_load, norm_store, &source);
+        te_norm_forward(&p->c, stages, store, k, &g, te_norm_row_of(row, rows, &state.amax, &source),
+                        te_fused_reduce_load, norm_store);
         if (gathers && row > first) te__fused_row_receive(p, k, epoch, row - step, g);
     }
     if (gathers && row > first) te__fused_row_receive(p, k, epoch, row - step, g);
@@ -452,10 +453,10 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
     if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.data, x.data, x.rows * x.cols, x.dtype, r->ctx));
     return te__pointwise_step_forward(r, s, 1, 0, sum, launch, k);
 }
-#define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                                     \
+#define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                              \
     TE__NEEDS_COMM(model, op)                                                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                    \
-        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                            \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                   \
         return te__fused_all_reduce_norm(r, s, name##_launch, name##_fused_collective(), k,       \
                                          TE_GEMM_ALL_REDUCE_KERNELS(dtype));                      \
     }
@@ -528,10 +529,10 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     TE_TRY(te__pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
     return te__collective_apply(r, s, y, te_group_all_gather);
 }
-#define TE_CUSTOM_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)                 \
+#define TE_CUSTOM_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)              \
     TE__NEEDS_COMM(model, op)                                                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                        \
-        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                                \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                       \
         return te__fused_reduce_scatter_norm(r, s, name##_launch, name##_fused_collective(), k,       \
                                              TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, 1));        \
     }

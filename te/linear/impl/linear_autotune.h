@@ -16,7 +16,7 @@ typedef struct te__linear_trial {
     const te__linear_kernels *kernels;
     te_gemm gemm;
     int count;
-    te_gemm_strategy split[TE_STRATEGY_COUNT];
+    te_gemm_strategy strategy[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
     te_param next; /* parameter of the next product, if that reads FP8 */
     te_scales scales;
@@ -31,24 +31,24 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
 /* The work that a strategy leaves for product `next`, which reads FP8: a cast and, if forward saves no transpose for
  * the weight's gradient, a transpose. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *kept = te__saved_input_of(r, next).x, *p;
+    void *saved = te__saved_input_of(r, next).x, *p;
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
-        return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0,
+        return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? saved : 0,
                                   0);
     }
-    if (r->pass != TE_FORWARD || !kept || te__saved_is_transposed(r->saved_transposed, next)) return TE_OK;
-    return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->current.rows, cols), 1);
+    if (r->pass != TE_FORWARD || !saved || te__saved_is_transposed(r->saved_transposed, next)) return TE_OK;
+    return te__fp8_transpose(r, &p, te_value_of(saved, TE_e4m3, r->current.rows, cols), 1);
 }
-TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+TE_API te_status te__linear_trial_run(void *arg, int candidate, int repetition, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;
     te_run r = t->run;
     te_gemm g = t->gemm;
-    (void)lap;
-    const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
+    (void)repetition;
+    const int taken = te__linear_set_epilogue(&g, &r, t->step, t->strategy[candidate]);
     TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->pattern);
-    TE_TRY(te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken));
+    TE_TRY(te__linear_run_strategy(&r, t->step, t->kernels, &g, t->strategy[candidate], taken));
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
@@ -115,7 +115,7 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
-        if (t->split[i] == TE_STRATEGY_CUSTOM && ns[i] &&
+        if (t->strategy[i] == TE_STRATEGY_CUSTOM && ns[i] &&
             ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
             return i;
     return winner;
@@ -152,8 +152,8 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
     memcpy(ctx->error, error, sizeof error);
-    c->strategy = t->split[winner < 0 ? 0 : winner];
-    for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->split[i]] = ns[i];
+    c->strategy = t->strategy[winner < 0 ? 0 : winner];
+    for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->strategy[i]] = ns[i];
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
@@ -173,48 +173,48 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     return 1;
 }
 /* Time the strategies that this step allows, the default one first. */
-TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_own,
-                                                const te_gemm *bare, te_run *r, const te_step *s,
+TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
+                                                const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
-    t.step = s, t.kernels = kernels, t.gemm = *bare;
-    t.split[t.count++] = otherwise;
+    t.step = s, t.kernels = kernels, t.gemm = *unfused;
+    t.strategy[t.count++] = otherwise;
     for (int i = TE_STRATEGY_COUNT - 1; i >= 0; i--) {
-        te_gemm tried = *bare;
-        const int can = i != TE_STRATEGY_CUSTOM || can_own;
-        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_gemm_strategy)i) >= 0)
-            t.split[t.count++] = (te_gemm_strategy)i;
+        te_gemm tried = *unfused;
+        const int can = i != TE_STRATEGY_CUSTOM || can_fuse;
+        if (i != (int)otherwise && can && te__linear_set_epilogue(&tried, r, s, (te_gemm_strategy)i) >= 0)
+            t.strategy[t.count++] = (te_gemm_strategy)i;
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
 /* Set up the product; *split becomes the strategy, *taken the number of ops that the product's epilogue does. By
  * default it is one kernel where that should pay (te/gemm/impl/gemm_dispatch.h); else the epilogue takes all ops; if it
  * cannot, a bias whose result backward needs. Where steps are tuned it is the fastest. */
-TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *split, int *taken, te_run *r,
+TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
                                               const te_step *s, const te__linear_kernels *kernels) {
-    const te_gemm bare = *g;
-    const int can_own =
-        s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_can_fuse(kernels->whole, g, r->ctx);
-    int way = can_own && te__gemm_is_fused(kernels->whole, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
+    const te_gemm unfused = *g;
+    const int can_fuse =
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_can_fuse(kernels->fused, g, r->ctx);
+    int way = can_fuse && te__gemm_is_fused(kernels->fused, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
     te_gemm_choice c;
-    while ((*taken = te__linear_take(g, r, s, (te_gemm_strategy)way)) < 0) way--;
-    *split = (te_gemm_strategy)way;
-    if (te_gemm_has_scale_arrays(&bare)) return TE_OK; /* its epilogue takes no ops that could be timed */
+    while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
+    *strategy = (te_gemm_strategy)way;
+    if (te_gemm_has_scale_arrays(&unfused)) return TE_OK; /* its epilogue takes no ops that could be timed */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         return TE_OK; /* one kernel where that should pay: it stores less */
-    if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
+    if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry run, so that both runs do the same */
-        TE_TRY(te__linear_autotune(&c, *split, can_own, &bare, r, s, kernels));
+        TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
 #endif
-    if (!found || found->strategy == *split || (found->strategy == TE_STRATEGY_CUSTOM && !can_own)) return TE_OK;
-    te_gemm tried = bare;
-    const int takes = te__linear_take(&tried, r, s, found->strategy);
-    if (takes >= 0) *g = tried, *taken = takes, *split = found->strategy;
+    if (!found || found->strategy == *strategy || (found->strategy == TE_STRATEGY_CUSTOM && !can_fuse)) return TE_OK;
+    te_gemm tried = unfused;
+    const int takes = te__linear_set_epilogue(&tried, r, s, found->strategy);
+    if (takes >= 0) *g = tried, *taken = takes, *strategy = found->strategy;
     return TE_OK;
 }
 

@@ -72,11 +72,11 @@ TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
     if (!next || !te__linear_can_overlap(r, s, 1)) return 0;
     const te_op *op = &r->plan->op[next->op[0]];
-    const te_rows whole = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
+    const te_rows all_rows = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
     if (!(op->flags & TE_TAKES_PRODUCT)) return 0;
     if (op->in_rows == op->out_rows)
         return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
-    return g->memory && whole == TE_ROWS_tokens;
+    return g->memory && all_rows == TE_ROWS_tokens;
 }
 /* Defer the product g. Its A is the current value, or memory that a cast of the current value took; its D is y. */
 TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
@@ -116,7 +116,7 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
 }
 /* Let the product g, whose A is the current value, begin as soon as this rank's rows of it are there, or gather all
  * rows first. keep: the whole current value is read again. */
-TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *bare,
+TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
@@ -125,7 +125,7 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     te_gemm of = *g; /* a stand-in: its operands are not known yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
-    if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(bare, &of, r->tensor, r->ctx) ||
+    if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
         !te__gather_place(ranks, r))
         return te__gather_rows_now(r);
     g->ranks = ranks, g->fast = of.fast;

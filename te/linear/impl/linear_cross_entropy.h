@@ -69,37 +69,37 @@ enum {
 /* The shape of a piece: rows with all of their logits, or rows and columns. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
-/* room: the rows that the call's workspace is sized for. */
-TE_API te__logits_piece te__logits_of_forward(int64_t room, int64_t vocabulary) {
+/* capacity: the rows that the call's workspace is sized for. */
+TE_API te__logits_piece te__logits_of_forward(int64_t capacity, int64_t vocabulary) {
     te__logits_piece p;
-    p.rows = te_min(room, te_max(TE_LOSS_ROWS, room / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
+    p.rows = te_min(capacity, te_max(TE_LOSS_ROWS, capacity / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
     p.columns = vocabulary;
     return p;
 }
 /* How many elements of dweight and dx backward reads and writes in all. */
-TE_API double te__logits_traffic(te__logits_piece p, int64_t room, int64_t vocabulary, int64_t hidden) {
-    const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * room : 0;
-    return (double)hidden * ((double)te_ceil_div(room, p.rows) * (double)vocabulary + (double)of_dx);
+TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t vocabulary, int64_t hidden) {
+    const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
+    return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
 /* size: bytes of a logit. dx_bytes: bytes of an element of dx's f32 sum, in the memory of the logits; 0: dx is summed
  * where it lies. */
-TE_API te__logits_piece te__logits_of_backward(int64_t room, int64_t vocabulary, int64_t hidden, size_t size,
+TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
-    te__logits_piece best = te__logits_of_forward(room, vocabulary), p;
+    te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
     const int64_t least_rows = best.rows, bytes = best.rows * vocabulary * (int64_t)size;
     for (int64_t parts = 1;; parts *= 2) {
-        p.rows = te_min(room, te_round_up(te_ceil_div(room, parts), TE_LOSS_ROWS));
+        p.rows = te_min(capacity, te_round_up(te_ceil_div(capacity, parts), TE_LOSS_ROWS));
         if (p.rows <= least_rows) return best;
         p.columns = (bytes - p.rows * hidden * (int64_t)dx_bytes) / (p.rows * (int64_t)size);
         p.columns = te_min(vocabulary, p.columns / TE_LOSS_COLUMNS * TE_LOSS_COLUMNS);
-        if (p.columns > 0 && te__logits_traffic(p, room, vocabulary, hidden) <
-                                 te__logits_traffic(best, room, vocabulary, hidden))
+        if (p.columns > 0 && te__logits_traffic(p, capacity, vocabulary, hidden) <
+                                 te__logits_traffic(best, capacity, vocabulary, hidden))
             best = p;
     }
 }
-TE_API int te__loss_in_backward_pays(int64_t room, int64_t vocabulary, int64_t hidden) {
-    const int64_t rows = te__logits_of_forward(room, vocabulary).rows;
-    return rows >= te_min(room, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
+TE_API int te__loss_in_backward_pays(int64_t capacity, int64_t vocabulary, int64_t hidden) {
+    const int64_t rows = te__logits_of_forward(capacity, vocabulary).rows;
+    return rows >= te_min(capacity, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
 }
 
 /* ---- what both passes use ---------------------------------------------------------------------------------------- */
@@ -115,24 +115,25 @@ typedef struct te__linear_loss {
 
 /* Memory for a pass: a fraction of all logits, which the f32 sum of dx shares, whatever the shape of the pieces. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
-    const int64_t room = te_capacity_rows(r);
+    const int64_t capacity = te_capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
     const int64_t hidden = l->linear->in, vocabulary = l->linear->out;
-    const int64_t elements = te__logits_of_forward(room, vocabulary).rows * vocabulary;
+    const int64_t elements = te__logits_of_forward(capacity, vocabulary).rows * vocabulary;
     void *logits = 0, *scratch = 0;
     te_gemm any = te_gemm_of(1, 1, 1);
     TE_TRY(te_convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
     if (te__gemm_scratch(&any)) /* the operands of any product here are x, a weight and logits, or parts of them */
-        TE_TRY(te_scratch(r, &scratch, (size_t)((room + vocabulary) * hidden + elements) * sizeof(float)));
+        TE_TRY(te_scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te_gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
     return TE_OK;
 }
-TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
+TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *unfused) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_custom(bare, g, r->ctx) ? te_unfused_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_custom(unfused, g, r->ctx) ? te_unfused_gemm_run(unfused, g, r->ctx)
+                                                 : r->plan->product(g, r->ctx);
 }
 /* The address of row `row` of a tensor; of the weight, row c belongs to column c of the logits. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
@@ -140,13 +141,13 @@ TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dty
 }
 /* logits[rows, columns] = x weight^T, from this row and column on. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
-                                        te__logits_piece p, te_product_kernels *bare) {
+                                        te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
     te_gemm g = te_gemm_of(p.rows, p.columns, l->linear->in);
     g.out = dtype, g.trans_b = 1, g.d = logits;
     g.a = te__row_address(l->x.data, row, l->linear->in, dtype);
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
-    return te__linear_loss_gemm(l, &g, r, bare);
+    return te__linear_loss_gemm(l, &g, r, unfused);
 }
 /* The arguments for the rows from `row` on. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
@@ -162,37 +163,37 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
-                                                  te_product_kernels *bare) {
+                                                  te_product_kernels *unfused) {
     te_step first = *s;
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, unfused));
     return te__cross_entropy_forward(r, s, launch);
 }
 TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
-                                                    te_product_kernels *bare) {
+                                                    te_product_kernels *unfused) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
-    const int64_t rows = r->current.rows, room = te_capacity_rows(r);
+    const int saves = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
+    const int64_t rows = r->current.rows, capacity = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value y;
-    if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, bare);
+    if (saves || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, unfused);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
     TE_TRY(te_output(&y, r, s, s->op[1]));
     r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.data == r->y.data &&
-                          te__loss_in_backward_pays(room, linear->out, linear->in);
+                          te__loss_in_backward_pays(capacity, linear->out, linear->in);
     if (!r->loss_in_backward) {
-        te__logits_piece p = te__logits_of_forward(room, linear->out);
-        const int64_t most = p.rows;
+        te__logits_piece p = te__logits_of_forward(capacity, linear->out);
+        const int64_t max_rows = p.rows;
         l.x = r->current;
         TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
         all.loss = (float *)y.data, all.stats = r->stats[s->op[1]], all.x = l.logits;
-        for (int64_t row = 0; row < rows && !r->dry; row += most) {
-            p.rows = te_min(most, rows - row);
+        for (int64_t row = 0; row < rows && !r->dry; row += max_rows) {
+            p.rows = te_min(max_rows, rows - row);
             const te_cross_entropy_args a = te__linear_loss_rows(&all, row);
-            TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
+            TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, unfused));
             TE_TRY(launch(r->ctx, te__grid_of(p.rows, 1), &a));
         }
     }
@@ -205,7 +206,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 /* The rest of a piece, whose gradient lies at `logits`: dweight[columns, in] (+)= dlogits^T x, if the weight trains,
  * and dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
-                                           int64_t row, int64_t column, te__logits_piece p, te_product_kernels *bare) {
+                                           int64_t row, int64_t column, te__logits_piece p,
+                                           te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
     const int hidden = l->linear->in;
     te_gemm w = te_gemm_of(p.columns, hidden, p.rows), x = te_gemm_of(p.rows, hidden, p.columns);
@@ -216,19 +218,19 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     if (!dx.data) return TE_OK;
     x.a = logits, x.b = te__row_address(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
-    return te__linear_loss_gemm(l, &x, r, bare);
+    return te__linear_loss_gemm(l, &x, r, unfused);
 }
 /* All pieces of the rows [row, row + p.rows). Their dx is summed in `sums` unless that is null. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
     te_cross_entropy_args a = te__linear_loss_rows(all, row);
-    const int64_t hidden = l->linear->in, most = p.columns;
+    const int64_t hidden = l->linear->in, max_columns = p.columns;
     char *logits = l->logits;
     const te_value to = te_value_of(te__row_address(dx.data, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
     const te_value made = sums ? te_value_of(dx.data ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
-    for (int64_t column = 0; column < l->linear->out; column += most) {
-        p.columns = te_min(most, l->linear->out - column);
+    for (int64_t column = 0; column < l->linear->out; column += max_columns) {
+        p.columns = te_min(max_columns, l->linear->out - column);
         a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
         TE_TRY(te__linear_loss_logits(l, r, logits, row, column, p, kernels->logits));
         TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te__grid_of(p.rows, 1), &a));
@@ -250,7 +252,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_s
 TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
     const te_op *op = &r->plan->op[linear];
-    const int64_t rows = r->dy.rows, room = te_capacity_rows(r);
+    const int64_t rows = r->dy.rows, capacity = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value dx, dy;
@@ -262,14 +264,14 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
     TE_TRY(te__cross_entropy_dy(&dy, r));
     all.loss = (float *)r->y.data, all.stats = r->stats[loss], all.dy = (const float *)dy.data;
     const size_t dx_bytes = dx.dtype == TE_f32 ? 0 : sizeof(float);
-    te__logits_piece p = r->loss_in_backward ? te__logits_of_forward(room, op->out)
-                                             : te__logits_of_backward(room, op->out, op->in,
+    te__logits_piece p = r->loss_in_backward ? te__logits_of_forward(capacity, op->out)
+                                             : te__logits_of_backward(capacity, op->out, op->in,
                                                                       te_dtype_bytes(r->plan->dtype), dx_bytes);
     float *sums = p.columns < op->out && dx_bytes ? (float *)(void *)l.logits : 0;
-    const int64_t most = p.rows;
-    if (sums) l.logits += (size_t)(most * op->in) * sizeof(float);
-    for (int64_t row = 0; row < rows && !r->dry; row += most) {
-        p.rows = te_min(most, rows - row);
+    const int64_t max_rows = p.rows;
+    if (sums) l.logits += (size_t)(max_rows * op->in) * sizeof(float);
+    for (int64_t row = 0; row < rows && !r->dry; row += max_rows) {
+        p.rows = te_min(max_rows, rows - row);
         TE_TRY(te__linear_loss_slices(&l, r, &all, kernels, dx, sums, row, p));
     }
     te_set_current(r, dx);
@@ -285,33 +287,33 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
-                                                           te_product_kernels *bare) {
+                                                           te_product_kernels *unfused) {
     te_step first = *s;
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, unfused));
     return te__vocab_parallel_forward(r, s, loss);
 }
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_vocab_parallel *loss,
-                                                     te_product_kernels *bare) {
+                                                     te_product_kernels *unfused) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
+    const int saves = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
     te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
-    const int64_t rows = r->current.rows, most = p.rows;
+    const int64_t rows = r->current.rows, max_rows = p.rows;
     te_vocab_parallel_args all;
     te__linear_loss l;
     te_value y;
-    if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, bare);
+    if (saves || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, unfused);
     TE_TRY(te__vocab_parallel_begin(&all, &y, r, s, loss));
     r->loss_in_backward = 0;
     l.x = r->current;
     TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
-    for (int64_t row = 0; row < rows && !r->dry; row += most) {
+    for (int64_t row = 0; row < rows && !r->dry; row += max_rows) {
         te_vocab_parallel_args a = all;
-        p.rows = te_min(most, rows - row);
+        p.rows = te_min(max_rows, rows - row);
         a.of = te__linear_loss_rows(&all.of, row), a.of.x = l.logits, a.part += row;
-        TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
+        TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, unfused));
         TE_TRY(loss->part(r->ctx, te__grid_of(p.rows, 1), &a));
     }
     if (!r->dry) TE_TRY(te__vocab_parallel_combine(&all, r, loss));

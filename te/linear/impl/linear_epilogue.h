@@ -39,80 +39,87 @@
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
-    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
-    te_pointwise chain; /* x: where the product itself is stored; null: it is not */
+    union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
+    te_pointwise pointwise; /* x: where the product itself is stored; null: it is not */
 } te_product;
 
 /* Facts of a step in FP8: in which form it stores its result; bits, by an op's place in the step: ops whose input is
  * saved in training (bit 0: the product's result), and ops with a parameter. */
-typedef struct te_product_facts { te_pointwise_result leaves; int kept, params; } te_product_facts;
+typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
 /* Whether the arguments are those of training or, with nothing saved, those of inference. */
-TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
-    const te_pointwise_fp8 *fp8 = &p->chain.fp8;
-    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.source;
-    usual = usual && (is.leaves == TE_RESULT_fp8) == (fp8->y != 0);
-    if (is.leaves != TE_RESULT_amax) usual = usual && (is.leaves == TE_RESULT_y) == (p->chain.y != 0);
-    if (is.leaves != TE_RESULT_fp8) usual = usual && (is.leaves == TE_RESULT_amax) == (fp8->amax != 0);
+TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
+                                           const te_product_facts facts) {
+    const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
+    int stores = p->pointwise.x != 0, usual = k.reads < 0 || p->persistent.source;
+    usual = usual && (facts.result == TE_RESULT_fp8) == (fp8->y != 0);
+    if (facts.result != TE_RESULT_amax) usual = usual && (facts.result == TE_RESULT_y) == (p->pointwise.y != 0);
+    if (facts.result != TE_RESULT_fp8) usual = usual && (facts.result == TE_RESULT_amax) == (fp8->amax != 0);
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
-        if (p->chain.op[i].out) stores |= 2 << i;
-        if (is.params >> i & 1) usual = usual && p->chain.op[i].w[0];
+        if (p->pointwise.op[i].out) stores |= 2 << i;
+        if (facts.params >> i & 1) usual = usual && p->pointwise.op[i].w[0];
     }
-    if (usual && stores == is.kept) return TE_OUTPUTS_ALL;
-    return is.kept && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
+    if (usual && stores == facts.saved) return TE_OUTPUTS_ALL;
+    return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
 /* The pointwise arguments in that case: which pointers are null becomes a constant. */
-TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts is) {
-    c->fp8 = p->chain.fp8, c->rows = p->chain.rows;
-    c->x = is.kept & 1 ? p->chain.x : 0;
-    if (is.kept & 1) __builtin_assume(c->x != 0);
-    c->y = is.leaves == TE_RESULT_fp8 ? 0 : p->chain.y;
-    if (is.leaves == TE_RESULT_y)
+TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
+    c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
+    c->x = facts.saved & 1 ? p->pointwise.x : 0;
+    if (facts.saved & 1) __builtin_assume(c->x != 0);
+    c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
+    if (facts.result == TE_RESULT_y)
         __builtin_assume(c->y != 0); /* with its amax it may be null (te__pointwise_amax_only) */
-    if (is.leaves == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
-    else if (is.leaves == TE_RESULT_y) c->fp8.amax = 0;
+    if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
+    else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
-        c->op[i] = p->chain.op[i];
-        if (is.kept & 2 << i) __builtin_assume(c->op[i].out != 0);
+        c->op[i] = p->pointwise.op[i];
+        if (facts.saved & 2 << i) __builtin_assume(c->op[i].out != 0);
         else c->op[i].out = 0;
-        if (is.params >> i & 1) __builtin_assume(c->op[i].w[0] != 0);
+        if (facts.params >> i & 1) __builtin_assume(c->op[i].w[0] != 0);
     }
 }
 
 /* Store eight elements of y in FP8, times `scale`. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
-                                 te_epilogue_state *own) {
+                                 te_epilogue_state *state) {
     float v[8];
     te_vec8 e;
-    own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
+    state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
     te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
-    own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
-    *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
+    state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
+    *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
 /* Store the result in the forms that the arguments ask for. fp8: in FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
-                             const te_pointwise_shape k, te_epilogue_state *own) {
+                             const te_pointwise_shape k, te_epilogue_state *state) {
     if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result, whether it is stored or not
                                          * (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
-        own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
+        state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
-    if (fp8) te__product_store_fp8(p, l, scale, k, own);
+    if (fp8) te__product_store_fp8(p, l, scale, k, state);
 }
+/* Constants of a step's kernel. */
+typedef struct te_product_constants {
+    te_pointwise_shape shape;
+    te_product_facts facts;
+} te_product_constants;
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k,
-                               te_product_facts is) {
+                               te_epilogue_state *state, te_stages_fn stages, const te_product_constants constants) {
+    const te_pointwise_shape k = constants.shape;
+    te_product_facts facts = constants.facts;
     te_lane l;
     te_vec8 e;
     te_pointwise known;
-    const int usual = own->outputs != TE_OUTPUTS_ANY;
-    const te_pointwise *c = usual ? &known : &p->chain;
-    const int fp8 = k.fp8 && (usual ? is.leaves == TE_RESULT_fp8 : p->chain.fp8.y != 0);
-    if (own->outputs == TE_OUTPUTS_RESULT) is.kept = 0;
-    if (usual) te__product_specialise(&known, p, is);
-    const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* loaded early, so that it has arrived when it is
+    const int usual = state->outputs != TE_OUTPUTS_ANY;
+    const te_pointwise *c = usual ? &known : &p->pointwise;
+    const int fp8 = k.fp8 && (usual ? facts.result == TE_RESULT_fp8 : p->pointwise.fp8.y != 0);
+    if (state->outputs == TE_OUTPUTS_RESULT) facts.saved = 0;
+    if (usual) te__product_specialise(&known, p, facts);
+    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* loaded early, so that it has arrived when it is
                                                                  * needed */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
@@ -123,17 +130,17 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     }
     te_vec8_floats(l.v, &e, k.in);
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
-    TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
+    TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = state->sum[i];
     stages(&l, c, 0, TE_MAX_PATTERN);
-    TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    te__product_store(p, c, &l, fp8, scale, k, own);
+    TE_UNROLL for (int i = 0; i < 8; i++) state->sum[i] = l.sum[i];
+    te__product_store(p, c, &l, fp8, scale, k, state);
     if (!fp8) return;
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
 /* Sixteen elements of a row in front of a gated op: eight of each half. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k) {
-    const te_pointwise *c = &p->chain;
+                             te_epilogue_state *state, te_stages_fn stages, const te_pointwise_shape k) {
+    const te_pointwise *c = &p->pointwise;
     const int fp8 = k.fp8 && c->fp8.y;
     const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
     te_lane l;
@@ -145,7 +152,7 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
     stages(&l, c, 0, TE_MAX_PATTERN);
-    te__product_store(p, c, &l, fp8, scale, k, own);
+    te__product_store(p, c, &l, fp8, scale, k, state);
 }
 /* The kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). In forward the weight is transposed, in
  * backward it is read as it lies. */
@@ -197,28 +204,30 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
             && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
-        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff,          \
+        const te_product_facts facts = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff,       \
                                      name##_params};                                                                  \
-        return is;                                                                                                    \
+        return facts;                                                                                                 \
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
-        te_epilogue_state *own) {                                                                                     \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
-            name##_facts());                                                                                          \
+        te_epilogue_state *state) {                                                                                   \
+        const te_product_constants constants = {name##_shape(0), name##_facts()};                                      \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, state, name##_stages, constants);               \
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,   \
-                             int, te_epilogue_state *own) {                                                           \
-        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));     \
+                             int, te_epilogue_state *state) {                                                         \
+        te_product_pair_epilogue((const te_product *)p, w, other, row, col, state, name##_stages, name##_shape(0));   \
     }
-/* many, few: whether there are persistent and skinny kernels in 16 bits. fp8, few_fp8, narrow_fp8: the kernels in FP8,
+/* persistent, skinny: whether there are such kernels in 16 bits. fp8, skinny_fp8, small_m_fp8: the kernels in FP8,
  * or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                          \
-    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated,    \
-           name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT };                                                 \
+#define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
+    enum {                                                                                                             \
+        name##_is_persistent = (persistent) != 0,                                                                      \
+        name##_is_skinny = (skinny) && !name##_is_backward && !name##_is_gated,                                        \
+        name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT                                                       \
+    };                                                                                                                 \
     template <int EXISTS>                                                                                              \
     TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue,            \
-                              name##_pair,                                                                             \
-                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                   \
+                              name##_pair, name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                 \
     template <int EXISTS>                                                                                              \
     TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)                \
     template <int EXISTS>                                                                                              \
@@ -230,10 +239,10 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},          \
                                              {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},               \
                                              {fp8, 0, 0},                                                              \
-                                             {few_fp8, 0, 0},                                                          \
+                                             {skinny_fp8, 0, 0},                                                       \
                                              (te_gemm_operands)name##_skinny_form,                                     \
                                              {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},             \
-                                             {narrow_fp8, 0, 0},                                                       \
+                                             {small_m_fp8, 0, 0},                                                      \
                                              (int)name##_draws};                                                       \
         return &kernels;                                                                                               \
     }
@@ -255,17 +264,17 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
     if (r->pass == TE_INFER || te__gathered_consumer(r, next) >= 0) return TE_OK;
-    p->many.transposed_rows = (int)te__fp8_rows(r->current.rows);
+    p->persistent.transposed_rows = (int)te__fp8_rows(r->current.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
         te__attach_transposed(&current, v);
         te_set_current(r, current);
-        p->many.transposed = (uint8_t *)v.data;
+        p->persistent.transposed = (uint8_t *)v.data;
     } else if (te__saved_input_of(r, next).x) {
-        p->many.transposed = (uint8_t *)te__saved_input_of(r, next).x;
-        v.scaling = r->current.scaling, p->chain.fp8.y = v.data;
+        p->persistent.transposed = (uint8_t *)te__saved_input_of(r, next).x;
+        v.scaling = r->current.scaling, p->pointwise.fp8.y = v.data;
         te__set_saved_transposed(r, next, 1);
         te_set_current(r, v);
     }
@@ -275,18 +284,22 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
  * stored if the step reads it, or if `keep` says that backward does. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
-    const int few = te__gemm_is_skinny(kernels, g, r->ctx), light = te__gemm_is_skinny_or_small_m(kernels, g, r->ctx);
-    if (!keep && !te__product_is_read(r, s, &p->chain, product.data)) p->chain.x = 0;
-    if (k.sums >= 0) p->many.column_sums = p->chain.op[k.sums].sum[0];
-    *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
-    if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
-    if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
+    const int skinny = te__gemm_is_skinny(kernels, g, r->ctx),
+              light = te__gemm_is_skinny_or_small_m(kernels, g, r->ctx);
+    if (!keep && !te__product_is_read(r, s, &p->pointwise, product.data)) p->pointwise.x = 0;
+    if (k.sums >= 0) p->persistent.column_sums = p->pointwise.op[k.sums].sum[0];
+    *(skinny ? &p->skinny.amax : light ? &p->small_m.amax : &p->persistent.amax) = p->pointwise.fp8.amax;
+    if (!light)
+        p->persistent.scale = p->pointwise.fp8.scale,
+        p->persistent.inverse = p->pointwise.fp8.y ? p->pointwise.fp8.inverse : 0;
+    if (p->pointwise.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
-        const te_stage *reads = &p->chain.op[k.reads];
-        p->many.source = k.backward && reads->saved ? reads->saved : reads->edge;
-        p->many.source_has_halves = k.backward && k.out_halves > 1;
+        const te_stage *reads = &p->pointwise.op[k.reads];
+        p->persistent.source = k.backward && reads->saved ? reads->saved : reads->edge;
+        p->persistent.source_has_halves = k.backward && k.out_halves > 1;
     }
-    return r->dry ? TE_OK : te__gemm_run_custom(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
+    return r->dry ? TE_OK
+                  : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
 /* An epilogue has only a part of a row or tile, so it cannot find scales. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
@@ -298,21 +311,21 @@ TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
-    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.pointwise);
     memset(&p, 0, sizeof p);
     TE_TRY(te__pointwise_forward(r, &w, product));
-    if (te__pointwise_amax_only(r, s, 1, k)) te__pointwise_leave_amax_only(r, &p.chain);
+    if (te__pointwise_amax_only(r, s, 1, k)) te__pointwise_set_amax_only(r, &p.pointwise);
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
 TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     te_product p;
-    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.pointwise);
     const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int room = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
-    const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
+    const int capacity = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    const int max_blocks = (int)te_max(capacity, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
-    const te_sum_blocks sums = {blocks, most};
+    const te_sum_blocks sums = {blocks, max_blocks};
     TE_TRY(te__pointwise_backward(r, &w, product, sums));
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }

@@ -37,23 +37,23 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
                   te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a step. rotate: rope as a kernel of its own; table: cosines and sines; fused: the product with rope in
+/* The kernels of a step. rope: a kernel of its own; table: cosines and sines; fused: the product with rope in
  * its epilogue. Null: there is none. */
 typedef struct te__rope_kernels {
     te__linear_kernels linear; /* of the linear and its bias without rope */
-    te_rope_launch_fn turn, turns;
-    te_product_kernels *whole;
-    int turned; /* columns of q and k, which rotate */
+    te_rope_launch_fn rope, table;
+    te_product_kernels *fused;
+    int rotated_columns; /* columns of q and k, which rotate */
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
-    te__sm90_gemm_params many;
+    te__sm90_gemm_params persistent;
     const void *bias;   /* [n], or null */
     void *y;            /* [m, n] */
-    const float *turns; /* cosines and sines, [m, rotary] */
-    int turned;         /* columns of q and k, which rotate */
+    const float *table; /* cosines and sines, [m, rotary] */
+    int rotated_columns;         /* columns of q and k, which rotate */
 } te_rope_product;
 
 /* Constants of the heads. dtype f32: there is no such kernel. */
@@ -72,32 +72,33 @@ TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
 /* Interleaved RoPE: rotate the pairs among columns dim..dim+7 of a head that lie below its rotary dimensions. */
-TE_FN void te__rope_rotate_interleaved(float v[8], const float *turns, int dim, const te_rope_heads h) {
+TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, const te_rope_heads h) {
     float4 c, s;
     if (dim >= h.rotary) return;
-    c = __ldg((const float4 *)(turns + dim / 2)), s = __ldg((const float4 *)(turns + h.rotary / 2 + dim / 2));
+    c = __ldg((const float4 *)(table + dim / 2)), s = __ldg((const float4 *)(table + h.rotary / 2 + dim / 2));
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
     te_rotate_interleaved8(v, cosine, sine);
 }
 /* Eight columns from `col` on and eight from `other` on, of one head. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
                              int other, const te_rope_heads h) {
-    const float *turns = p->turns + (int64_t)row * h.rotary;
-    const int dim = col % h.head_dim, pairs = h.rotary / 2, far = !h.interleaved && col < p->turned && dim < pairs;
+    const float *table = p->table + (int64_t)row * h.rotary;
+    const int dim = col % h.head_dim, pairs = h.rotary / 2,
+              far = !h.interleaved && col < p->rotated_columns && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
     if (far) { /* loaded early, so that they have arrived when they are needed */
-        te_load8(cosine, turns, dim, 8, 1, TE_f32);
-        te_load8(sine, turns, pairs + dim, 8, 1, TE_f32);
+        te_load8(cosine, table, dim, 8, 1, TE_f32);
+        te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
     }
     te__rope_load8(v, w, p, col, h.dtype);
     te__rope_load8(mate, u, p, other, h.dtype);
     if (far) te_rotate8(v, mate, cosine, sine);
-    if (h.interleaved && col < p->turned) {
-        te__rope_rotate_interleaved(v, turns, dim, h);
-        te__rope_rotate_interleaved(mate, turns, other % h.head_dim, h);
+    if (h.interleaved && col < p->rotated_columns) {
+        te__rope_rotate_interleaved(v, table, dim, h);
+        te__rope_rotate_interleaved(mate, table, other % h.head_dim, h);
     }
-    te_store8(p->y, (int64_t)row * p->many.n + col, v, 8, 1, h.dtype);
-    te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->persistent.n + col, v, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
 }
 
 /* All lists and passes with such heads use the same kernel. */
@@ -129,12 +130,12 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
 /* fits: whether the kernel exists. Cosines and sines take the memory that the product alone would take. */
-#define TE__ROPE_SHAPE_fixed(name, model, dtype, turn)                                                               \
+#define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
-            && (int)TE_DTYPE_IN(model, turn) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, turn) == (int)TE_##dtype \
-            && (int)TE_WIDTH_IN(model, turn) >= 2 * TE__ROTARY(turn)                                                 \
-            && TE__ROPE_FITS(TE_ARG3(turn, 0), TE__ROTARY(turn), TE__INTERLEAVED(turn))                              \
+            && (int)TE_DTYPE_IN(model, rope) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, rope) == (int)TE_##dtype \
+            && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
+            && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
 /* The linear and its bias without rope: a skinny kernel, and a persistent one where the kernel with rope does not
  * exist. */
@@ -142,34 +143,34 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
-#define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                     \
-    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                            \
-              te_rope_table_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))         \
-    TE_API te_product_kernels *name##_whole(void) {                                                   \
-        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn), \
-                               TE__INTERLEAVED(turn)>();                                              \
+#define TE__ROPE_PRODUCT_fixed(name, dtype, rope)                                                     \
+    TE_KERNEL(name##_table, TE_ROPE_THREADS, te_rope_args,                                            \
+              te_rope_table_rows(te_args, te_at, TE__ROTARY(rope), !TE__ROPE_IS(rope, none)))         \
+    TE_API te_product_kernels *name##_fused(void) {                                                   \
+        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(rope, 0), TE__ROTARY(rope), \
+                               TE__INTERLEAVED(rope)>();                                              \
     }
 
 /* Run the product with rope in its epilogue. The table of cosines and sines takes the memory that the product alone
  * would take. */
-TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te__rope_kernels *kernels, int turn,
+TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
     te_rope_product p;
     te_rope_args a;
-    te_value room, turns;
+    te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
     for (int j = 0; j < first->count; j++) /* as much memory as the two steps take, because the number of rows
                                             * decides which way is taken */
-        TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
-    turns = y, turns.data = room.data;
-    te__rope_args(&a, r, turn, turns);
+        TE_TRY(te_acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
+    table = y, table.data = memory.data;
+    te__rope_args(&a, r, rope, table);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
-    p.y = y.data, p.turns = (const float *)room.data, p.turned = kernels->turned;
+    p.y = y.data, p.table = (const float *)memory.data, p.rotated_columns = kernels->rotated_columns;
     if (!r->dry) {
-        TE_TRY(kernels->turns(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
-        TE_TRY(te__sm90_gemm_run(kernels->whole->persistent.kernel, &p, sizeof p, &p.many, g, r->ctx));
+        TE_TRY(kernels->table(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
+        TE_TRY(te__sm90_gemm_run(kernels->fused->persistent.kernel, &p, sizeof p, &p.persistent, g, r->ctx));
     }
     te_set_current(r, y);
     return TE_OK;
@@ -179,9 +180,9 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 #define TE__ROPE_BIAS_fixed TE_NO_PRODUCT
 #define TE__ROPE_BIAS_fixed_fp8 TE_NO_PRODUCT
 #define TE__ROPE_PRODUCT_fixed TE__ROPE_PRODUCT_dims
-TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te__rope_kernels *kernels, int turn,
+TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
-    return (void)r, (void)first, (void)kernels, (void)turn, (void)g, (void)y, TE_OK;
+    return (void)r, (void)first, (void)kernels, (void)rope, (void)g, (void)y, TE_OK;
 }
 #endif
 #define TE__ROPE_SHAPE_fixed_fp8 TE__ROPE_SHAPE_fixed
@@ -189,32 +190,32 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 #define TE__ROPE_BIAS_fixed_training TE__ROPE_BIAS_fixed_fp8
 #define TE__ROPE_PRODUCT_fixed_training TE__ROPE_PRODUCT_fixed_fp8
 #define TE__ROPE_SHAPE_dims_fp8 TE__ROPE_SHAPE_dims
-#define TE__ROPE_SHAPE_dims(name, model, dtype, turn) enum { name##_fits = 0 };
+#define TE__ROPE_SHAPE_dims(name, model, dtype, rope) enum { name##_fits = 0 };
 #define TE__ROPE_BIAS_dims TE_NO_PRODUCT
 #define TE__ROPE_BIAS_dims_fp8 TE_NO_PRODUCT
 #define TE__ROPE_PRODUCT_fixed_fp8 TE__ROPE_PRODUCT_fixed
 #define TE__ROPE_PRODUCT_dims_fp8 TE__ROPE_PRODUCT_dims
-#define TE__ROPE_PRODUCT_dims(name, dtype, turn)                                               \
-    TE_API te_status name##_turns_launch(te_context *ctx, te_grid grid, const te_rope_args *a) \
+#define TE__ROPE_PRODUCT_dims(name, dtype, rope)                                               \
+    TE_API te_status name##_table_launch(te_context *ctx, te_grid grid, const te_rope_args *a) \
         { return (void)ctx, (void)grid, (void)a, TE_OK; }                                      \
-    TE_API te_product_kernels *name##_whole(void) { return 0; }
+    TE_API te_product_kernels *name##_fused(void) { return 0; }
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
 TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
-    const int turn = s->op[s->count - 1];
+    const int rope = s->op[s->count - 1];
     te_gemm g = te__linear_product(r, s->op[0]);
     te__gemm_overlap ranks;
     te_step first = *s;
     te_value y;
     first.count--;
-    TE_TRY(te_output(&y, r, s, turn));
-    if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->whole, &g, r->ctx)) {
-        TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->current.block < 0));
-        return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
+    TE_TRY(te_output(&y, r, s, rope));
+    if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->fused, &g, r->ctx)) {
+        TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->fused, r->current.block < 0));
+        return te__linear_rope_fused(r, &first, kernels, rope, &g, y);
     }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));
-    return te__rope_apply(r, turn, y, kernels->turn);
+    return te__rope_apply(r, rope, y, kernels->rope);
 }
 
 /* ---- kernels of a pattern ---------------------------------------------------------------------------------------- */
@@ -224,26 +225,26 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
         TE__LONG_ROPE, TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__LONG_ROPE(name, ...) \
     static_assert(0, "te: " #name ": only a bias may stand between a linear and the rope of its pattern");
-#define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, turn)    \
-    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                    \
-    TE__ROPE_ROW(name, widths, model, dtype, turn, 0, te_no_shape(), 0)
-#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                     \
+#define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, rope)    \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, rope)                    \
+    TE__ROPE_ROW(name, widths, model, dtype, rope, 0, te_no_shape(), 0)
+#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, rope)                                     \
     static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                                 \
                   "te: " #name ": only a bias may stand between a linear and the rope of its pattern");      \
     TE_POINTWISE(name, widths, model, dtype, pass, op)                                                       \
-    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                        \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, rope)                                                        \
     TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
-    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
+    TE__ROPE_ROW(name, widths, model, dtype, rope, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
 /* launch, shape, product: members of te__linear_kernels. */
-#define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
-    TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                        \
-    TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
+#define TE__ROPE_ROW(name, widths, model, dtype, rope, launch, shape, product)                                     \
+    TE_CUSTOM_rope_forward(name##_rope, model, dtype, rope)                                                        \
+    TE__ROPE_PRODUCT_##widths(name, dtype, rope)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te__rope_kernels kernels = {{launch, shape, product, TE_UNFUSED_GEMM_OF(name, dtype, forward)},        \
-                                          name##_turn_launch, name##_turns_launch, name##_whole(),                 \
-                                          ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                    \
-                                              (int)(TE_ARG3(turn, 0))};                                            \
+                                          name##_rope_launch, name##_table_launch, name##_fused(),                 \
+                                          ((int)(TE_ARG1(rope, 0)) + (int)(TE_ARG2(rope, 0))) *                    \
+                                              (int)(TE_ARG3(rope, 0))};                                            \
         return te__linear_rope(r, s, &kernels);                                                                    \
     }
 

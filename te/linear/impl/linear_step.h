@@ -23,24 +23,24 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
-    te_gemm_strategy split = TE_STRATEGY_BARE;
+    te_gemm_strategy strategy = TE_STRATEGY_BARE;
     te__gemm_overlap ranks;
     int taken = 0;
     if (r->recompute || r->describe)
         return te__pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
-    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->current.block < 0));
+    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->unfused, r->current.block < 0));
     if (te__policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
     if (!g.ranks && te__defers_product(r, s)) {
         te_value y;
         TE_TRY(te_output(&y, r, s, s->op[0]));
-        return te__defer_product(r, &g, y, kernels->bare);
+        return te__defer_product(r, &g, y, kernels->unfused);
     }
-    if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
-    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &g, r->ctx))
-        split = TE_STRATEGY_CUSTOM;
-    return te__linear_split(r, s, kernels, &g, split, taken);
+    if (!g.ranks) TE_TRY(te__linear_choose(&g, &strategy, &taken, r, s, kernels));
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &g, r->ctx))
+        strategy = TE_STRATEGY_CUSTOM;
+    return te__linear_run_strategy(r, s, kernels, &g, strategy, taken);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -48,35 +48,35 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 /* dx = dy weight, and the backward of the ops before the linear. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
-    te_gemm whole = *x;
-    te_value dx, made;
-    whole.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
-    const int own = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &whole, r->ctx) &&
+    te_gemm fused = *x;
+    te_value dx, converted;
+    fused.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
+    const int is_fused = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &fused, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te__product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
-    TE_TRY(te_begin_converted(&made, &dx, r, x->out));
-    x->d = made.data;
-    TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
-    TE_TRY(te_end_converted(&dx, &made, r));
+    if (is_fused) return te__product_step_backward(r, s, kernels->fused, &fused, kernels->shape, dx);
+    TE_TRY(te_begin_converted(&converted, &dx, r, x->out));
+    x->d = converted.data;
+    TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->unfused));
+    TE_TRY(te_end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
 /* dx[rows, in] = dy weight (+ the gradient of the fork's other use). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
-    te_value dx, made;
+    te_value dx, converted;
     TE_TRY(te_gradient(&dx, r, s, last));
-    if (dx.data && !x->ranks && te__defers_product(r, s)) return te__defer_product(r, x, dx, kernels->bare);
+    if (dx.data && !x->ranks && te__defers_product(r, s)) return te__defer_product(r, x, dx, kernels->unfused);
     if (dx.data) {
-        TE_TRY(te_begin_converted(&made, &dx, r, x->out));
-        x->d = made.data;
+        TE_TRY(te_begin_converted(&converted, &dx, r, x->out));
+        x->d = converted.data;
         if (s->count > 1 && r->edge[last].data) {
             te_value edge = r->edge[last];
             TE_TRY(te_convert_value(&edge, r, x->out));
             x->c = edge.data, x->beta = 1.0f;
         }
-        TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
-        TE_TRY(te_end_converted(&dx, &made, r));
+        TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->unfused));
+        TE_TRY(te_end_converted(&dx, &converted, r));
     }
     if (s->count > 1) te__set_edge(r, last, te_no_value());
     te_set_current(r, dx);
@@ -92,7 +92,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
     if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
-    TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->bare, te_is_trained(p)));
+    TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->unfused, te_is_trained(p)));
     dy.data = r->current.data;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
     if (te__policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
@@ -114,14 +114,14 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
 
 /* Separate entry points, so that an inference-only program compiles no backward code. */
 TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
-                                                   te_pointwise_shape k, te_product_kernels *whole,
-                                                   te_product_kernels *bare) {
-    const te__linear_kernels kernels = {launch, k, whole, bare};
+                                                   te_pointwise_shape k, te_product_kernels *fused,
+                                                   te_product_kernels *unfused) {
+    const te__linear_kernels kernels = {launch, k, fused, unfused};
     return te__linear_forward(r, s, &kernels);
 }
 TE_API te_status te__linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
-                                         te_pointwise_shape k, te_product_kernels *whole, te_product_kernels *bare) {
-    const te__linear_kernels kernels = {launch, k, whole, bare};
+                                         te_pointwise_shape k, te_product_kernels *fused, te_product_kernels *unfused) {
+    const te__linear_kernels kernels = {launch, k, fused, unfused};
     return te__linear_backward(r, s, &kernels);
 }
 

@@ -13,7 +13,7 @@
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
-    te_product_kernels *whole, *bare;
+    te_product_kernels *fused, *unfused;
 } te__linear_kernels;
 
 /* Whether one kernel for the whole step can store what its consumer reads: FP8 only where the list names a recipe, and
@@ -27,16 +27,17 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
 /* Which size of a product is the number of rows of the call. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
-/* Run the product, on the host with scratch memory of the workspace. bare: the library's kernels for it; null: none. */
-TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
-    te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
-    *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_capacity_rows(r);
-    const size_t bytes = te__gemm_scratch(&room) * sizeof(float);
+/* Run the product, on the host with scratch memory of the workspace. unfused: the library's kernels for it; null:
+ * none. */
+TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
+    te_gemm capacity = *g; /* a product of as many rows as the workspace is sized for */
+    *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te_capacity_rows(r);
+    const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te_unfused_gemm_run(bare, g, r->ctx);
+    if (te_gemm_is_custom(unfused, g, r->ctx)) return r->dry ? TE_OK : te_unfused_gemm_run(unfused, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
@@ -65,17 +66,17 @@ TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te__gemm_supports(g, r->ctx);
 }
-/* Set up the epilogue that `split` asks for. Returns how many ops it does, or -1 if there is no such epilogue. */
-TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy split) {
+/* Set up the epilogue that `strategy` asks for. Returns how many ops it does, or -1 if there is no such epilogue. */
+TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy strategy) {
     const int rest = s->count - 1;
     int j = 1;
     g->alpha = 1.0f, g->beta = 0, g->epilogue = TE_EPILOGUE_NONE, g->bias = 0, g->aux = 0;
-    if (split == TE_STRATEGY_BARE || split == TE_STRATEGY_CUSTOM) return 0;
+    if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
-    if (split == TE_STRATEGY_BIAS) {
+    if (strategy == TE_STRATEGY_BIAS) {
         /* pays only for a bias whose result backward needs: the product stores it, and the pointwise kernel reads it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
-        if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
+        const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
+        if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te__linear_supports(g, r) ? 1 : -1;
     }
@@ -84,9 +85,9 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_stra
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         /* not where the library's gelu is recomputed in backward: cuBLASLt's has other bits */
-        const int again = r->pass == TE_FORWARD && j < rest &&
+        const int recomputed = r->pass == TE_FORWARD && j < rest &&
                           te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
-        if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
+        if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !recomputed) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
             j++;
@@ -97,35 +98,35 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_stra
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
 /* The product's epilogue does all ops of the step. */
-TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
+TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
-    te_value y, c, made;
+    te_value y, c, converted;
     TE_TRY(te_output(&y, r, s, last));
-    TE_TRY(te_begin_converted(&made, &y, r, g->out));
-    g->d = made.data;
+    TE_TRY(te_begin_converted(&converted, &y, r, g->out));
+    g->d = converted.data;
     if (g->beta != 0) {
         TE_TRY(te_fork_value(&c, r, op));
         g->c = c.data;
         te_release_fork(r, last);
     }
-    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    TE_TRY(te_end_converted(&y, &made, r));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
+    TE_TRY(te_end_converted(&y, &converted, r));
     te_set_current(r, y);
     return TE_OK;
 }
 /* The product's epilogue does the first `taken` ops, a pointwise kernel the rest. */
-TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
-                                 te_value product) {
+TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
+                                           int taken, te_value product) {
     g->d = product.data;
-    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step by the strategy that was chosen. */
-TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
-                                  te_gemm_strategy split, int taken) {
+TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
+                                  te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int part = split != TE_STRATEGY_CUSTOM && taken < s->count - 1;
+    const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Memory for the product alone, whatever the strategy: the number of rows and timings decide which strategy it is,
      * and the workspace must not depend on that. */
@@ -134,10 +135,11 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     else middle = te_no_value();
     if (r->pass != TE_FORWARD || !te__policy(r, s->op[taken])->output_saved || !product.data)
         product.data = middle.data, product.block = middle.block;
-    if (split == TE_STRATEGY_CUSTOM)
-        return te__product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
+    if (strategy == TE_STRATEGY_CUSTOM)
+        return te__product_step_forward(r, s, kernels->fused, g, kernels->shape, product,
                                        r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved);
-    return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
+    return part ? te__linear_then_pointwise(r, s, kernels, g, taken, product)
+                : te__linear_in_epilogue(r, s, kernels, g);
 }
 
 #endif

@@ -237,55 +237,68 @@ TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8_floats(v, &e, to);
 }
 /* The larger of amax_bits and the bits of the largest |v|, of the elements that lie in the row. */
-TE_FN uint32_t te__pointwise_amax(uint32_t most, const float v[8], te_place at) {
-    if (at.aligned) return te_amax_bits8(most, v);
-    TE_UNROLL for (int i = 0; i < 8; i++) if (i < at.n && te_amax_bits(v[i]) > most) most = te_amax_bits(v[i]);
-    return most;
+TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
+    if (at.aligned) return te_amax_bits8(amax_bits, v);
+    TE_UNROLL
+    for (int i = 0; i < 8; i++)
+        if (i < at.n && te_amax_bits(v[i]) > amax_bits) amax_bits = te_amax_bits(v[i]);
+    return amax_bits;
 }
 /* Store eight elements in FP8, times `scale`. *amax_bits: the bits of the largest |y| so far. */
 TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at,
-                                   const te_pointwise_shape k, uint32_t *most) {
+                                   const te_pointwise_shape k, uint32_t *amax_bits) {
     float w[8];
-    *most = te__pointwise_amax(*most, v, at);
+    *amax_bits = te__pointwise_amax(*amax_bits, v, at);
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
 /* Store a kernel's result: in the list's format or, under a recipe, in the forms that the arguments ask for.
  * *amax_bits: the bits of the largest |y| so far. */
-typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most);
+typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *amax_bits);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
-                                    uint32_t *most) {
-    (void)most;
+                                    uint32_t *amax_bits) {
+    (void)amax_bits;
     if (c->y) te_store_lane(l, c->y, k);
 }
 TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
-                                        uint32_t *most) {
+                                        uint32_t *amax_bits) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) {
         TE_UNROLL for (int half = 0; half < k.out_halves; half++)
-            if (c->fp8.amax) *most = te__pointwise_amax(*most, half ? l->g : l->v, l->at);
+            if (c->fp8.amax) *amax_bits = te__pointwise_amax(*amax_bits, half ? l->g : l->v, l->at);
         return;
     }
     const float scale = te_load_scale(c->fp8.scale);
     if (k.norm < 0 && k.out_halves == 1 && c->scaled.rounded) {
         te_lane rounded = *l;
         te__pointwise_round(rounded.v, k.out);
-        te__pointwise_store_fp8(c, rounded.v, scale, l->at, k, most);
+        te__pointwise_store_fp8(c, rounded.v, scale, l->at, k, amax_bits);
         return;
     }
-    te__pointwise_store_fp8(c, l->v, scale, l->at, k, most);
-    if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
+    te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
+    if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
+/* The rows of a group of lanes, and its registers and shared memory. sums: [TE_SUM_SLOTS][chunks][8]; rows:
+ * [5][chunks], which te_norm_registers points into; smem_gamma: k.smem_gamma bytes of shared memory. */
+typedef struct te_pointwise_part {
+    int tile; /* the first vector of a row */
+    int64_t first, step;
+    float *sums;
+    te_vec8 *rows;
+    te_smem16 *smem_gamma;
+    uint32_t *amax_bits;
+} te_pointwise_part;
 /* The bits of the largest |y| as it is stored: rounding is monotonic, so the maximum may be rounded after the fact. */
-TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
-    return most > 0x7f800000u ? most : te_amax_bits(te_round_to(te_float_of_bits(most), to));
+TE_FN uint32_t te_amax_rounded(uint32_t amax_bits, te_dtype to) {
+    return amax_bits > 0x7f800000u ? amax_bits : te_amax_bits(te_round_to(te_float_of_bits(amax_bits), to));
 }
 /* At the end of a kernel: store its largest |y|. block_lanes: all lanes of the block. */
-TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole,
-                                   uint32_t most) {
+TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes block_lanes,
+                                   uint32_t amax_bits) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
-    if (c->fp8.amax) te_amax_atomic_max(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
-    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_save(c->fp8.inverse, *c->fp8.scale);
+    if (c->fp8.amax)
+        te_amax_atomic_max(c->fp8.amax, c->fp8.y ? amax_bits : te_amax_rounded(amax_bits, k.out), block_lanes);
+    if (c->fp8.inverse && b.x == 0 && block_lanes.id == 0) te_scale_save(c->fp8.inverse, *c->fp8.scale);
 }
 
 #endif

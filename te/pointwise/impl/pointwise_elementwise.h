@@ -53,21 +53,27 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
  * registers (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Run the kernel on `count` rows from `row` on, `step` apart, on eight columns of each. All rows are loaded before the
- * first is computed, so that their loads overlap. sums: of these columns; those of the second half lie `second` floats
- * on. */
+/* Eight columns of rows from `row` on, `step` apart. sums: of these columns; amax_bits: see te_store_fn. */
+typedef struct te_map_slice {
+    int64_t row, step;
+    int vector;
+    float *sums;
+    uint32_t *amax_bits;
+} te_map_slice;
+/* Run the kernel on `count` rows of a slice. All are loaded before the first is computed, so that their loads overlap.
+ */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                       int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *most) {
-    const int second = 8 * k.chunks;
+                       const te_map_slice s, const int count) {
+    const int second = 8 * k.chunks; /* where the sums of the second half begin */
     te_lane l[TE_MAP_ROWS];
-    TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, row + r * step, vector);
+    TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
         TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
-            TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[8 * slot + j] = sums[slot * second + j];
+            TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[8 * slot + j] = s.sums[slot * second + j];
         stages(&l[r], c, 0, TE_MAX_PATTERN);
         TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
-            TE_UNROLL for (int j = 0; j < 8; j++) sums[slot * second + j] = l[r].sum[8 * slot + j];
-        store(c, &l[r], k, most);
+            TE_UNROLL for (int j = 0; j < 8; j++) s.sums[slot * second + j] = l[r].sum[8 * slot + j];
+        store(c, &l[r], k, s.amax_bits);
     }
 }
 
@@ -77,32 +83,33 @@ TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.n
 
 /* The bodies without a norm: a block takes some columns (a tile) of a batch of neighbouring rows, or of rows that are a
  * grid apart. */
-TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
-                                float *sums, uint32_t *most) {
+TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
+    te_map_slice s;
+    s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;
+    s.sums = p->sums + 8 * i, s.amax_bits = p->amax_bits;
+    return s;
+}
+TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = tile + g.id + i * g.count;
-        int64_t row = first;
-        if (vector * 8 >= k.half) continue;
-        if (row + (batch - 1) * step < c->rows)
-            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
+        te_map_slice s = te__map_slice_of(p, g, i);
+        if (s.vector * 8 >= k.half) continue;
+        if (s.row + (batch - 1) * s.step < c->rows) te_map_rows(c, stages, store, k, s, te_map_batch(k));
         else
-            for (int r = 0; r < batch && row < c->rows; r++, row += step)
-                te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
+            for (int r = 0; r < batch && s.row < c->rows; r++, s.row += s.step)
+                te_map_rows(c, stages, store, k, s, 1);
     }
 }
-TE_FN void te_map_body_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                               const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
-                               float *sums, uint32_t *most) {
+TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                     const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = tile + g.id + i * g.count;
-        int64_t row = first;
-        if (vector * 8 >= k.half) continue;
-        for (; row + (batch - 1) * step < c->rows; row += batch * step)
-            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
-        for (; row < c->rows; row += step) te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
+        te_map_slice s = te__map_slice_of(p, g, i);
+        if (s.vector * 8 >= k.half) continue;
+        for (; s.row + (batch - 1) * s.step < c->rows; s.row += batch * s.step)
+            te_map_rows(c, stages, store, k, s, te_map_batch(k));
+        for (; s.row < c->rows; s.row += s.step) te_map_rows(c, stages, store, k, s, 1);
     }
 }
 

@@ -25,50 +25,35 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The rows of a group of lanes, and its registers and shared memory. sums: [TE_SUM_SLOTS][chunks][8]; rows:
- * [5][chunks], which te_norm_registers points into; smem_gamma: k.smem_gamma bytes of shared memory. */
-typedef struct te_pointwise_part {
-    int tile; /* the first vector of a row */
-    int64_t first, step;
-    float *sums;
-    te_vec8 *rows;
-    te_smem16 *smem_gamma;
-    uint32_t *most;
-} te_pointwise_part;
+/* The body that runs on them. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
-TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
-    te_map_body_adjacent(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
-}
-TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                     const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
-    te_map_body_strided(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
-}
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                        const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
-    const int beside = te_map_is_adjacent(k);
+    const int adjacent = te_map_is_adjacent(k);
     if (k.scaled != TE_SCALING_NONE)
-        te_quantized_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
-    else if (beside) te_pointwise_rows_adjacent(c, stages, store, k, g, p);
+        te_quantized_map_body(c, stages, store, k, g, p, adjacent);
+    else if (adjacent) te_pointwise_rows_adjacent(c, stages, store, k, g, p);
     else te_pointwise_rows_strided(c, stages, store, k, g, p);
 }
 TE_FN void te_pointwise_rows_norm(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                   const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
-        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store, 0);
+        te_norm_forward(c, stages, store, k, g, te_norm_row_of(row, p->rows, p->amax_bits, 0), te_norm_row_load,
+                        te_norm_store);
 }
 TE_FN void te_pointwise_rows_norm_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                             const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
-        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store_quantized, 0);
+        te_norm_forward(c, stages, store, k, g, te_norm_row_of(row, p->rows, p->amax_bits, 0), te_norm_row_load,
+                        te_norm_store_quantized);
 }
 TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                        const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     te_vec8 *rows = p->rows;
     const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
-                                 rows + 4 * k.chunks, p->most, p->smem_gamma};
-    te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m, p->sums);
+                                 rows + 4 * k.chunks, p->amax_bits, p->sums, p->smem_gamma};
+    te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m);
 }
 /* The body of the pointwise kernel `name`. The macro picks it by constants, so that the compiler sees no other:
  * inlining all of them first and discarding the others took half of a pointwise kernel's compile time. */
@@ -79,23 +64,23 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
      : name##_is_backward ? te_pointwise_rows_norm_backward                                                 \
                           : te_pointwise_rows_norm)
 
+/* The kernel. p: its sums, rows and smem_gamma; the rest is set here. */
 TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn stages, te_store_fn store,
-                         te_pointwise_rows_fn rows_of, const te_pointwise_shape k, float *sums, te_vec8 *rows,
-                         te_smem16 *smem_gamma) {
+                             te_pointwise_rows_fn rows_of, const te_pointwise_shape k, te_pointwise_part p) {
     int group, one;
-    uint32_t most = 0;
+    uint32_t amax_bits = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
-    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_adjacent(k);
+    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
               block = b.x / tiles; /* blocks with neighbouring indices share rows */
-    const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group;
-    const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
+    const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
+    const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
-    if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    const te_pointwise_part part = {tile, first, step, sums, rows, smem_gamma, &most};
-    rows_of(c, stages, store, k, &g, &part);
-    if (summing) te_pointwise_store_sums(c, k, g, group, tile, block, sums);
-    te_pointwise_store_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
+    if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) p.sums[i] = 0;
+    p.tile = tile, p.first = first, p.step = step, p.amax_bits = &amax_bits;
+    rows_of(c, stages, store, k, &g, &p);
+    if (summing) te_pointwise_store_sums(c, k, g, group, tile, block, p.sums);
+    te_pointwise_store_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), amax_bits);
 }
 
 #endif

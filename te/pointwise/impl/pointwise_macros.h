@@ -23,10 +23,10 @@
               TE_JOIN1(TE__POINTWISE_OUT_, pass)(TE_WIDTH_, model, TE_LAST_OP(__VA_ARGS__)),       \
               TE_JOIN1(TE__POINTWISE_IN_, pass)(TE_DTYPE_, model, TE_FIRST_OP(__VA_ARGS__)),       \
               TE_JOIN1(TE__POINTWISE_OUT_, pass)(TE_DTYPE_, model, TE_LAST_OP(__VA_ARGS__)), __VA_ARGS__)
-#define TE__POINTWISE_IN_forward(what, model, op) what##IN(model, op)
-#define TE__POINTWISE_OUT_forward(what, model, op) what##OUT(model, op)
-#define TE__POINTWISE_IN_backward(what, model, op) what##OUT(model, op)
-#define TE__POINTWISE_OUT_backward(what, model, op) what##IN(model, op)
+#define TE__POINTWISE_IN_forward(prefix, model, op) prefix##IN(model, op)
+#define TE__POINTWISE_OUT_forward(prefix, model, op) prefix##OUT(model, op)
+#define TE__POINTWISE_IN_backward(prefix, model, op) prefix##OUT(model, op)
+#define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
         name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */   \
@@ -209,10 +209,12 @@
     } kernel##_registers;                                                                                             \
     typedef struct kernel##_shared { te_smem16 gamma[kernel##_smem_gamma / 16 + 1]; } kernel##_shared;                \
     TE_FN void kernel##_body(const te_pointwise *c, te_block b, kernel##_registers *r, kernel##_shared *s) {          \
-        if (exists)                                                                                                   \
+        if (exists) {                                                                                                 \
+            const te_pointwise_part part = {0, 0, 0, r->sums, r->rows, s->gamma, 0};                                  \
             te_pointwise_body(c, b, name##_stages,                                                                    \
                               name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store,                   \
-                              TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), r->sums, r->rows, s->gamma);       \
+                              TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), part);                             \
+        }                                                                                                             \
     }                                                                                                                 \
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)

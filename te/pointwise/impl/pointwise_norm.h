@@ -9,7 +9,7 @@
 
 /* Whether column `col` lies behind the end of the row. A kernel that may store FP8 is bound by instructions, so where
  * the lanes cover the row exactly this is a constant, and its branches disappear. */
-TE_FN int te_norm_ends(const te_pointwise_shape k, int col) {
+TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
@@ -26,7 +26,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
-        if (te_norm_ends(k, at.col)) continue;
+        if (te_norm_is_past_end(k, at.col)) continue;
         if (k.norm_reads_x) {
             te_vec8_load(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.norm_in);
         } else {
@@ -45,87 +45,98 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
     if (has_beta) te_vec8_floats(b, beta, k.weight);
     TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
 }
+/* A row while it is normalised. */
+typedef struct te_norm_row {
+    int64_t row;
+    te_vec8 *x;          /* see te_norm_row_load */
+    uint32_t *amax_bits; /* see te_store_fn */
+    const void *source;  /* see te_norm_load_fn */
+    float mean, rstd;    /* set by te_norm_forward */
+} te_norm_row;
+TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
+    te_norm_row n;
+    n.row = row, n.x = x, n.amax_bits = amax_bits, n.source = source, n.mean = 0.0f, n.rstd = 0.0f;
+    return n;
+}
+
 /* Normalise the row, run the ops behind the norm and store the result. scaled, a constant: in FP8, with scales that are
  * found here. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                         int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
-                         const void *source, const int scaled) {
+                          te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         float v[8], w[8], b[8];
         te_lane l;
         te_vec8 gamma;
-        l.at = te_place_of(k, row, g->id + i * g->count, 1);
-        if (te_norm_ends(k, l.at.col)) continue;
-        if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
-        te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
+        l.at = te_place_of(k, n->row, g->id + i * g->count, 1);
+        if (te_norm_is_past_end(k, l.at.col)) continue;
+        if (!n->source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
+        te_gamma8(w, n->source ? &n->x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
-        te_vec8_opaque(&row_x[i], k.norm_in);
-        te_vec8_floats(v, &row_x[i], k.norm_in);
+        te_vec8_opaque(&n->x[i], k.norm_in);
+        te_vec8_floats(v, &n->x[i], k.norm_in);
         TE_UNROLL
-        for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        for (int j = 0; j < 8; j++)
+            l.v[j] = (v[j] - n->mean) * n->rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
         te_store_saved(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
-        if (scaled) te_vec8_of_pairs(&row_x[i], l.v, k.out);
-        else store(c, &l, k, most);
+        if (scaled) te_vec8_of_pairs(&n->x[i], l.v, k.out);
+        else store(c, &l, k, n->amax_bits);
     }
-    const te_quantized_rows made = {row, 0, 0, row_x, k.chunks};
-    if (scaled) te_pointwise_store_quantized(c, k, made, 1, g);
+    const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
+    if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
 /* How the result is stored: as the list says, or with scales in those calls that ask for them. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
-                                 float mean, float rstd, const void *source);
+                                 const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                               const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
-                               float mean, float rstd, const void *source) {
-    te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+                               const te_pointwise_shape k, te_lanes *g, const te_norm_row *n) {
+    te__norm_store(c, stages, store, k, g, n, 0);
 }
 TE_CALLBACK void te_norm_store_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                         const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x,
-                                         uint32_t *most, float mean, float rstd, const void *source) {
-    if (te_pointwise_is_quantized(c, k))
-        te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
-    else te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+                                         const te_pointwise_shape k, te_lanes *g, const te_norm_row *n) {
+    if (te_pointwise_is_quantized(c, k)) te__norm_store(c, stages, store, k, g, n, 1);
+    else te__norm_store(c, stages, store, k, g, n, 0);
 }
 #define TE_NORM_STORE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_store_quantized : te_norm_store)
 
 TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
-                           te_norm_store_fn give, const void *source) {
+                           te_lanes *g, te_norm_row n, te_norm_load_fn load, te_norm_store_fn norm_store) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
-    const float n = (float)k.half;
+    const float count = (float)k.half;
     te_row_sum lane_sum = 0, lane_squares = 0;
     float sum, squares, v[8];
-    load(c, stages, k, row, *g, row_x, source);
+    load(c, stages, k, n.row, *g, n.x, n.source);
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int left = k.half - (g->id + i * g->count) * 8;
-            if (te_norm_ends(k, k.half - left)) continue;
-            te_vec8_floats(v, &row_x[i], k.norm_in);
+            if (te_norm_is_past_end(k, k.half - left)) continue;
+            te_vec8_floats(v, &n.x[i], k.norm_in);
             TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_sum += v[j];
         }
     }
     sum = (float)lane_sum;
     if (code == TE_NORM_layernorm) te_lanes_sum(&sum, 1, g);
-    const float mean = sum / n;
+    n.mean = sum / count;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
-        if (te_norm_ends(k, k.half - left)) continue;
-        te_vec8_opaque(&row_x[i], k.norm_in);
-        te_vec8_floats(v, &row_x[i], k.norm_in);
-        TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);
+        if (te_norm_is_past_end(k, k.half - left)) continue;
+        te_vec8_opaque(&n.x[i], k.norm_in);
+        te_vec8_floats(v, &n.x[i], k.norm_in);
+        TE_UNROLL
+        for (int j = 0; j < 8; j++)
+            if (k.aligned || j < left) lane_squares += (v[j] - n.mean) * (v[j] - n.mean);
     }
     squares = (float)lane_squares;
     te_lanes_sum(&squares, 1, g);
-    const float rstd = te_norm_rstd(squares, n, k.norm_options);
+    n.rstd = te_norm_rstd(squares, count, k.norm_options);
     if (s->stats && g->id == 0) {
-        if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
-        else s->stats[row] = rstd;
+        if (code == TE_NORM_layernorm) s->stats[2 * n.row] = n.mean, s->stats[2 * n.row + 1] = n.rstd;
+        else s->stats[n.row] = n.rstd;
     }
-    give(c, stages, store, k, row, g, row_x, most, mean, rstd, source);
+    norm_store(c, stages, store, k, g, &n);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -137,7 +148,8 @@ typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the current row */
     te_vec8 *next_dy, *next_x; /* of the next row, which is being loaded */
     te_vec8 *gamma;            /* where it is not in shared memory */
-    uint32_t *most;            /* see te_store_fn */
+    uint32_t *amax_bits;            /* see te_store_fn */
+    float *sums;               /* see TE_SUM_SLOTS */
     te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma, because the sums need the registers */
 } te_norm_registers;
 
@@ -189,10 +201,11 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
  * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. sums: by
  * TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                            int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m, float *sums) {
+                            int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
     te_vec8 *dy = m->dy, *x = m->x;
+    float *sums = m->sums;
     te_row_sum lane_total[2] = {0, 0};
     float total[2], w[8], v[8], xhat[8];
     te_lane l;
@@ -230,14 +243,14 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         }
         stages(&l, c, 1, TE_MAX_PATTERN);
         TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
-        store(c, &l, k, m->most);
+        store(c, &l, k, m->amax_bits);
     }
 }
 
 /* Rows from `first` on, `step` apart: each is loaded while the one before it is computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
-                                 const te_norm_registers *m, float *sums) {
+                                 const te_norm_registers *m) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);
@@ -248,10 +261,10 @@ TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_
     }
     if (first < c->rows) n = te_norm_load(c, k, first, *g, m->next_dy, m->next_x);
     for (int64_t row = first; row < c->rows; row += step) {
-        const te_norm_stats now = n;
+        const te_norm_stats current = n;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) m->dy[i] = m->next_dy[i], m->x[i] = m->next_x[i];
         if (row + step < c->rows) n = te_norm_load(c, k, row + step, *g, m->next_dy, m->next_x);
-        te_norm_backward(c, stages, store, k, row, g, now, m, sums);
+        te_norm_backward(c, stages, store, k, row, g, current, m);
     }
 }
 

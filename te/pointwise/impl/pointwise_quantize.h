@@ -49,8 +49,8 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
 }
 /* The scale of the tile of this row at column `col`, from its amax. Stores 1 / scale. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
-                                        uint32_t most) {
-    const float scale = te_scale_of_amax_bits(most, TE_E4M3_MAX, &c->scaled.rule);
+                                        uint32_t amax_bits) {
+    const float scale = te_scale_of_amax_bits(amax_bits, TE_E4M3_MAX, &c->scaled.rule);
     c->scaled.inverse[te_blockwise_1d_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
     return scale;
 }
@@ -62,17 +62,17 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
     TE_UNROLL for (int base = 0; base < tiles; base += TE_TILE_LANES) {
         const int mine = base + lane, col = te__pointwise_quantize_col(rows, k, g.id - lane, mine % k.chunks);
-        uint32_t most = 0;
+        uint32_t amax_bits = 0;
         float scale = 1.0f;
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
             const uint32_t bits = te_lanes16_max(te__pointwise_quantize_amax(
                 &rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
-            most = lane == j ? bits : most;
+            amax_bits = lane == j ? bits : amax_bits;
         }
         if (mine < tiles && te__pointwise_quantize_exists(k, col))
-            scale = te__pointwise_quantize_tile(c, k, rows.row + mine / k.chunks * rows.step, col, most);
+            scale = te__pointwise_quantize_tile(c, k, rows.row + mine / k.chunks * rows.step, col, amax_bits);
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
@@ -86,12 +86,12 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
                                         const int count, te_lanes g) {
     for (int i = 0; i < k.chunks; i += TE_TILE_LANES) {
         const int end = (int)te_min(k.chunks, i + TE_TILE_LANES);
-        uint32_t most = 0;
+        uint32_t amax_bits = 0;
         for (int j = i; j < end; j++) {
             const uint32_t bits = te__pointwise_quantize_amax(&rows.v[j], k, 8 * j);
-            most = bits > most ? bits : most;
+            amax_bits = bits > amax_bits ? bits : amax_bits;
         }
-        const float scale = te__pointwise_quantize_tile(c, k, rows.row, 8 * i, most);
+        const float scale = te__pointwise_quantize_tile(c, k, rows.row, 8 * i, amax_bits);
         for (int j = i; j < end; j++) te__pointwise_quantize_store(c, &rows.v[j], k, rows.row, 8 * j, scale);
     }
     (void)count, (void)g;
@@ -99,13 +99,14 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
 #endif
 TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                       te_lanes *g) {
-    uint32_t most = 0;
+    uint32_t amax_bits = 0;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const uint32_t bits = te__pointwise_quantize_amax(&rows.v[i], k, te__pointwise_quantize_col(rows, k, g->id, i));
-        most = bits > most ? bits : most;
+        amax_bits = bits > amax_bits ? bits : amax_bits;
     }
-    float amax = te_float_of_bits(most < 0x7f800000u ? most : 0x7f800000u); /* infinity stands for a NaN, which the
-                                                                             * maximum over lanes would drop */
+    float amax =
+        te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u); /* infinity stands for a NaN, which the
+                                                                              * maximum over lanes would drop */
     te_lanes_max(&amax, g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;
@@ -130,54 +131,54 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Run a kernel without a norm on `count` rows from `row` on, `step` apart, on the lanes' vectors from `first` on. All
- * rows are loaded before the first is computed. rows: registers, [count][in_halves][chunks]. scaled, a constant: y is
- * stored quantized. */
+/* Run a kernel without a norm on `count` rows from p->first on, p->step apart, on the lanes' vectors from p->tile on.
+ * All are loaded before the first is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a constant: y
+ * is stored quantized. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, te_lanes *g, int64_t row, int64_t step, const int count,
-                                 int first, te_vec8 *rows, uint32_t *most, const int scaled) {
+                                 const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
+                                 const int scaled) {
     const int stride = k.in_halves * k.chunks;
     TE_UNROLL for (int r = 0; r < count; r++)
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            const te_place at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
-            te_vec8 *to = rows + r * stride + i;
+            const te_place at = te_place_of(k, p->first + r * p->step, p->tile + g->id + i * g->count, k.in_halves);
+            te_vec8 *to = p->rows + r * stride + i;
             if (!te__pointwise_quantize_exists(k, at.col)) continue;
             te_vec8_load(to, c->x, te_index(at), 8, 1, k.in);
             if (k.in_halves == 2) te_vec8_load(to + k.chunks, c->x, te_index(te_second_half(at)), 8, 1, k.in);
         }
     TE_UNROLL for (int r = 0; r < count; r++)
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            te_vec8 *of = rows + r * stride + i;
+            te_vec8 *of = p->rows + r * stride + i;
             te_lane l;
-            l.at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
+            l.at = te_place_of(k, p->first + r * p->step, p->tile + g->id + i * g->count, k.in_halves);
             if (!te__pointwise_quantize_exists(k, l.at.col)) continue;
             te_vec8_floats(l.v, of, k.in);
             if (k.in_halves == 2) te_vec8_floats(l.g, of + k.chunks, k.in);
             stages(&l, c, 0, TE_MAX_PATTERN);
             if (scaled) te_vec8_of_pairs(of, l.v, k.out);
-            else store(c, &l, k, most);
+            else store(c, &l, k, p->amax_bits);
         }
-    const te_quantized_rows made = {row, step, first, rows, stride};
-    if (scaled) te_pointwise_store_quantized(c, k, made, count, g);
+    const te_quantized_rows result = {p->first, p->step, p->tile, p->rows, stride};
+    if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
-/* The body: a group of lanes takes rows from `row` on, `step` apart; if `adjacent` one batch of them, else until none
- * is left. */
+/* The body: a group of lanes takes rows from p->first on, p->step apart; if `adjacent` one batch of them, else until
+ * none is left. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                          te_lanes *g, int first, int64_t row, int64_t step, const int beside, te_vec8 *rows,
-                          uint32_t *most, const int scaled) {
+                             te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);
-    if (beside && row + (batch - 1) * step < c->rows) {
-        te_quantized_map_rows(c, stages, store, k, g, row, step, te_map_batch(k), first, rows, most, scaled);
+    te_pointwise_part one = *p;
+    if (adjacent && p->first + (batch - 1) * p->step < c->rows) {
+        te_quantized_map_rows(c, stages, store, k, g, p, te_map_batch(k), scaled);
         return;
     }
-    for (int r = 0; row < c->rows && (!beside || r < batch); r++, row += step)
-        te_quantized_map_rows(c, stages, store, k, g, row, step, 1, first, rows, most, scaled);
+    for (int r = 0; one.first < c->rows && (!adjacent || r < batch); r++, one.first += one.step)
+        te_quantized_map_rows(c, stages, store, k, g, &one, 1, scaled);
 }
 TE_FN void te_quantized_map_body(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
-                                 const te_pointwise_shape k, te_lanes *g, int first, int64_t row, int64_t step,
-                                 const int beside, te_vec8 *rows, uint32_t *most) {
-    if (c->scaled.y) te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 1);
-    else te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 0);
+                                 const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p,
+                                 const int adjacent) {
+    if (c->scaled.y) te__quantized_map(c, stages, store, k, g, p, adjacent, 1);
+    else te__quantized_map(c, stages, store, k, g, p, adjacent, 0);
 }
 
 #endif

@@ -36,14 +36,20 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* Load rows [first, first + count) of a piece, as they are stored, from half `half` of a tensor that has `halves`
- * halves. */
-TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_pointwise_shape k,
-                                    int first, const int count, const int half, const int halves,
-                                    const te_dtype dtype) {
-    const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
-    const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
-    const char *p = (const char *)te_opaque_pointer((const char *)from + place * (int64_t)size);
+/* Half `half` of the rows of a tensor that have `halves` halves. */
+typedef struct te__tile_source {
+    const void *data;
+    te_dtype dtype;
+    int half, halves;
+} te__tile_source;
+/* Load rows [first, first + count) of a piece, as they are stored. */
+TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__tile_piece at,
+                                    const te_pointwise_shape k, int first, const int count) {
+    const te_dtype dtype = from.dtype;
+    const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * from.halves);
+    const uint32_t pitch = width * size;
+    const int64_t place = at.row * (int64_t)width + from.half * k.half + 8 * at.vector;
+    const char *p = (const char *)te_opaque_pointer((const char *)from.data + place * (int64_t)size);
     TE_UNROLL for (int r = 0; r < count; r++) {
         memset(&x[r], 0, sizeof x[r]);
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
@@ -52,10 +58,12 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece
 /* Load a piece's input, as it is stored: to x[0], and of a gated op's second half to x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
-    const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
+    const void *data = k.norm < 0 ? c->x : c->scaled.norm_x;
     const int halves = k.norm < 0 ? k.in_halves : 1;
-    TE_UNROLL for (int h = 0; h < halves; h++)
-        te__pointwise_tiles_rows(x[h], from, at, k, 0, 8, h, halves, k.norm < 0 ? k.in : k.norm_in);
+    TE_UNROLL for (int h = 0; h < halves; h++) {
+        const te__tile_source from = {data, k.norm < 0 ? k.in : k.norm_in, h, halves};
+        te__pointwise_tiles_rows(x[h], from, at, k, 0, 8);
+    }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
 /* What the norm of a piece needs beside x: gamma and beta of its columns, the statistics of its rows. They are loaded
@@ -92,20 +100,25 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
     te_store_saved(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }
-/* Run the kernel's ops on row r of a piece, at l->at. sums: of the piece's eight columns, then of those of the second
- * half. */
+/* A piece in registers. */
+typedef struct te__piece {
+    te__tile_piece at;
+    te_vec8 *x[2]; /* its rows, and those of the second half */
+    te__piece_norm norm;
+    float sums[16]; /* over its rows: of its eight columns, then of those of the second half */
+} te__piece;
+/* Run the kernel's ops on row r of a piece, at l->at. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
-                               const te_vec8 *x, const te_vec8 *second, const te__piece_norm *n, int r,
-                               float sums[16]) {
+                                   te__piece *p, int r) {
     if (k.norm >= 0) {
-        te__pointwise_tiles_norm(c, stages, k, l, x, n, r);
+        te__pointwise_tiles_norm(c, stages, k, l, &p->x[0][r], &p->norm, r);
         return;
     }
-    te_vec8_floats(l->v, x, k.in);
-    if (k.in_halves == 2) te_vec8_floats(l->g, second, k.in);
-    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l->sum[j] = sums[j];
+    te_vec8_floats(l->v, &p->x[0][r], k.in);
+    if (k.in_halves == 2) te_vec8_floats(l->g, &p->x[1][r], k.in);
+    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l->sum[j] = p->sums[j];
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
-    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l->sum[j];
+    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
 /* Rows of a piece that are computed together. What an op reads of them beside the gradient is loaded for all of them at
  * once, because the loads of one row would wait for the row before it. */
@@ -120,25 +133,32 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
     const te_stage *s = TE_CUDA && k.backward && k.in != TE_f32 && k.norm < 0 && halves == 2 && k.reads >= 0
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
-    if (a->of) te__pointwise_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
+    if (!a->of) return;
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* or f16, which has as many bytes */
+    te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
+}
+/* Load a piece, the lane's h-th, to its registers. */
+TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
+                                          te__tile_piece at, te_pointwise_tiles_held *held, int h) {
+    p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
+    te__pointwise_tiles_load(c, k, p->x, at);
+    te__pointwise_tiles_load_norm(&p->norm, c, k, at);
+    TE_UNROLL for (int j = 0; j < 16; j++) p->sums[j] = 0;
 }
 /* Run the kernel's ops on a piece. */
 TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
-                                     te_vec8 *x[2], te__tile_piece at, float sums[16]) {
-    te__piece_norm n;
+                                     te__piece *p) {
     te__piece_ahead ahead;
-    te__pointwise_tiles_load_norm(&n, c, k, at);
-    TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
-        if (r % TE_TILES_BATCH == 0) te__pointwise_tiles_load_ahead(&ahead, c, k, at, r);
-        l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
+        if (r % TE_TILES_BATCH == 0) te__pointwise_tiles_load_ahead(&ahead, c, k, p->at, r);
+        l.at = te_place_of(k, p->at.row + r, p->at.vector, k.norm < 0 ? k.in_halves : 1);
         l.at.ahead_of = ahead.of;
         if (ahead.of) l.at.ahead = ahead.row[r % TE_TILES_BATCH];
-        if (r >= at.rows) continue;
-        te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
-        te_vec8_of_pairs(&x[0][r], l.v, k.out);
-        if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
+        if (r >= p->at.rows) continue;
+        te__pointwise_tiles_row(c, stages, k, &l, p, r);
+        te_vec8_of_pairs(&p->x[0][r], l.v, k.out);
+        if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
 /* A column sum of one lane, in shared memory, for the sum over the lanes above and below it. It uses the memory of the
@@ -155,7 +175,7 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
             sums[j];
 }
 /* Store the tile's partial sums; te_defer_column_sum adds them up with those of the tiles above and below. */
-TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
+TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
@@ -190,13 +210,12 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
-        te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
-        float sums[16];
-        te__pointwise_tiles_load(c, k, x, at);
-        te__pointwise_tiles_piece(c, stages, k, x, at, sums);
-        te__pointwise_tiles_put_sums(s, k, i, sums);
+        te__piece p;
+        te__pointwise_tiles_load_piece(&p, c, k, at, held, h);
+        te__pointwise_tiles_piece(c, stages, k, &p);
+        te__pointwise_tiles_put_sums(s, k, i, p.sums);
     }
-    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
+    if (k.sums >= 0) te__pointwise_tiles_store_sums(c, k, s, g, row, col);
     te__blockwise_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
     if (k.out_halves == 1) return;
     te_block_sync();
@@ -208,9 +227,9 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 /* Round eight elements to FP8, into x, and store them, if they are of a gradient, in the layout of the rows. rounded, a
  * constant: to the list's format first. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
-                                       float v[8], float scale, const int rounded, uint32_t *most) {
+                                       float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
-    if (k.backward) *most = te_amax_bits8(*most, v);
+    if (k.backward) *amax_bits = te_amax_bits8(*amax_bits, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
@@ -219,67 +238,63 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
  * last one are computed like others: nothing of them is stored, and no op reads a tensor of their rows but the input,
  * which is zero there. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
-                                         te_vec8 *x[2], te__tile_piece at, const te__piece_norm *n, const int rounded,
-                                         float sums[16], uint32_t *most) {
+                                         te__piece *p, const int rounded, uint32_t *amax_bits) {
+    const te__tile_piece at = p->at;
     const float scale = te_load_scale(c->scaled.scale);
-    TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     if (!at.rows) return;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
         if (k.backward && r >= at.rows) continue; /* they stay zero, in FP8 as well */
-        te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
+        te__pointwise_tiles_row(c, stages, k, &l, p, r);
         l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row has half as many columns */
-        te__pointwise_transpose_row(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
+        te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
 /* The arguments of forward's kernel for the recomputation of the result of op `last`: that op alone runs, and nothing
  * but the transpose is stored. */
-TE_FN void te__pointwise_keep_last_op(te_pointwise *again, const te_pointwise *c, const int last) {
-    memset(again, 0, sizeof *again);
-    again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
-    again->op[last] = c->op[last], again->op[last].out = 0;
+TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
+    memset(recompute, 0, sizeof *recompute);
+    recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
+    recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
 /* Store the tile transposed, from the FP8 that the lanes hold. */
-TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *turned,
+TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         uint32_t word[8][2];
         TE_UNROLL for (int r = 0; r < 8; r++) word[r][0] = held->x[h][r].w[0], word[r][1] = held->x[h][r].w[1];
-        te__fp8_transpose_piece(turned, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
+        te__fp8_transpose_piece(transposed, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
     }
     te_block_sync();
-    te__fp8_store_tile(out, turned, row, col, g);
+    te__fp8_store_tile(out, transposed, row, col, g);
 }
 /* The tile kernel. last: the index of the kernel's last op. */
-TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages,
+TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {
     int group;
-    uint32_t most = 0;
-    te_pointwise again;
-    const te_pointwise *c = k.backward ? chain : &again;
+    uint32_t amax_bits = 0;
+    te_pointwise recompute;
+    const te_pointwise *c = k.backward ? args : &recompute;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_blockwise_args a = te__pointwise_tiles_args(chain, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(args, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
-    if (!k.backward) te__pointwise_keep_last_op(&again, chain, last);
+    if (!k.backward) te__pointwise_keep_last_op(&recompute, args, last);
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
-        te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
-        te__piece_norm n;
-        float sums[16];
-        te__pointwise_tiles_load(c, k, x, at);
-        te__pointwise_tiles_load_norm(&n, c, k, at);
-        if (!k.backward && c->scaled.rounded) te__pointwise_transpose_piece(c, stages, k, x, at, &n, 1, sums, &most);
-        else te__pointwise_transpose_piece(c, stages, k, x, at, &n, 0, sums, &most);
-        te__pointwise_tiles_put_sums(s, k, i, sums);
+        te__piece p;
+        te__pointwise_tiles_load_piece(&p, c, k, at, held, h);
+        if (!k.backward && c->scaled.rounded) te__pointwise_transpose_piece(c, stages, k, &p, 1, &amax_bits);
+        else te__pointwise_transpose_piece(c, stages, k, &p, 0, &amax_bits);
+        te__pointwise_tiles_put_sums(s, k, i, p.sums);
     }
-    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
+    if (k.sums >= 0) te__pointwise_tiles_store_sums(c, k, s, g, row, col);
     if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.transposed, g, row, col);
-    if (k.backward) te_pointwise_store_amax(c, k, b, g, most);
+    if (k.backward) te_pointwise_store_amax(c, k, b, g, amax_bits);
 }
 
 /* Launch the kernels that the call needs: the row kernel, the tile kernel, or both. */

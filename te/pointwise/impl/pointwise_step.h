@@ -396,7 +396,7 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
     return 1;
 }
 /* The kernel does that: the current value is not stored. */
-TE_API void te__pointwise_leave_amax_only(te_run *r, te_pointwise *c) {
+TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
 /* Ops [skip, count) of the step as one kernel, of x; `applied` of them the product in front has done. */
@@ -411,7 +411,7 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
     TE_TRY(te__pointwise_forward(r, &w, x));
-    if (te__pointwise_amax_only(r, s, skip, k)) te__pointwise_leave_amax_only(r, &c);
+    if (te__pointwise_amax_only(r, s, skip, k)) te__pointwise_set_amax_only(r, &c);
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
