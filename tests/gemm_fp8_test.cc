@@ -94,8 +94,8 @@ enum { BACK_END, OWN };
 // 1: it ran.
 int check(const product &p, int who, int processors = 0) {
     const unsigned seed = fresh_seed();
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     ctx->gemm_custom = who == OWN ? 2 : 0;
     if (processors) ctx->processors = processors;
     operands o(ctx, p, seed);
@@ -150,8 +150,8 @@ namespace {
 template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << " by " << te_scaling_name(of_x) << (added ? " added" : "") << ", TE_SEED=" << seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     const auto size = [](int64_t rows, int64_t cols) { return (size_t)(rows * cols); };
     const reference::vec x = random.draw(size(m, k), TE_e4m3), w = random.draw(size(n, k), TE_e4m3), c = random.draw(size(m, n), T);
@@ -242,8 +242,8 @@ TEST_CASE("a tuned FP8 GEMM computes the same bits, also from its tuning file", 
                             {96, 64, 512, TE_e5m2, TE_e4m3, TE_bf16, TE_f32, 0, 1, 0}};
     std::vector<uint8_t> bits[3];
     for (int pass = 0; pass < 2; pass++) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         ctx->gemm_custom = 0, ctx->gemm_tune = pass == 0;
         if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
         for (int i = 0; i < 3; i++) {
@@ -272,8 +272,8 @@ TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which 
     const product list[] = {{300, 528, 1040, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, {300, 528, 1040, TE_e5m2, TE_e4m3, TE_bf16, TE_bf16, 1, 1, 0}};
     int own_runs[2];
     for (int pass = 0; pass < 2; pass++) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         ctx->gemm_tune = pass == 0;
         if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
         for (int i = 0; i < 2; i++) {
@@ -301,8 +301,8 @@ TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which 
 }
 #endif
 TEST_CASE("products in FP8 that nobody has are refused, with the sizes", "[gemm_fp8]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const product p = {32, 48, 64, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     operands o(ctx, p, 1);
     const auto refused = [&](const te_gemm &g, te_status status, const char *text) {
@@ -631,17 +631,17 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
     }
 }
 TEST_CASE("large FP8 patterns are fused into one kernel by default", "[gemm_fp8]") {
-    context own;
-    if (own.c.capability != 900) return;
+    context ctx_owner;
+    if (ctx_owner.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     te_gemm g = operands::shape_of(p);
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
-    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &ctx_owner.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &ctx_owner.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &ctx_owner.c) == 1);
     g.m = 1024; // two rounds of tiles
-    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &ctx_owner.c) == 0);
     g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &ctx_owner.c) == 0);
 }
 TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, and a tuning file says which is fastest", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";

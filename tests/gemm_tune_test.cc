@@ -182,9 +182,9 @@ std::string changed(const std::string &line, size_t word, const std::string &to)
 }
 
 struct tuned_context {
-    context own;
+    context ctx_owner;
     te_context *ctx;
-    explicit tuned_context(int tune = 1) : ctx(&own.c) { ctx->gemm_tune = tune; }
+    explicit tuned_context(int tune = 1) : ctx(&ctx_owner.c) { ctx->gemm_tune = tune; }
     int products() const { return te_gemm_report(nullptr, 0, ctx); }
 };
 
@@ -740,25 +740,25 @@ namespace {
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
     te_product_kernels *kernels = te__unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
-        context own;
+        context ctx_owner;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
         const unsigned seed = fresh_seed();
-        operands o(&own.c, p, seed);
+        operands o(&ctx_owner.c, p, seed);
         te_gemm g = o.gemm();
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
-        own.c.gemm_custom = 2, own.c.processors = processors;
-        if (!te__gemm_can_fuse(kernels, &g, &own.c)) {
-            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
+        ctx_owner.c.gemm_custom = 2, ctx_owner.c.processors = processors;
+        if (!te__gemm_can_fuse(kernels, &g, &ctx_owner.c)) {
+            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || ctx_owner.c.capability != 900)); // said no for a reason
             continue;
         }
-        const te_status status = te_unfused_gemm_run(kernels, &g, &own.c);
-        INFO(te_last_error(&own.c));
+        const te_status status = te_unfused_gemm_run(kernels, &g, &ctx_owner.c);
+        INFO(te_last_error(&ctx_owner.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te_unfused_gemm_run(kernels, &g, &own.c) == TE_OK);
+        REQUIRE(te_unfused_gemm_run(kernels, &g, &ctx_owner.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }
@@ -785,20 +785,20 @@ TEST_CASE("small-m GEMMs by a custom kernel", "[gemm_tune]") {
     for (const auto &u : uneven)
         for (int64_t m : {13, 31, 64, 100})
             if (!brief() || m == 31) check_bare<TE_bf16, 1>(m, u[1], u[2], (int)u[0]);
-    context own;
+    context ctx_owner;
     const product p = {64, 520, 1032, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
-    operands o(&own.c, p);
+    operands o(&ctx_owner.c, p);
     te_gemm g = o.gemm();
-    own.c.gemm_custom = 2;
-    if (own.c.capability != 900) return;
+    ctx_owner.c.gemm_custom = 2;
+    if (ctx_owner.c.capability != 900) return;
     te_product_kernels *kernels = te__unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
-    CHECK(te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = TE_SKINNY_ROWS;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = TE_SMALL_M_ROWS + 1;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = 64, g.trans_b = 0;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
 }
 TEST_CASE("clusters without a tile take a part of those that are left", "[gemm_tune]") {
     // processors, columns, k: one to three parts for a tile, without and with rounds before; one cluster for several tiles

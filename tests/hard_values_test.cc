@@ -22,8 +22,8 @@ struct outcome { reference::vec y, dx; };
 
 // y, and dx of `dy`, of x; parameters are 0, gammas `weight`.
 outcome run(const subject &s, int rows, const reference::vec &x, const reference::vec &dy, double weight = 0, const te_batch &with = te_batch()) {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const te_plan *p = s.plan();
     std::vector<uint64_t> m(s.bytes / 8 + 1, 0);
     buffer params(ctx, s.param_bytes()), grads(ctx, s.grad_bytes()), in(ctx, x.size() * te_dtype_bytes(p->in_dtype)), memory(ctx, s.saved_bytes(rows));

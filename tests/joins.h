@@ -1,4 +1,4 @@
-// joins.h -- branches and joins (te/ops/residual.h, te/ops/residual.h) against the reference. A template by inclusion; its input:
+// joins.h -- lists with branches and joins (fork, load, add, mul: te/ops/residual.h) against the reference. A template by inclusion; its input:
 //     JOINS_DTYPE      f32, bf16, f16
 #ifndef JOINS_DTYPE
 #error "joins.h needs JOINS_DTYPE"
@@ -6,17 +6,17 @@
 #include "harness.h"
 #include "te/te.h"
 
-// GPT-J: one norm, attention and MLP beside each other.
+// GPT-J: attention and MLP are parallel and share one norm.
 #define JOINS_PARALLEL(H, F, HEADS)                                                                              \
     (fork, x), (layernorm, ln, H), (fork, n), (linear, qkv, H, 3 * H), (attention, at, HEADS, HEADS, H / HEADS), \
         (linear, proj, H, H), (fork, a), (load, n), (linear, fc1, H, F), (bias, b1, F), (gelu, act),             \
         (linear, fc2, F, H), (bias, b2, H), (add, a), (add, x)
-// Two norms of one x (Falcon 40B, GPT-NeoX), and the branches in rows of their own.
+// Falcon 40B, GPT-NeoX: attention and MLP are parallel, each with its own norm of x.
 #define JOINS_NEOX(H, F, HEADS)                                                                               \
     (fork, x), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (attention, at, HEADS, HEADS, H / HEADS),        \
         (linear, proj, H, H), (fork, a), (load, x), (layernorm, ln2, H), (linear, fc1, H, F), (gelu, act),     \
         (linear, fc2, F, H), (dropout, d, 0.1f), (add, a), (add, x), (gelu, last)
-// A gate with a projection of its own.
+// A gate with its own projection.
 #define JOINS_GATE(H, F) \
     (fork, x), (linear, gate, H, F), (silu, act), (fork, g), (load, x), (linear, up, H, F), (mul, g), (linear, down, F, H), (add, x)
 

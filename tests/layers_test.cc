@@ -65,9 +65,9 @@ TEST_CASE("their ops are called as their header says", "[layers]") {
 MODEL(fresh, f32, (dyt, n, 64), (mul_param, s, 1), (mul_param, w, 64))
 
 TEST_CASE("parameters begin where their ops say", "[layers]") {
-    context own;
-    instance m(fresh_subject, &own.c);
-    REQUIRE(te_model_randomize(m.model(), 0.02f, 1, 0, &own.c) == TE_OK);
+    context ctx_owner;
+    instance m(fresh_subject, &ctx_owner.c);
+    REQUIRE(te_model_randomize(m.model(), 0.02f, 1, 0, &ctx_owner.c) == TE_OK);
     const double begin[5] = {0.5, 1, 0, 1, 1}; // alpha, weight, bias; the factor; the vector
     for (int i = 0; i < 5; i++) {
         const size_t from = (size_t)((float *)m.model()->param[i].data - (float *)m.params.data());

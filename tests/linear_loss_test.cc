@@ -53,8 +53,8 @@ TEST_CASE("logits are never there but for a piece", "[linear_loss]") {
         CHECK(te__logits_traffic(b, s.rows, s.vocabulary, s.hidden) <= te__logits_traffic(f, s.rows, s.vocabulary, s.hidden));
     }
     CHECK(wide_saved_bytes(4096) < (size_t)4096 * (37 * 8 + 64)); // the norm's x and y, and a few numbers a row
-    const context own;
-    instance m(tall_subject, (te_context *)&own.c);
+    const context ctx_owner;
+    instance m(tall_subject, (te_context *)&ctx_owner.c);
     const size_t x = 4096 * 192, logits = (size_t)4096 * 1900, weight = 1900 * 192;
     const size_t of_host = TE_CUDA ? 0 : 4 * (x + weight + logits / 16); // products of 16 bits are made of floats there
     CHECK(tall_subject.workspace_bytes(m.memory.data(), 4096, m.ctx) <= logits * 2 / 16 + of_host + 2 * x + 4096);
@@ -63,8 +63,8 @@ TEST_CASE("logits are never there but for a piece", "[linear_loss]") {
 // With as many rows as there are sequences, pieces are of those.
 TEST_CASE("a loss for each sequence", "[linear_loss]") {
     const te_plan *p = sequences_plan();
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(sequences_subject, ctx);
     source random(fresh_seed());
     m.draw(random);

@@ -11,8 +11,8 @@ TE_SEQUENTIAL_DIMS(wide, f32, (linear, fc, TE_DIM(0), TE_DIM(1)))
 
 namespace {
 struct scene {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     net m;
     buffer params, grads, x, y, memory;
     te_batch batch;

@@ -146,9 +146,9 @@ TEST_CASE("ops of a sequence", "[ops]") {
         at.position = 5, at.loss_from_dy = true;
         check(*s, at);
         if (!brief()) check(*s, shape(3, 33));
-        shape few(2, 3);
-        few.position = 2;
-        check_gradients_of_reference(*s, few);
+        shape small(2, 3);
+        small.position = 2;
+        check_gradients_of_reference(*s, small);
     }
 }
 TEST_CASE("wide rows", "[ops]") {

@@ -24,8 +24,8 @@ enum { ROWS = 24 };
 
 // A call of a list of 64 columns; all of it may be moved.
 struct scene {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const subject &s;
     const te_plan *plan;
     instance m;

@@ -30,9 +30,9 @@ TE_CALLBACK void te_cube_backward(float v[8], float sum[8], const te_stage *s, t
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= 3 * x[i] * x[i]; // y = x^3
 }
 static const bool cube_known = [] {
-    reference::own_map m;
+    reference::custom_map m;
     m.f = [](double x) { return x * x * x; }, m.slope = [](double x) { return 3 * x * x; };
-    reference::own_maps()["cube"] = m;
+    reference::custom_maps()["cube"] = m;
     return true;
 }();
 
@@ -226,14 +226,14 @@ TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    instance m(gpt_subject, &own.c);
+    context ctx_owner;
+    instance m(gpt_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 50, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 50, random), b(gpt_subject, &own.c, 17, random);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 50, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 50, random), b(gpt_subject, &ctx_owner.c, 17, random);
     const auto reset = [&] {
         for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory, &m.grads}) z->poison();
-        set_rng(&own.c, 3, 0);
+        set_rng(&ctx_owner.c, 3, 0);
     };
     reset(); // one after the other
     a.forward(m), a.backward(m, 0), b.forward(m), b.backward(m, 1);
@@ -245,25 +245,25 @@ TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
     CHECK(a.dx.raw() == da);
     CHECK(b.dx.raw() == db);
     CHECK(m.grads.raw() == g);
-    CHECK(get_rng(&own.c).offset == 2);
+    CHECK(get_rng(&ctx_owner.c).offset == 2);
 }
 
 TEST_CASE("several instances of one model", "[plan]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    instance m(gpt_subject, &own.c), n(gpt_subject, &own.c);
+    context ctx_owner;
+    instance m(gpt_subject, &ctx_owner.c), n(gpt_subject, &ctx_owner.c);
     m.draw(random), n.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 20, random), b(gpt_subject, &own.c, 20, random);
-    set_rng(&own.c, 3, 0);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 20, random), b(gpt_subject, &ctx_owner.c, 20, random);
+    set_rng(&ctx_owner.c, 3, 0);
     a.forward(m), a.backward(m, 0);
     const auto ya = a.y.raw(), da = a.dx.raw(), g = m.grads.raw();
     b.forward(n), b.backward(n, 0);
     const auto yb = b.y.raw(), h = n.grads.raw();
     CHECK(ya != yb);
-    set_rng(&own.c, 3, 0);
+    set_rng(&ctx_owner.c, 3, 0);
     a.forward(m), b.forward(n), b.backward(n, 0), a.backward(m, 0);
     CHECK(a.y.raw() == ya);
     CHECK(a.dx.raw() == da);
@@ -275,18 +275,18 @@ TEST_CASE("several instances of one model", "[plan]") {
 TEST_CASE("a replayed random state gives the same bits, the next draw others", "[plan]") {
     const unsigned seed = fresh_seed();
     source random(seed);
-    context own(7);
-    instance m(gpt_subject, &own.c);
+    context ctx_owner(7);
+    instance m(gpt_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 20, random);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 20, random);
     a.forward(m);
     const auto first = a.y.raw();
     a.forward(m);
     CHECK(a.y.raw() != first);
     context other(7);
     CHECK(get_rng(&other.c).seed == 7);
-    set_rng(&own.c, 7, 0);
+    set_rng(&ctx_owner.c, 7, 0);
     a.forward(m);
     CHECK(a.y.raw() == first);
 }

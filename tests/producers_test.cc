@@ -92,8 +92,8 @@ te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64
 void check(const producer &p, int64_t rows, bool finite) {
     const unsigned seed = fresh_seed();
     CAPTURE(p.name, rows, finite, seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, widest = 2 * k.half, tiles = te_fp8_blocks(rows);
@@ -190,8 +190,8 @@ struct transposed {
 void check_turned(const producer &p, int64_t rows, bool finite) {
     const unsigned seed = fresh_seed();
     CAPTURE(p.name, rows, finite, seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, n = (int64_t)k.half * k.sum_halves, tiles = te_fp8_blocks(rows);
@@ -323,12 +323,12 @@ TEST_CASE("a list whose pointwise kernels store FP8 has the bits of one that cas
     source random(seed);
     for (const int rows : {1, 150}) {
         CAPTURE(rows);
-        context own;
+        context ctx_owner;
         const reference::vec numbers = random.draw((size_t)rows * 160, TE_bf16);
-        const passes fixed = block_fixed_passes(&own.c, numbers, rows), sized = block_sized_passes(&own.c, numbers, rows);
+        const passes fixed = block_fixed_passes(&ctx_owner.c, numbers, rows), sized = block_sized_passes(&ctx_owner.c, numbers, rows);
         CHECK(bool(fixed == sized));
         CHECK(bool(fixed.y == fixed.inferred));
         CHECK(fixed.saved < sized.saved);
-        CHECK(bool(row_fixed_passes(&own.c, numbers, rows) == row_sized_passes(&own.c, numbers, rows)));
+        CHECK(bool(row_fixed_passes(&ctx_owner.c, numbers, rows) == row_sized_passes(&ctx_owner.c, numbers, rows)));
     }
 }

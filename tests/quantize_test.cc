@@ -63,8 +63,8 @@ enum { Y = 1, YT = 2, AMAX = 4, SCALE = 8 };
 void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, bool finite = true) {
     const unsigned seed = fresh_seed();
     const size_t n = (size_t)(rows * cols);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const tensor x(odd_numbers(n, seed, finite), from);
     const float factor = 37.3f, before = 0.25f;
     buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
@@ -136,8 +136,8 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
     const int64_t sizes[][2] = {{1, 8}, {130, 264}, {144, 16}, {77, 131}};
     for (const auto &s : sizes) {
         const size_t n = (size_t)(s[0] * s[1]);
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const unsigned seed = fresh_seed();
         source random(seed);
         const reference::vec rx = random.draw(n, TE_bf16), ry = random.draw(n, TE_f16, 1);
@@ -170,8 +170,8 @@ TEST_CASE("many rows", "[quantize]") {
 TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of the scale is left", "[quantize]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 33, 256}};
     for (const auto &s : sizes) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
         const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
         buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 8);
@@ -190,8 +190,8 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
 TEST_CASE("an FP8 tensor is transposed byte by byte", "[quantize]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 272, 256}, {261, 136, 261}};
     for (const auto &s : sizes) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
         std::mt19937 random(fresh_seed());
         std::vector<uint8_t> bytes(rows * cols);
@@ -207,17 +207,17 @@ TEST_CASE("an FP8 tensor is transposed byte by byte", "[quantize]") {
             for (size_t r = 0; r < longer; r++) wrong += transposed[c * longer + r] != (r < rows ? bytes[r * cols + c] : 0);
         CHECK(wrong == 0);
     }
-    context own;
+    context ctx_owner;
     te_quantize q = te__quantize_of(8, 12);
-    buffer x(&own.c, 96), yt(&own.c, 96);
+    buffer x(&ctx_owner.c, 96), yt(&ctx_owner.c, 96);
     q.x = x.data(), q.yt = yt.data();
-    CHECK(turn_run(&q, &own.c) == TE_ERROR_SHAPE);
-    CHECK(std::string(te_last_error(&own.c)).find("multiples of eight") != std::string::npos);
+    CHECK(turn_run(&q, &ctx_owner.c) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find("multiples of eight") != std::string::npos);
     CHECK(yt.poisoned());
 }
 TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantize]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
     te_quantize q = te__quantize_of(8, 8);
     q.x = x.data(), q.y = y.data();
@@ -268,8 +268,8 @@ struct model {
 void check_scales(int count, int length, const te_scale_rule &rule) {
     const unsigned seed = fresh_seed();
     std::mt19937 random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     std::vector<te_dtype> formats;
     for (int i = 0; i < count; i++) formats.push_back(random() % 2 ? TE_e4m3 : TE_e5m2);
     buffer memory(ctx, te_scales_bytes(count, length), 16);
@@ -318,8 +318,8 @@ TEST_CASE("scales follow the history of amax", "[scales]") {
         }
 }
 TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const te_dtype formats[] = {TE_e4m3, TE_e5m2, TE_e4m3};
     const te_scale_rule rule = {TE_AMAX_MAX, 0, 0.0f, 0};
     const size_t bytes = te_scales_bytes(3, 4);

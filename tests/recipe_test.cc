@@ -330,8 +330,8 @@ TEST_CASE("products whose op says recipe none stay in the list's format", "[reci
 }
 
 TEST_CASE("a list with widths known only at run time runs under a recipe", "[recipe]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     sized m;
     memset(&m, 0, sizeof m);
     const int64_t odd[] = {64, 40}, dims[] = {64, 48};

@@ -48,8 +48,8 @@ setup setup_of(std::vector<const subject *> lists, std::vector<int> under, te_dt
 
 // Models with their optimizer and their recipes, and both in one.
 struct trained {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random;
     std::vector<std::unique_ptr<instance>> all;
     std::vector<te_model *> models, under;

@@ -217,25 +217,25 @@ struct trip { // one forward and backward in flight
 
 TEST_CASE("two in flight, each with the dropout of its own forward; nothing is allocated, nothing waits", "[recompute]") {
     source random(fresh_seed());
-    context own;
-    instance m(pieces_bf16_subject, &own.c);
+    context ctx_owner;
+    instance m(pieces_bf16_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
-    trip a(&own.c, random), b(&own.c, random);
-    set_rng(&own.c, 3, 0);
+    REQUIRE(te_context_reserve(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c)) == TE_OK);
+    trip a(&ctx_owner.c, random), b(&ctx_owner.c, random);
+    set_rng(&ctx_owner.c, 3, 0);
     REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
     const auto ga = m.grads.raw();
     REQUIRE((b.forward(m) == TE_OK && b.backward(m) == TE_OK));
     const auto da = a.dx.raw(), db = b.dx.raw(), gb = m.grads.raw();
     for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory}) z->poison();
-    set_rng(&own.c, 3, 0);
-    te_target counted = *own.c.target;
-    real_target = own.c.target;
+    set_rng(&ctx_owner.c, 3, 0);
+    te_target counted = *ctx_owner.c.target;
+    real_target = ctx_owner.c.target;
     counted.allocate = counted_allocate, counted.synchronize = counted_synchronize;
-    own.c.target = &counted;
+    ctx_owner.c.target = &counted;
     allocations = waits = 0;
     const bool went = a.forward(m) == TE_OK && b.forward(m) == TE_OK && b.backward(m) == TE_OK;
-    own.c.target = real_target;
+    ctx_owner.c.target = real_target;
     REQUIRE(went);
     CHECK(allocations == 0);
     CHECK(waits == 0);
@@ -248,39 +248,39 @@ TEST_CASE("two in flight, each with the dropout of its own forward; nothing is a
 
 TEST_CASE("too small a workspace is refused, and nothing has run", "[recompute]") {
     source random(fresh_seed());
-    context own;
-    instance m(pieces_bf16_subject, &own.c);
+    context ctx_owner;
+    instance m(pieces_bf16_subject, &ctx_owner.c);
     m.draw(random);
-    buffer workspace(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c));
-    own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
-    trip a(&own.c, random);
+    buffer workspace(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c));
+    ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
+    trip a(&ctx_owner.c, random);
     REQUIRE(a.forward(m) == TE_OK);
     workspace.poison();
-    own.c.workspace_bytes = 1024;
+    ctx_owner.c.workspace_bytes = 1024;
     CHECK(a.backward(m) == TE_ERROR_MEMORY);
     CHECK((workspace.poisoned() && a.dx.poisoned() && m.grads.poisoned()));
-    own.c.workspace_bytes = workspace.bytes;
+    ctx_owner.c.workspace_bytes = workspace.bytes;
     CHECK(a.backward(m) == TE_OK);
-    own.c.workspace = nullptr, own.c.workspace_bytes = 0;
+    ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
 }
 
 #if TE_CUDA
 TEST_CASE("a captured forward and backward replay to the bits of the eager one", "[recompute]") {
     source random(fresh_seed());
-    context own;
+    context ctx_owner;
     cudaStream_t stream;
     REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-    own.c.stream = stream;
+    ctx_owner.c.stream = stream;
     {
-        instance m(pieces_bf16_subject, &own.c);
+        instance m(pieces_bf16_subject, &ctx_owner.c);
         m.draw(random);
-        REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
-        trip a(&own.c, random);
-        set_rng(&own.c, 3, 0);
+        REQUIRE(te_context_reserve(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c)) == TE_OK);
+        trip a(&ctx_owner.c, random);
+        set_rng(&ctx_owner.c, 3, 0);
         for (int i = 0; i < 2; i++) REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
         const auto y = a.y.raw(), dx = a.dx.raw(), grads = m.grads.raw();
         for (buffer *z : {&a.y, &a.dx, &a.memory, &m.grads}) z->poison();
-        set_rng(&own.c, 3, 0);
+        set_rng(&ctx_owner.c, 3, 0);
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
@@ -295,7 +295,7 @@ TEST_CASE("a captured forward and backward replay to the bits of the eager one",
         REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
         REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
     }
-    own.c.stream = nullptr;
+    ctx_owner.c.stream = nullptr;
     REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
 }
 #endif

@@ -30,8 +30,8 @@ namespace {
 // A list of `cols` columns in and out, with what one forward and backward need.
 struct runner {
     const subject &s;
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m;
     int rows, in, out;
     buffer x, y, dy, memory, workspace;

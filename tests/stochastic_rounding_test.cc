@@ -60,8 +60,8 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     for (const format &f : formats)
         for (const te_dtype from : {TE_bf16, TE_f32})
             for (const int rows : {1, 7, 130})
@@ -105,8 +105,8 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
 }
 
 TEST_CASE("the mean of FP8 by chance is what was rounded", "[rounding]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(fresh_seed());
     const int64_t rows = 256, cols = 512;
     const size_t n = (size_t)(rows * cols);

@@ -27,8 +27,8 @@ TEST_CASE("several users in one list", "[ties]") {
 namespace {
 // An owner and three instances that use its weight.
 struct lists {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     owner o;
     user u, v;
     logits l;
@@ -88,10 +88,10 @@ TEST_CASE("users in other lists: the first that was tied writes, the owner adds"
 }
 
 TEST_CASE("a user that writes when its list runs, an owner that is summed at the end of it", "[ties]") {
-    context own;
+    context ctx_owner;
     summed m;
-    buffer params(&own.c, summed_param_bytes()), grads(&own.c, summed_grad_bytes());
-    REQUIRE(summed_bind(&m, params.data(), (float *)grads.data(), &own.c) == TE_OK);
+    buffer params(&ctx_owner.c, summed_param_bytes()), grads(&ctx_owner.c, summed_grad_bytes());
+    REQUIRE(summed_bind(&m, params.data(), (float *)grads.data(), &ctx_owner.c) == TE_OK);
     CHECK(m.h.bias.last == 1);
     CHECK(m.fc.weight.last == 0);
     CHECK(te__writes_before(&m.fc.weight, &m.h.bias, &m.h.bias) == 1);
@@ -120,11 +120,11 @@ TEST_CASE("ties that are refused", "[ties]") {
 }
 
 TEST_CASE("te_param_normal fills a parameter of its own dtype", "[ties]") {
-    context own;
+    context ctx_owner;
     half_owner m;
-    buffer params(&own.c, half_owner_param_bytes());
-    REQUIRE(half_owner_bind(&m, params.data(), nullptr, &own.c) == TE_OK);
-    REQUIRE(te_param_normal(&m.fc.weight, 0.5f, 1, 0, &own.c) == TE_OK);
+    buffer params(&ctx_owner.c, half_owner_param_bytes());
+    REQUIRE(half_owner_bind(&m, params.data(), nullptr, &ctx_owner.c) == TE_OK);
+    REQUIRE(te_param_normal(&m.fc.weight, 0.5f, 1, 0, &ctx_owner.c) == TE_OK);
     const reference::vec w = params.read(TE_bf16); // and the guard behind them is whole
     CHECK(rms(w) > 0.4);
     CHECK(rms(w) < 0.6);

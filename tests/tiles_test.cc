@@ -121,8 +121,8 @@ std::vector<float> drawn(size_t rows, size_t cols, unsigned seed, bool finite, t
 void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool blocks, bool finite = true, tile_rule rule = tile_rule()) {
     const unsigned seed = fresh_seed();
     INFO(rows << " x " << cols << " of " << te_dtype_name(from) << " to " << te_dtype_name(to) << (blocks ? ", blocks" : ", tiles") << ", TE_SEED=" << seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const std::vector<float> x = drawn(rows, cols, seed, finite, from);
     const size_t padded = (rows + 15) / 16 * 16, L = (cols + 127) / 128, D = (rows + 127) / 128;
     const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, transposed_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
@@ -186,14 +186,14 @@ TEST_CASE("a tensor with rowwise scales", "[tiles]") {
             const size_t rows = s[0], cols = s[1];
             const unsigned seed = fresh_seed();
             CAPTURE(rows, cols, kind, seed);
-            context own;
+            context ctx_owner;
             const std::vector<float> x = drawn(rows, cols, seed, kind < 2, from);
-            buffer bx(&own.c, x.size() * te_dtype_bytes(from)), y(&own.c, x.size()), inverse(&own.c, rows * 4);
+            buffer bx(&ctx_owner.c, x.size() * te_dtype_bytes(from)), y(&ctx_owner.c, x.size()), inverse(&ctx_owner.c, rows * 4);
             bx.write(reference::vec(x.begin(), x.end()), from);
             te_quantize_rowwise q = te__quantize_rowwise_of((int64_t)rows, (int64_t)cols);
             q.x = bx.data(), q.y = y.data(), q.inverse = (float *)inverse.data(), q.to = to;
             q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
-            REQUIRE((from == TE_f32 ? rows_f32_run : rows_bf16_run)(&q, &own.c) == TE_OK);
+            REQUIRE((from == TE_f32 ? rows_f32_run : rows_bf16_run)(&q, &ctx_owner.c) == TE_OK);
             const std::vector<uint8_t> gave = y.raw();
             const std::vector<float> scales = floats_of(inverse);
             size_t wrong = 0, wrong_scales = 0;
@@ -238,8 +238,8 @@ struct operand {
 void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b, te_dtype out, bool adds, int own_kernels = 1, bool biased = false) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << ", " << te_scaling_name(of_a) << " by " << te_scaling_name(of_b) << ", TE_SEED=" << seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     ctx->gemm_custom = own_kernels;
     const float alpha = out == TE_f16 ? 0x1p-14f : 0.5f;
     source random(seed);
@@ -285,30 +285,30 @@ TEST_CASE("products with scales of tiles, blocks and rows are those of their ope
 }
 
 TEST_CASE("the bias of a blockwise-scaled GEMM", "[tiles]") {
-    context own;
+    context ctx_owner;
     alignas(TE_ACCESS) static char memory[256];
     te_gemm g = te_gemm_of(0, 16, 128);
     g.a = g.b = memory, g.d = memory, g.bias = memory, g.trans_b = 1, g.dtype = g.out = TE_bf16, g.epilogue = TE_EPILOGUE_BIAS;
     g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.a_fp8.inverse = g.b_fp8.inverse = (const float *)memory;
     g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D;
-    CHECK(product_run(&g, &own.c) == TE_ERROR_VALUE); // nothing, to a weight's gradient
-    CHECK_THAT(own.c.error, Catch::Contains("takes no epilogue bias"));
+    CHECK(product_run(&g, &ctx_owner.c) == TE_ERROR_VALUE); // nothing, to a weight's gradient
+    CHECK_THAT(ctx_owner.c.error, Catch::Contains("takes no epilogue bias"));
     g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROWWISE;
-    CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE);
+    CHECK(te_gemm_run(&g, &ctx_owner.c) == TE_ERROR_VALUE);
     g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D;
-    CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE); // only a kernel of our own
-    CHECK_THAT(own.c.error, Catch::Contains(TE_CUDA ? "takes no bias" : "epilogue bias on the host"));
+    CHECK(te_gemm_run(&g, &ctx_owner.c) == TE_ERROR_VALUE); // only a kernel of our own
+    CHECK_THAT(ctx_owner.c.error, Catch::Contains(TE_CUDA ? "takes no bias" : "epilogue bias on the host"));
 }
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 TEST_CASE("blockwise-scaled GEMMs by custom kernels", "[tiles]") {
     const size_t sizes[][3] = {{4, 16, 512}, {131, 272, 784}, {260, 528, 1040}, {514, 144, 1552}, {256, 1040, 4096}};
     const auto has = [](size_t m, size_t n, size_t k, te_scaling of_b, te_dtype out) {
-        context own;
+        context ctx_owner;
         te_gemm g = te_gemm_of((int64_t)m / 4 * 4, (int64_t)n, (int64_t)k);
         g.trans_b = 1, g.dtype = TE_bf16, g.out = out, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
         g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.b_fp8.scaling = of_b;
-        return te__sm90_blockwise_available(&g, &own.c);
+        return te__sm90_blockwise_available(&g, &ctx_owner.c);
     };
     for (const auto &s : sizes) {
         CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_2D, TE_bf16));
@@ -488,8 +488,8 @@ TEST_CASE("fp8_row scales rows in forward, and its backward is the list's own", 
 }
 
 TEST_CASE("shapes without whole blocks are refused, and nothing is written", "[tiles]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     buffer room(ctx, 1 << 14);
     const auto refused = [&](te_status as, const char *text, const std::function<void(te_quantize_blockwise &)> &set) {
         te_quantize_blockwise q = te__quantize_blockwise_of(16, 32);
@@ -554,8 +554,8 @@ std::vector<bytes> weights_of(te_model *m, const te_recipes &state, const buffer
 TEST_CASE("weights of several models and kinds of scales are cast in one pass as each model's by itself", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     std::vector<std::unique_ptr<instance>> all;
     std::vector<te_model *> models;

@@ -16,8 +16,8 @@ namespace {
 // A list on packed rows, and what each sequence would give alone.
 struct packed {
     const subject &s;
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random;
     instance m;
     const te_plan *plan;

@@ -98,8 +98,8 @@ void check_casts(under_recipe &u) {
 
 TEST_CASE("weights in f32 take the place of the optimizer's copy, and that in 16 bits is gone", "[weights]") {
     for (const twins &t : pairs) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         instance with(*t.with, ctx), alone(*t.alone, ctx);
         CAPTURE(t.with->plan()->name);
         te_model *models[2][1] = {{with.model()}, {alone.model()}};
@@ -248,8 +248,8 @@ TEST_CASE("a list for inference reads what a run by weights in f32 leaves", "[we
 }
 
 TEST_CASE("weights in f32 are refused where a product would read them", "[weights]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(delayed_alone_subject, ctx);
     source random(fresh_seed());
     m.draw(random);

@@ -142,8 +142,8 @@ namespace {
 // What a forward, an inference and a backward leave behind, of drawn numbers.
 std::vector<std::vector<uint8_t>> run(const subject &s, int rows, unsigned seed) {
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(s, ctx);
     m.draw(random);
     const te_plan *p = m.plan;
@@ -211,8 +211,8 @@ TEST_CASE("symbols and constants give the same bits and take the same memory", "
 TEST_CASE("instances of one list with different dims", "[widths]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     struct one {
         int64_t dims[2];
@@ -251,10 +251,10 @@ TEST_CASE("instances of one list with different dims", "[widths]") {
 // A header's declaration and one file's definition; here in one file, with C linkage.
 TE_DECLARE_DIMS(declared, f32, GATED(H, F))
 TEST_CASE("a declared list with symbols", "[widths]") {
-    context own;
+    context ctx_owner;
     static declared m;
     const int64_t dims[2] = {40, 88};
-    REQUIRE(declared_set_dims(&m, dims, 2, &own.c) == TE_OK);
+    REQUIRE(declared_set_dims(&m, dims, 2, &ctx_owner.c) == TE_OK);
     CHECK(declared_param_bytes(&m) == gated_f32_at({40, 88}).param_bytes());
     CHECK(declared_saved_bytes(&m, 9) == gated_f32_at({40, 88}).saved_bytes(9));
 }
@@ -263,8 +263,8 @@ TE_DEFINE_DIMS(declared, f32, GATED(H, F))
 // ---- what is refused -----------------------------------------------------------------------------------------------
 
 TEST_CASE("dims that are refused change nothing", "[widths]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     static mlp_bf16 m;
     static te_batch b;
     te_saved saved;
@@ -329,8 +329,8 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
 }
 
 TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     static row_f32 m;
     const int64_t narrow = 64, wide = 96;
     buffer params(ctx, 4096), grads(ctx, 4096), x(ctx, 96 * 4), y(ctx, 96 * 4), dx(ctx, 96 * 4), memory(ctx, 1 << 20);
@@ -351,7 +351,7 @@ TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
 
 TEST_CASE("the plan is printed with the widths it got", "[widths]") {
     static row_f32 m;
-    context own;
+    context ctx_owner;
     const auto printed = [] {
         FILE *f = tmpfile();
         REQUIRE(f);
@@ -364,6 +364,6 @@ TEST_CASE("the plan is printed with the widths it got", "[widths]") {
     };
     CHECK(printed() == "row_f32: 8 ops, f32, of widths that row_f32_set_dims sets\n");
     const int64_t width = 12345;
-    REQUIRE(row_f32_set_dims(&m, &width, 1, &own.c) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &width, 1, &ctx_owner.c) == TE_OK);
     CHECK(printed().find(" 12345 -> 12345 ") != std::string::npos);
 }

@@ -34,26 +34,26 @@ void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const b
 TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    context own;
+    context ctx_owner;
     source random(seed);
-    set_rng(&own.c, 5, 0);
+    set_rng(&ctx_owner.c, 5, 0);
     for (const subject *s : lists)
         for (const int custom_gemms : {0, 1, 2})
             for (const int most : {130, 522, 3815}) {
                 if (!TE_CUDA && (custom_gemms || most > 522)) continue; // the host has one kernel of each
-                own.c.gemm_custom = custom_gemms;
-                instance m(*s, &own.c);
+                ctx_owner.c.gemm_custom = custom_gemms;
+                instance m(*s, &ctx_owner.c);
                 m.draw(random);
                 te_model *models[1] = {m.model()};
                 const te_recipes_config config = te_recipes_defaults();
                 const size_t rows = (size_t)most, saved_bytes = std::max(s->saved_bytes(most), te_plan_saved_bytes_without_recipe(m.plan, most));
-                buffer scales(&own.c, m.plan->fp8 ? te_recipes_bytes(models, 1, &config) : 1);
+                buffer scales(&ctx_owner.c, m.plan->fp8 ? te_recipes_bytes(models, 1, &config) : 1);
                 te_recipes state;
-                if (m.plan->fp8) REQUIRE(te_recipes_init(&state, scales.data(), scales.bytes, models, 1, &config, &own.c) == TE_OK);
-                buffer workspace(&own.c, s->workspace_bytes(m.memory.data(), most, &own.c)), kept(&own.c, saved_bytes);
-                buffer x(&own.c, rows * (size_t)m.plan->in * 4), y(&own.c, rows * (size_t)m.plan->out * 4), dx(&own.c, x.bytes);
+                if (m.plan->fp8) REQUIRE(te_recipes_init(&state, scales.data(), scales.bytes, models, 1, &config, &ctx_owner.c) == TE_OK);
+                buffer workspace(&ctx_owner.c, s->workspace_bytes(m.memory.data(), most, &ctx_owner.c)), kept(&ctx_owner.c, saved_bytes);
+                buffer x(&ctx_owner.c, rows * (size_t)m.plan->in * 4), y(&ctx_owner.c, rows * (size_t)m.plan->out * 4), dx(&ctx_owner.c, x.bytes);
                 x.write(random.draw(rows * (size_t)m.plan->in, m.plan->in_dtype), m.plan->in_dtype);
-                own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
+                ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
                 te_saved saved;
                 memset(&saved, 0, sizeof saved);
                 saved.memory = kept.data(), saved.bytes = kept.bytes;
@@ -61,29 +61,29 @@ TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
                 for (int i = 0; i < (TE_CUDA ? 60 : 4); i++) some.push_back(1 + (int)(random.draw(1, TE_f32, 0.5, 0.25)[0] * most));
                 for (const int n : some)
                     if (n >= 1 && n <= most) check_rows(m, n, x, y, dx, &saved);
-                REQUIRE(te_synchronize(&own.c) == TE_OK);
+                REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
                 CHECK(workspace.raw().size() == workspace.bytes); // its guard
-                own.c.workspace = nullptr, own.c.workspace_bytes = 0;
+                ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
             }
 }
 
 TEST_CASE("a workspace that is too small is refused with what the call needs", "[workspace]") {
-    context own;
-    instance m(gpt_subject, &own.c);
-    const size_t bytes = gpt_workspace_bytes((const gpt *)m.memory.data(), 1024, &own.c);
-    buffer workspace(&own.c, bytes / 2), x(&own.c, 1024 * 64 * 2), y(&own.c, 1024 * 64 * 2), dx(&own.c, 1024 * 64 * 2);
-    own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
+    context ctx_owner;
+    instance m(gpt_subject, &ctx_owner.c);
+    const size_t bytes = gpt_workspace_bytes((const gpt *)m.memory.data(), 1024, &ctx_owner.c);
+    buffer workspace(&ctx_owner.c, bytes / 2), x(&ctx_owner.c, 1024 * 64 * 2), y(&ctx_owner.c, 1024 * 64 * 2), dx(&ctx_owner.c, 1024 * 64 * 2);
+    ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = 1024;
     te_saved saved;
     memset(&saved, 0, sizeof saved);
-    buffer kept(&own.c, gpt_saved_bytes(1024));
+    buffer kept(&ctx_owner.c, gpt_saved_bytes(1024));
     saved.memory = kept.data(), saved.bytes = kept.bytes;
     const te_tensor tx = te_matrix(x.data(), TE_bf16, 1024, 64), ty = te_matrix(y.data(), TE_bf16, 1024, 64), tdx = te_matrix(dx.data(), TE_bf16, 1024, 64);
-    const te_status forward = gpt_forward(ty, &saved, tx, (const gpt *)m.memory.data(), &batch, &own.c);
-    const te_status backward = forward == TE_OK ? gpt_backward(tdx, ty, &saved, (const gpt *)m.memory.data(), &batch, &own.c) : forward;
+    const te_status forward = gpt_forward(ty, &saved, tx, (const gpt *)m.memory.data(), &batch, &ctx_owner.c);
+    const te_status backward = forward == TE_OK ? gpt_backward(tdx, ty, &saved, (const gpt *)m.memory.data(), &batch, &ctx_owner.c) : forward;
     CHECK(backward == TE_ERROR_MEMORY);
-    CHECK_THAT(own.c.error, Catch::Contains("1024 rows need") && Catch::Contains("of workspace, the context has " + std::to_string(workspace.bytes)));
-    own.c.workspace = nullptr, own.c.workspace_bytes = 0;
+    CHECK_THAT(ctx_owner.c.error, Catch::Contains("1024 rows need") && Catch::Contains("of workspace, the context has " + std::to_string(workspace.bytes)));
+    ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
 }
