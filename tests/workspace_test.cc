@@ -1,5 +1,5 @@
-// workspace_test.cc -- a workspace that is large enough for some rows is large enough for fewer, whatever kernels those take and however
-// their pieces lie.
+// workspace_test.cc -- a workspace of the size for some number of rows is large enough for any smaller number, although that may use other
+// kernels and another layout of the workspace.
 #include "recipe.h"
 #include "te/te.h"
 
@@ -7,16 +7,16 @@
 GPT(gpt, bf16)
 GPT(gpt_f32, f32)
 GPT(delayed, bf16, (recipe, fp8_delayed))
-GPT(by_chance, bf16, (recipe, fp8_current), (rounding, stochastic))
+GPT(stochastic, bf16, (recipe, fp8_current), (rounding, stochastic))
 GPT(blockwise, f16, (recipe, fp8_block))
 GPT(by_row, bf16, (recipe, fp8_row))
 MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, saved)), TE_LLAMA_BLOCK(b, 128, 256, 2, 1, 64, 500000.0f))
-MODEL(spans, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
+MODEL(recomputes, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
 
 namespace {
-const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &blockwise_subject, &by_row_subject, &llama_subject, &spans_subject};
+const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &stochastic_subject, &blockwise_subject, &by_row_subject, &llama_subject, &recomputes_subject};
 
-// All three passes of `rows` rows of the model, in a workspace and buffers of more.
+// Runs all three passes on `rows` rows, in a workspace and buffers for more rows.
 void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const buffer &dx, te_saved *saved) {
     const te_plan *p = m.plan;
     const te_tensor tx = te_matrix(x.data(), p->in_dtype, rows, p->in), ty = te_matrix(y.data(), p->out_dtype, rows, p->out);
@@ -31,7 +31,7 @@ void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const b
 }
 } // namespace
 
-TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
+TEST_CASE("a workspace for a number of rows is enough for fewer", "[workspace]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     context ctx_owner;
@@ -40,7 +40,7 @@ TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
     for (const subject *s : lists)
         for (const int custom_gemms : {0, 1, 2})
             for (const int most : {130, 522, 3815}) {
-                if (!TE_CUDA && (custom_gemms || most > 522)) continue; // the host has one kernel of each
+                if (!TE_CUDA && (custom_gemms || most > 522)) continue; // the host has one kernel for each step
                 ctx_owner.c.gemm_custom = custom_gemms;
                 instance m(*s, &ctx_owner.c);
                 m.draw(random);
@@ -62,12 +62,12 @@ TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
                 for (const int n : some)
                     if (n >= 1 && n <= most) check_rows(m, n, x, y, dx, &saved);
                 REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
-                CHECK(workspace.raw().size() == workspace.bytes); // its guard
+                CHECK(workspace.raw().size() == workspace.bytes); // raw() checks its guard
                 ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
             }
 }
 
-TEST_CASE("a workspace that is too small is refused with what the call needs", "[workspace]") {
+TEST_CASE("a workspace that is too small is refused with the size that the call needs", "[workspace]") {
     context ctx_owner;
     instance m(gpt_subject, &ctx_owner.c);
     const size_t bytes = gpt_workspace_bytes((const gpt *)m.memory.data(), 1024, &ctx_owner.c);
