@@ -225,26 +225,26 @@ TEST_CASE("the graph of a pass is updated to the addresses and rows of another c
 
 // A skinny GEMM prefetches its weights while the kernel before it still runs (PDL), and that one may have started while the kernel that wrote
 // the weights was still running.
-enum { HIDDEN = 520, WIDE = 2048, ROWS = 5 };
+enum { HIDDEN = 520, WIDE = 2048, SKINNY_ROWS = 5 };
 TE_SEQUENTIAL(skinny, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, WIDE), (bias, fc1_b, WIDE), (gelu, act), (linear, fc2, WIDE, HIDDEN))
 TEST_CASE("a pass reads the weights that were written right before it") {
     trainer t(33);
     te_context *ctx = &t.ctx;
     skinny m;
-    const size_t params = skinny_param_bytes(), bytes = ROWS * HIDDEN * 2;
+    const size_t params = skinny_param_bytes(), bytes = SKINNY_ROWS * HIDDEN * 2;
     void *memory = t.memory(params), *x = t.memory(bytes), *y = t.memory(bytes);
     REQUIRE(skinny_bind(&m, memory, nullptr, ctx) == TE_OK);
-    REQUIRE(te_context_reserve(ctx, skinny_workspace_bytes(&m, ROWS, ctx)) == TE_OK);
-    REQUIRE(te_fill_normal(x, TE_bf16, ROWS * HIDDEN, 0, 1, 5, 0, ctx) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, skinny_workspace_bytes(&m, SKINNY_ROWS, ctx)) == TE_OK);
+    REQUIRE(te_fill_normal(x, TE_bf16, SKINNY_ROWS * HIDDEN, 0, 1, 5, 0, ctx) == TE_OK);
     te_batch batch;
     memset(&batch, 0, sizeof batch);
-    batch.batch = 1, batch.seq = ROWS;
+    batch.batch = 1, batch.seq = SKINNY_ROWS;
     const auto run = [&](uint64_t seed, int overlap) {
-        std::vector<uint16_t> out(ROWS * HIDDEN);
+        std::vector<uint16_t> out(SKINNY_ROWS * HIDDEN);
         ctx->pdl = ctx->replay = overlap;
         REQUIRE(te_fill(ctx, y, 0xff, bytes) == TE_OK);
         REQUIRE(te_fill_normal(memory, TE_bf16, (int64_t)(params / 2), 0, 0.1f, seed, 0, ctx) == TE_OK);
-        REQUIRE(skinny_infer(te_matrix(y, TE_bf16, ROWS, HIDDEN), te_matrix(x, TE_bf16, ROWS, HIDDEN), &m, &batch, ctx) == TE_OK);
+        REQUIRE(skinny_infer(te_matrix(y, TE_bf16, SKINNY_ROWS, HIDDEN), te_matrix(x, TE_bf16, SKINNY_ROWS, HIDDEN), &m, &batch, ctx) == TE_OK);
         REQUIRE(te_copy(ctx, out.data(), y, bytes) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
         return out;

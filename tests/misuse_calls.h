@@ -1,5 +1,5 @@
-// misuse_calls.h -- rows of misuse.h: every public function that is no pass of a model, each argument null, zero, negative, huge,
-// of a wrong dtype or shape, misaligned, overlapping, not bound, copied, of another context, or too early.
+// misuse_calls.h -- entries of misuse.h for every public function that is no pass of a model: each argument null, zero, negative, huge,
+// of a wrong dtype or shape, misaligned, overlapping, not bound, copied, of another context, or used too early.
 #ifndef TESTS_MISUSE_CALLS_H
 #define TESTS_MISUSE_CALLS_H
 
@@ -18,7 +18,7 @@ inline te_status graph_copies(const te_graph *g, const void *arg, te_context *ct
     return te_copy(ctx, te_graph_output_at(g, 0).data, te_graph_input_at(g, 0).data, 256);
 }
 
-// All that a call can be made on, in order.
+// A valid object of each kind on which calls are made.
 struct call_scene {
     te_context own;
     te_context *ctx = &own;
@@ -108,7 +108,7 @@ struct call_scene {
 };
 typedef call_scene cs;
 
-// Each function that takes a context, on none, on one that was never created, that was destroyed, and on a copy.
+// Each function that takes a context: with null, with one that was never created, with a destroyed one, and with a copy.
 inline void contexts(table &t, const char *name, std::function<te_status(cs &, te_context *)> call) {
     static te_context other;
     const auto says = [](te_status status) {
@@ -191,7 +191,7 @@ inline void number_calls(table &t) {
         refuse<cs>(t, "te_convert: count " + std::to_string(n), TE_ERROR_OVERFLOW, "elements", [=](cs &s) { return te_convert(s.a, TE_bf16, s.b, TE_f32, n, s.ctx); });
         refuse<cs>(t, "te_convert to the same: count " + std::to_string(n), TE_ERROR_OVERFLOW, "elements", [=](cs &s) { return te_convert(s.a, TE_f32, s.b, TE_f32, n, s.ctx); });
     }
-    for (int dtype : {(int)TE_DTYPE_COUNT, 6, 7}) { // an enum has no larger ones
+    for (int dtype : {(int)TE_DTYPE_COUNT, 6, 7}) { // (the enum's type has no larger values)
         refuse<cs>(t, "te_fill_normal: dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "dtype", [=](cs &s) { return te_fill_normal(s.a, (te_dtype)dtype, 8, 0, 1, 1, 0, s.ctx); });
         refuse<cs>(t, "te_convert: to dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "unknown", [=](cs &s) { return te_convert(s.a, (te_dtype)dtype, s.b, TE_f32, 8, s.ctx); });
         refuse<cs>(t, "te_convert: from dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "unknown", [=](cs &s) { return te_convert(s.a, TE_f32, s.b, (te_dtype)dtype, 8, s.ctx); });

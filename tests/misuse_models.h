@@ -1,4 +1,4 @@
-// misuse_models.h -- rows of misuse.h: every argument of a model's forward, inference and backward, wrong in every way.
+// misuse_models.h -- entries of misuse.h for a model's forward, inference and backward: every argument, wrong in every way.
 #ifndef TESTS_MISUSE_MODELS_H
 #define TESTS_MISUSE_MODELS_H
 
@@ -10,7 +10,7 @@ TE_SEQUENTIAL(another, bf16, (linear, fc, 64, 40))
 
 namespace misuse {
 
-// A valid call of each pass, to be spoilt.
+// A valid call of each pass, of which an entry changes one argument.
 struct model_scene {
     enum { BATCH = 2, SEQ = 4, ROWS = BATCH * SEQ, ROOM = ROWS * 80 * 4 };
     te_context own;
@@ -81,7 +81,7 @@ typedef std::function<void(model_scene::given &)> spoil;
 typedef std::function<te_tensor &(model_scene::given &)> pick;
 static const char *const pass_names[] = {"forward", "infer", "backward"};
 
-// `passes`: which of forward, inference and backward, a bit each.
+// passes: a bit for each of forward, inference and backward.
 inline void spoilt(table &t, int passes, const std::string &name, te_status status, const std::string &word, const spoil &change) {
     for (int p = 0; p < 3; p++)
         if (passes >> p & 1)
@@ -92,7 +92,7 @@ inline void spoilt(table &t, int passes, const std::string &name, te_status stat
             });
 }
 
-// A tensor argument that is wrong in every way that can be seen.
+// Every detectable mistake in a tensor argument.
 inline void wrong_tensor(table &t, int passes, const std::string &name, bool may_be_null, const pick &of) {
     const auto each = [&](const std::string &how, te_status status, const std::string &word, const std::function<void(te_tensor &)> &change) {
         spoilt(t, passes, name + " " + how, status, word, [=](model_scene::given &g) { change(of(g)); });
@@ -110,13 +110,13 @@ inline void wrong_tensor(table &t, int passes, const std::string &name, bool may
         each("lies " + std::to_string(by) + " bytes off", TE_ERROR_ALIGNMENT, name + " lies at", [=](te_tensor &v) { v.data = (char *)v.data + by; });
 }
 
-// What a pass writes gets the place of what it also reads or writes.
+// Every pair of tensors of which a pass writes at least one, in the same memory.
 inline void wrong_places(table &t) {
     struct place {
         const char *name;
-        int passes, written; // bits of the passes that use it, that write it
+        int passes, written; // bits of the passes that use it, and of those that write it
         std::function<char *(model_scene &)> at;
-        std::function<void(model_scene &, char *)> move; // null: it stays
+        std::function<void(model_scene &, char *)> move; // null: it cannot be moved
     };
     const auto tensor = [](const pick &of) { return [=](model_scene &s) { return (char *)of(s.now).data; }; };
     const auto mover = [](const pick &of) { return [=](model_scene &s, char *p) { of(s.now).data = p; }; };
@@ -164,7 +164,7 @@ inline void wrong_batches(table &t) {
         three[0] = g.edge[0], three[1] = g.edge[1], three[2] = g.edge[1];
         g.batch.edges = three, g.batch.edge_count = 3;
     });
-    // An edge of a list that gets the same batch, which may lie anywhere: here where this list's x, dx and workspace are.
+    // Valid: an edge that belongs to another list with the same batch may be anywhere, here in the memory of x, dx and the workspace.
     for (int p = 0; p < 3; p++)
         fine<model_scene>(t, std::string(pass_names[p]) + ": an edge of another list", [=](model_scene &s) {
             te_edge three[3] = {{"elsewhere", s.now.x, s.now.dx}, s.now.edge[0], s.now.edge[1]};
@@ -231,7 +231,7 @@ inline void wrong_saved(table &t) {
 }
 
 static te_context elsewhere;
-// The text is in the context that was given, if one was.
+// The error text is in the context of the call, if it had one.
 inline void wrong_contexts(table &t) {
     const auto says = [](te_status status, const char *word) {
         if (!strstr(elsewhere.error, word)) throw std::runtime_error(std::string("the text does not say '") + word + "': " + elsewhere.error);

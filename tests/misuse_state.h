@@ -1,5 +1,5 @@
-// misuse_state.h -- rows of misuse.h: what lives from step to step (optimizer, gradient norm, recipes, scales), matrix products,
-// casts and graphs.
+// misuse_state.h -- entries of misuse.h for objects that live from step to step (optimizer, gradient norm, recipes, scales), and for
+// GEMMs, casts and graphs.
 #ifndef TESTS_MISUSE_STATE_H
 #define TESTS_MISUSE_STATE_H
 
@@ -7,7 +7,7 @@
 
 namespace misuse {
 
-// A list of models that is wrong in every way, for the three calls that take one.
+// Every mistake in a list of models, for the three calls that take one.
 inline void wrong_models(table &t, const char *name, bool wants_gradients, std::function<te_status(cs &, te_model *const *, int)> call) {
     const std::string who = std::string(name) + ": ";
     refuse<cs>(t, who + "no list of models", TE_ERROR_NULL, "list of models", [=](cs &s) { return (void)s, call(s, nullptr, 1); });
@@ -21,7 +21,7 @@ inline void wrong_models(table &t, const char *name, bool wants_gradients, std::
     });
     if (wants_gradients) refuse<cs>(t, who + "a model without gradients", TE_ERROR_NULL, "gradient", [=](cs &s) { return s.models[1] = &s.user.model, call(s, s.models, 2); });
 }
-// A piece of memory that is wrong.
+// Every mistake in the memory of an object.
 inline void wrong_memory(table &t, const char *name, std::function<te_status(cs &, void *, size_t)> call) {
     const std::string who = std::string(name) + ": ";
     refuse<cs>(t, who + "no memory", TE_ERROR_NULL, "null", [=](cs &s) { return call(s, nullptr, s.room_bytes); });
@@ -183,7 +183,7 @@ inline void recipe_calls(table &t) {
     struct value { const char *name; std::function<void(te_scale_rule &)> set; };
     const std::vector<value> values = {{"margin 65", [](te_scale_rule &k) { k.margin = 65; }}, {"margin -65", [](te_scale_rule &k) { k.margin = -65; }}, {"margin INT32_MIN", [](te_scale_rule &k) { k.margin = INT32_MIN; }},
                                        {"epsilon -1", [](te_scale_rule &k) { k.epsilon = -1; }}, {"epsilon NaN", [](te_scale_rule &k) { k.epsilon = NAN; }}, {"epsilon infinity", [](te_scale_rule &k) { k.epsilon = INFINITY; }},
-#ifndef __SANITIZE_ADDRESS__ // no number but 0 and 1 is an enum's of two
+#ifndef __SANITIZE_ADDRESS__ // the sanitizer reports other values than 0 and 1 in an enum of two
                                        {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_algorithm)7; }},
 #endif
     };
