@@ -105,9 +105,9 @@ struct reference {
             const bool eight = c.moments == TE_e4m3;
             t.m_off = keeps * t.m_off + length(t.m) / (eight ? 8 : 128), t.v_off = b2 * t.v_off + length(t.v) * (eight ? 17. / 64 : 1. / 128);
             const auto unit = [](const std::vector<double> &of, bool root) { // the scale is below 2 amax / 448, and twice that if amax was rounded up; the unit of subnormals is 2^-9 times the scale
-                double most = 0;
-                for (double x : of) most = std::max(most, root ? std::sqrt(x) : std::fabs(x));
-                return most / (112 * 512);
+                double largest = 0;
+                for (double x : of) largest = std::max(largest, root ? std::sqrt(x) : std::fabs(x));
+                return largest / (112 * 512);
             };
             const double m_unit = unit(t.m, false), v_unit = unit(t.v, true), many = std::sqrt((double)t.p.size());
             if (eight) t.m_off += m_unit * many, t.v_off += 17 * v_unit * v_unit * many; // (8 + 1)^2 - 8^2 = 17
@@ -240,7 +240,7 @@ TEST_CASE("each size alone, with the same bits in a second run") {
     target t;
     for (int64_t n : {1, 2, 3, 4, 5, 31, 32, 33, 1023, 1024, 1025, 2044, 2047, 2048, 2049, 4096, 6151}) {
         std::vector<uint8_t> first;
-        for (int again = 0; again < 2; again++) {
+        for (int repeat = 0; repeat < 2; repeat++) {
             std::mt19937 random(5);
             hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
             m.draw_data(random, 1);
@@ -253,7 +253,7 @@ TEST_CASE("each size alone, with the same bits in a second run") {
             std::vector<uint8_t> now = m.params->raw();
             const std::vector<float> p = read_floats(t, o.opt.master, (size_t)n);
             now.insert(now.end(), (const uint8_t *)p.data(), (const uint8_t *)(p.data() + n));
-            if (again) CHECK(now == first);
+            if (repeat) CHECK(now == first);
             first = now;
         }
     }
@@ -559,12 +559,12 @@ TEST_CASE("muon_takes selects Muon's parameters, and a step with a NaN is skippe
     comm.tensor.size = 2;
     t->comm = &comm, a.param[0].shard = TE_SHARD_columns;
     te_model *models[] = {&a.model};
-    memory room(t, te_adamw_bytes_of(models, 1, &c));
+    memory optimizer_memory(t, te_adamw_bytes_of(models, 1, &c));
     te_adamw shared;
-    CHECK(te_adamw_init(&shared, room.p, room.bytes, models, 1, &c, t) == TE_ERROR_VALUE);
+    CHECK(te_adamw_init(&shared, optimizer_memory.p, optimizer_memory.bytes, models, 1, &c, t) == TE_ERROR_VALUE);
     CHECK(std::string(te_last_error(t)).find("muon needs all of fc.weight") != std::string::npos);
     c.muon_takes = none_of_them;
-    CHECK(te_adamw_init(&shared, room.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
+    CHECK(te_adamw_init(&shared, optimizer_memory.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
     t->comm = nullptr;
 }
 
@@ -627,14 +627,14 @@ TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and 
         g.lr = lr, g.weight_decay = 0.25f;
         std::vector<std::vector<uint8_t>> by;
         for (int grouped = 0; grouped < 2; grouped++) {
-            std::mt19937 again(3);
+            std::mt19937 same_numbers(3);
             hand_model m(t, "m", TE_bf16, {{"a", "weight", 33, 20}, {"b", "bias", 1, 20}, {"c", "weight", 8, 8}});
-            m.draw_data(again, 1);
-            te_adamw_config own = grouped ? c : te_muon_defaults(0.01f * lr);
-            if (grouped) own.groups = &g, own.group_count = 1;
-            else own.weight_decay = 0.25f, own.decay_all = 1;
-            optimizer o(t, {&m.model}, own);
-            for (int step = 0; step < 3; step++) m.draw_grad(again, 1), o.step();
+            m.draw_data(same_numbers, 1);
+            te_adamw_config grouped_config = grouped ? c : te_muon_defaults(0.01f * lr);
+            if (grouped) grouped_config.groups = &g, grouped_config.group_count = 1;
+            else grouped_config.weight_decay = 0.25f, grouped_config.decay_all = 1;
+            optimizer o(t, {&m.model}, grouped_config);
+            for (int step = 0; step < 3; step++) m.draw_grad(same_numbers, 1), o.step();
             by.push_back(m.params->raw());
         }
         CHECK(by[0] == by[1]);
@@ -686,9 +686,9 @@ TEST_CASE("the slices of all ranks cover each element once") {
         std::map<const te_param *, std::vector<int>> seen;
         te_adamw_config config = te_adamw_defaults(1e-3f);
         config.shards = ranks;
-        int64_t most = 0, all = a.model.elements + b.model.elements + c.model.elements;
+        int64_t largest = 0, all = a.model.elements + b.model.elements + c.model.elements;
         for (int rank = 0; rank < ranks; rank++) {
-            int64_t own = 0;
+            int64_t rank_elements = 0;
             te_zero1_iter w = te_zero1_iter_of(models, 3, te_zero1_of(rank, ranks));
             while (te_zero1_next(&w)) {
                 std::vector<int> &times = seen[w.param];
@@ -697,11 +697,11 @@ TEST_CASE("the slices of all ranks cover each element once") {
                 REQUIRE((w.from >= 0 && w.from % TE_PARAM_ALIGN == 0 && w.from + w.elements <= (int64_t)times.size()));
                 for (int64_t i = w.from; i < w.from + w.elements; i++)
                     if (!w.is_replicated || !rank) times[(size_t)i]++;
-                own += te_round_up(w.elements, TE_PARAM_ALIGN);
+                rank_elements += te_round_up(w.elements, TE_PARAM_ALIGN);
             }
-            most = std::max(most, own);
+            largest = std::max(largest, rank_elements);
         }
-        CHECK(most <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
+        CHECK(largest <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
         size_t parameters = 0;
         te_param_iter p = te_params_of(models, 3);
         for (; te_params_next(&p); parameters++) {
@@ -876,20 +876,20 @@ TEST_CASE("invalid arguments are refused") {
     hand_model m(t, "m", TE_bf16, {{"fc", "weight", 20, 30}}), frozen(t, "frozen", TE_bf16, {{"fc", "weight", 20, 30}}, false);
     te_model *models[] = {&m.model, &m.model, &frozen.model};
     const size_t bytes = te_adamw_bytes(models, 1);
-    memory room(t, bytes);
+    memory optimizer_memory(t, bytes);
     te_adamw opt;
     const te_adamw_config good = te_adamw_defaults(1e-3f);
-    const auto init = [&](te_adamw_config c) { return te_adamw_init(&opt, room.p, bytes, models, 1, &c, t); };
+    const auto init = [&](te_adamw_config c) { return te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, &c, t); };
     te_adamw_config c = good;
-    CHECK(te_adamw_init(nullptr, room.p, bytes, models, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(nullptr, optimizer_memory.p, bytes, models, 1, &good, t) == TE_ERROR_NULL);
     CHECK(te_adamw_init(&opt, nullptr, bytes, models, 1, &good, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, nullptr, 1, &good, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, nullptr, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, &good, nullptr) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes - 1, models, 1, &good, t) == TE_ERROR_MEMORY);
-    CHECK(te_adamw_init(&opt, (char *)room.p + 128, bytes, models, 1, &good, t) == TE_ERROR_ALIGNMENT);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, nullptr, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, nullptr, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, &good, nullptr) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes - 1, models, 1, &good, t) == TE_ERROR_MEMORY);
+    CHECK(te_adamw_init(&opt, (char *)optimizer_memory.p + 128, bytes, models, 1, &good, t) == TE_ERROR_ALIGNMENT);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
     CHECK(std::string(te_last_error(t)).find("frozen") != std::string::npos);
     hand_model half(t, "half", TE_f16, {{"fc", "weight", 20, 30}});
     te_model *mixed[] = {&m.model, &half.model};
@@ -929,7 +929,7 @@ TEST_CASE("invalid arguments are refused") {
     c = good, c.schedule.kind = TE_SCHEDULE_cosine;
     CHECK(init(c) == TE_ERROR_VALUE);
     CHECK(std::string(te_last_error(t)).find("cosine") != std::string::npos);
-    for (uint8_t b : room.raw()) REQUIRE(b == 0xff); // nothing was written
+    for (uint8_t b : optimizer_memory.raw()) REQUIRE(b == 0xff); // nothing was written
     CHECK(te_adamw_step(nullptr, t) == TE_ERROR_NULL);
     memset(&opt, 0, sizeof opt);
     CHECK(te_adamw_step(&opt, t) == TE_ERROR_NULL);

@@ -264,7 +264,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
 // Sequences of these lengths, packed one behind the other: each is compared with the reference of it alone. spare: the maximum length passed is
 // that of the longest sequence plus this. again: other lengths with the same total, for a second run in the same memory.
 TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 &random, double worst[2], bool with_scratch = true, int spare = 0,
-                  const std::vector<int> &again = {}) {
+                  const std::vector<int> &second_lengths = {}) {
     context ctx;
     std::vector<int32_t> cu(1, 0);
     for (const int n : lengths) cu.push_back(cu.back() + n);
@@ -280,7 +280,7 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
     a.batch = (int)lengths.size(), a.scale = 1.0f / std::sqrt((float)s.dim), a.rows = (int)rows, a.cu_seqlens = (const int32_t *)first.data;
-    for (const std::vector<int> *l : {&lengths, &again})
+    for (const std::vector<int> *l : {&lengths, &second_lengths})
         for (const int n : *l) a.seq = std::max(a.seq, n + spare);
     drawn from;
     from.id = 7, from.rng.seed = random(), from.rng.offset = random(), from.seq = (size_t)a.seq;
@@ -292,8 +292,8 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
     a.sinks = sinks.data.data;
     if (cannot_run(s, &ctx.c, a)) return;
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = s.dtype == TE_f16 ? 4e-3 : forward, scores = scores_bound(s, backward);
-    for (int time = 0; time < (again.empty() ? 1 : 2); time++) {
-        for (size_t i = 0; time && i < again.size(); i++) cu[i + 1] = cu[i] + again[i];
+    for (int time = 0; time < (second_lengths.empty() ? 1 : 2); time++) {
+        for (size_t i = 0; time && i < second_lengths.size(); i++) cu[i + 1] = cu[i] + second_lengths[i];
         REQUIRE((size_t)cu.back() == rows);
         REQUIRE(te_copy(&ctx.c, first.data, cu.data(), cu.size() * sizeof cu[0]) == TE_OK);
         out.poison(), dqkv.poison(), delta.poison(), lse.poison(), scratch.poison();
@@ -331,22 +331,22 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
         CHECK(out.raw() == had);
         CHECK(dqkv.raw() == gradient);
         // NaNs in one sequence must not reach another
-        const size_t ill = random() % lengths.size(), from_row = (size_t)cu[ill], to_row = (size_t)cu[ill + 1];
+        const size_t nan_sequence = random() % lengths.size(), from_row = (size_t)cu[nan_sequence], to_row = (size_t)cu[nan_sequence + 1];
         if (from_row == to_row) continue;
-        const auto spoil = [&](buffer &b, size_t w) {
+        const auto fill_with_nan = [&](buffer &b, size_t w) {
             const size_t bytes = w * te_dtype_bytes(s.dtype);
             REQUIRE(te_fill(&ctx.c, (char *)b.data + from_row * bytes, 0xff, (to_row - from_row) * bytes) == TE_OK);
         };
-        const auto heal = [&](std::vector<double> v, const std::vector<double> &want, size_t w) {
+        const auto without_nan_rows = [&](std::vector<double> v, const std::vector<double> &want, size_t w) {
             for (size_t i = from_row * w; i < to_row * w; i++) v[i] = want[i];
             return v;
         };
         const std::vector<uint8_t> qkv_was = qkv.raw(), dout_was = dout.raw();
-        spoil(qkv, width), spoil(dout, h);
+        fill_with_nan(qkv, width), fill_with_nan(dout, h);
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-        CHECK(error(heal(out.read(), want_y, h), want_y, h, 0, h, forward) <= forward);
-        CHECK(error(heal(dqkv.read(), want_dx, width), want_dx, width, 0, width, scores) <= scores);
+        CHECK(error(without_nan_rows(out.read(), want_y, h), want_y, h, 0, h, forward) <= forward);
+        CHECK(error(without_nan_rows(dqkv.read(), want_dx, width), want_dx, width, 0, width, scores) <= scores);
         REQUIRE(te_copy(&ctx.c, qkv.data, qkv_was.data(), qkv.bytes()) == TE_OK);
         REQUIRE(te_copy(&ctx.c, dout.data, dout_was.data(), dout.bytes()) == TE_OK);
         REQUIRE(te_synchronize(&ctx.c) == TE_OK);

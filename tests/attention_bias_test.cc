@@ -64,7 +64,7 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
         for (size_t i = 0; i < queries; i++) {
             const double sink = s.f.sinks ? sinks[head] : -INFINITY;
             const size_t k0 = head / group * d, v0 = dk + head / group * e;
-            std::vector<double> p(keys, 0), t(keys, 0), kept(keys, 1);
+            std::vector<double> p(keys, 0), t(keys, 0), drop(keys, 1);
             std::vector<size_t> seen, at(keys, 0);
             double top = sink, sum = 0, delta = 0, size = 0;
             for (size_t j = 0; j < keys; j++)
@@ -88,8 +88,8 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
             const double *g = dy + (i * h + head) * e, *had = stored + (i * h + head) * e;
             for (const size_t j : seen) {
                 p[j] = blind ? 0 : std::exp(p[j] - top) / sum;
-                if (s.f.dropout > 0) kept[j] = dropout_factor(s.f, from, head, i, j, queries);
-                for (size_t c = 0; c < e; c++) y[c] += p[j] * kept[j] * kv[j * kv_width + v0 + c];
+                if (s.f.dropout > 0) drop[j] = dropout_factor(s.f, from, head, i, j, queries);
+                for (size_t c = 0; c < e; c++) y[c] += p[j] * drop[j] * kv[j * kv_width + v0 + c];
             }
             for (size_t c = 0; c < e; c++) delta += g[c] * had[c], size += std::fabs(g[c] * had[c]);
             for (const size_t j : seen) {
@@ -98,9 +98,9 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
                     const double one = g[c] * kv[j * kv_width + v0 + c];
                     dp += one, part += std::fabs(one);
                 }
-                const double ds = p[j] * (dp * kept[j] - delta), dz = ds * scale * (1 - t[j] * t[j]);
-                if (s.f.bias) r.dbias[at[j]] += ds, r.dbias_size[at[j]] += p[j] * (part * kept[j] + size);
-                for (size_t c = 0; c < e; c++) r.dkv[j * kvw + v0 + c] += p[j] * kept[j] * g[c];
+                const double ds = p[j] * (dp * drop[j] - delta), dz = ds * scale * (1 - t[j] * t[j]);
+                if (s.f.bias) r.dbias[at[j]] += ds, r.dbias_size[at[j]] += p[j] * (part * drop[j] + size);
+                for (size_t c = 0; c < e; c++) r.dkv[j * kvw + v0 + c] += p[j] * drop[j] * g[c];
                 for (size_t c = 0; c < d; c++) {
                     dq[c] += dz * kv[j * kv_width + k0 + c], r.dkv[j * kvw + k0 + c] += dz * q[i * q_width + head * d + c];
                 }
@@ -248,11 +248,11 @@ TEST_CASE("attention with a bias: several tiles, and sequences of different leng
 
 TEST_CASE("relative_bias uses T5's buckets", "[attention]") {
     for (const int buckets : {2, 5, 8, 32, 64})
-        for (const int most : {40, 128, 1000})
-            for (int far = -2 * most; far <= 2 * most; far++) {
-                if (te__attn_bucket(far, buckets, most, 0) != bucket_of(far, buckets, most, false)) FAIL(buckets << " " << most << " " << far);
+        for (const int largest : {40, 128, 1000})
+            for (int far = -2 * largest; far <= 2 * largest; far++) {
+                if (te__attn_bucket(far, buckets, largest, 0) != bucket_of(far, buckets, largest, false)) FAIL(buckets << " " << largest << " " << far);
                 if (buckets < 4 || buckets % 2) continue;
-                if (te__attn_bucket(far, buckets, most, 1) != bucket_of(far, buckets, most, true)) FAIL(buckets << " " << most << " " << far);
+                if (te__attn_bucket(far, buckets, largest, 1) != bucket_of(far, buckets, largest, true)) FAIL(buckets << " " << largest << " " << far);
             }
 }
 

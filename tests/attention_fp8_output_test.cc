@@ -60,9 +60,9 @@ struct sizes {
 
 // The bits of the largest |v|, at least those of 1, the value to which these tests initialise the amax.
 uint32_t largest_of(const reference::vec &v) {
-    float most = 1;
-    for (const double x : v) most = std::max(most, std::fabs((float)x));
-    return te_bits_of_float(most);
+    float maximum = 1;
+    for (const double x : v) maximum = std::max(maximum, std::fabs((float)x));
+    return te_bits_of_float(maximum);
 }
 uint32_t bits_of(const buffer &b) {
     uint32_t bits;

@@ -188,15 +188,15 @@ TEST_CASE("attention in FP8 is finite with scores of thousands and more", "[atte
                 const size_t row = (size_t)random.below((int)c.rows), head = (size_t)random.below(s.heads), n = 300, first = row / n * n;
                 const size_t k_head = heads + head / (heads / (size_t)s.kv_heads), query = row - first;
                 const size_t from = s.left < 0 || (size_t)s.left > query ? 0 : query - (size_t)s.left, end = s.right < 0 ? n : std::min(n, query + (size_t)s.right + 1);
-                double most = -1e300;
+                double largest = -1e300;
                 for (size_t k = from; k < end; k++) {
                     double sum = 0;
                     for (size_t j = 0; j < d; j++) sum += c.x[row * c.width + head * d + j] * c.x[(first + k) * c.width + k_head * d + j];
-                    most = std::max(most, sum * c.inverse[head] * c.inverse[k_head] * (double)c.a.scale);
+                    largest = std::max(largest, sum * c.inverse[head] * c.inverse[k_head] * (double)c.a.scale);
                 }
                 const double is = lse[(row / n * heads + head) * n + query];
-                CHECK(is >= most - std::fabs(most) / 256 - 0.01);
-                CHECK(is <= most + std::fabs(most) / 256 + std::log((double)(end - from)) + 0.01);
+                CHECK(is >= largest - std::fabs(largest) / 256 - 0.01);
+                CHECK(is <= largest + std::fabs(largest) / 256 + std::log((double)(end - from)) + 0.01);
             }
         }
 }

@@ -69,14 +69,14 @@ struct cast {
         for (size_t i0 = 0; i0 < rows; i0 += high)
             for (size_t j0 = 0; j0 < cols; j0 += 128) {
                 const size_t i1 = std::min(rows, i0 + high), j1 = std::min(cols, j0 + 128);
-                double most = 0;
+                double largest = 0;
                 bool number = true;
                 for (size_t i = i0; i < i1; i++)
                     for (size_t j = j0; j < j1; j++) {
                         const double v = std::fabs((double)x[i * cols + j]);
-                        number = number && !std::isnan(v), most = std::max(most, std::isnan(v) ? 0 : v);
+                        number = number && !std::isnan(v), largest = std::max(largest, std::isnan(v) ? 0 : v);
                     }
-                const float s = number ? scale_of(most, to, rule) : 1;
+                const float s = number ? scale_of(largest, to, rule) : 1;
                 for (size_t i = i0; i < i1; i++)
                     for (size_t j = j0; j < j1; j++)
                         byte[i * cols + j] = te_fp8_of_float(x[i * cols + j] * s, to), inverse[i * cols + j] = 1 / s;
@@ -198,10 +198,10 @@ TEST_CASE("a cast with rowwise scales", "[blockwise]") {
             const std::vector<float> scales = floats_of(inverse);
             size_t wrong = 0, wrong_scales = 0;
             for (size_t i = 0; i < rows; i++) {
-                double most = 0;
+                double largest = 0;
                 bool number = true;
-                for (size_t j = 0; j < cols; j++) number = number && !std::isnan(x[i * cols + j]), most = std::max(most, std::fabs((double)x[i * cols + j]));
-                const float scale = number ? scale_of(most, to, rule) : 1;
+                for (size_t j = 0; j < cols; j++) number = number && !std::isnan(x[i * cols + j]), largest = std::max(largest, std::fabs((double)x[i * cols + j]));
+                const float scale = number ? scale_of(largest, to, rule) : 1;
                 for (size_t j = 0; j < cols; j++) wrong += gave[i * cols + j] != te_fp8_of_float(x[i * cols + j] * scale, to);
                 wrong_scales += scales[i] != 1 / scale;
             }
@@ -440,9 +440,9 @@ TEST_CASE("fp8_row has rowwise scales in forward, and its backward computes in t
         const auto by_row = [](const reference::vec &v, size_t cols) {
             reference::vec q(v.size());
             for (size_t i = 0; i < v.size(); i += cols) {
-                double most = 0;
-                for (size_t j = i; j < i + cols; j++) most = std::max(most, std::fabs(v[j]));
-                const float s = scale_of(most, TE_e4m3, {});
+                double largest = 0;
+                for (size_t j = i; j < i + cols; j++) largest = std::max(largest, std::fabs(v[j]));
+                const float s = scale_of(largest, TE_e4m3, {});
                 for (size_t j = i; j < i + cols; j++) q[j] = (double)te_float_of_e4m3(te_e4m3_of_float((float)v[j] * s)) / (double)s;
             }
             return q;
@@ -490,15 +490,15 @@ TEST_CASE("fp8_row has rowwise scales in forward, and its backward computes in t
 TEST_CASE("invalid shapes are refused, and nothing is written", "[blockwise]") {
     context ctx_owner;
     te_context *ctx = &ctx_owner.c;
-    buffer room(ctx, 1 << 14);
+    buffer free_memory(ctx, 1 << 14);
     const auto refused = [&](te_status as, const char *text, const std::function<void(te_quantize_blockwise &)> &set) {
         te_quantize_blockwise q = te__quantize_blockwise_of(16, 32);
-        char *at = (char *)room.data();
+        char *at = (char *)free_memory.data();
         q.x = at, q.y = at + 4096, q.yt = at + 5120, q.y_inverse = (float *)(void *)(at + 6144), q.yt_inverse = (float *)(void *)(at + 7168);
         set(q);
         CHECK(tiles_f32_run(&q, ctx) == as);
         CHECK_THAT(te_last_error(ctx), Catch::Contains("tiles_f32") && Catch::Contains(text));
-        CHECK(room.poisoned());
+        CHECK(free_memory.poisoned());
     };
     refused(TE_ERROR_NULL, "x, or where the scales go", [](te_quantize_blockwise &q) { q.x = nullptr; });
     refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_blockwise &q) { q.y_inverse = nullptr; });
@@ -513,12 +513,12 @@ TEST_CASE("invalid shapes are refused, and nothing is written", "[blockwise]") {
     CHECK(tiles_f32_run(nullptr, ctx) == TE_ERROR_NULL);
     const auto of_rows = [&](te_status as, const char *text, const std::function<void(te_quantize_rowwise &)> &set) {
         te_quantize_rowwise q = te__quantize_rowwise_of(16, 32);
-        char *at = (char *)room.data();
+        char *at = (char *)free_memory.data();
         q.x = at, q.y = at + 4096, q.inverse = (float *)(void *)(at + 6144);
         set(q);
         CHECK(rows_f32_run(&q, ctx) == as);
         CHECK_THAT(te_last_error(ctx), Catch::Contains("rows_f32") && Catch::Contains(text));
-        CHECK(room.poisoned());
+        CHECK(free_memory.poisoned());
     };
     of_rows(TE_ERROR_NULL, "a pointer is null", [](te_quantize_rowwise &q) { q.inverse = nullptr; });
     of_rows(TE_ERROR_SHAPE, "16 x 24", [](te_quantize_rowwise &q) { q.cols = 24; });

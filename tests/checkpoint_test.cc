@@ -239,11 +239,11 @@ TEST_CASE("8-bit moments are saved in bf16, and loaded with the same bits") {
                     const std::vector<float> want = read_moment(other.t, root ? was.v : was.m, n, moments, root), got = read_moment(back.t, root ? is.v : is.m, n, TE_e4m3, root);
                     for (size_t from = 0; from < n; from += 128) {
                         const size_t to = std::min(n, from + 128);
-                        float most = 0;
-                        for (size_t i = from; i < to; i++) most = std::max(most, root ? std::sqrt(want[i]) : std::fabs(want[i]));
+                        float largest = 0;
+                        for (size_t i = from; i < to; i++) largest = std::max(largest, root ? std::sqrt(want[i]) : std::fabs(want[i]));
                         for (size_t i = from; i < to; i++) { // half a unit of e4m3 (for subnormals half of 2^-9 times the scale), and one of bf16
                             const float a = root ? std::sqrt(want[i]) : want[i], b = root ? std::sqrt(got[i]) : got[i];
-                            if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + most / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
+                            if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + largest / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
                             if (root && want[i] > 0 && !(got[i] > 0)) FAIL("element " << i << " of v became 0");
                         }
                     }

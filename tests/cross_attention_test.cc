@@ -27,7 +27,7 @@
     X(v64, f16, (input, keys, 64 + 96, (rows, memory)), (cross_attention, a, keys, 2, 1, 64, (value_dim, 96), (softcap, 3.0f)), (gelu, g)) \
     X(made, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16), (gelu, g),                              \
         (cross_attention, b, keys, 4, 2, 16, (causal, 1)), (linear, l, 64, 40))                                                           \
-    X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, again, x), \
+    X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, repeat, x), \
         (cross_attention, a, keys, 2, 2, 16), (linear, q, 32, 32), (cross_attention, b, keys, 2, 2, 16, (causal, 1)), (add, x))           \
     X(tokens, f32, (fork, x), (linear, kv, 32, 2 * 16), (fork, keys), (load, x), (linear, q, 32, 64), (cross_attention, a, keys, 4, 1, 16, (causal, 1))) \
     X(first, f32, (fork, keys), (linear, q, 64, 64), (cross_attention, c, keys, 2, 1, 32))                                                \

@@ -15,10 +15,10 @@ namespace {
 
 // The value of a 16-bit number by the definition of its format: bf16 has 8 exponent and 7 fraction bits, f16 has 5 and 10.
 double value_of(uint16_t h, te_dtype t) {
-    const int bits = t == TE_bf16 ? 7 : 10, bias = t == TE_bf16 ? 127 : 15, most = t == TE_bf16 ? 255 : 31;
+    const int bits = t == TE_bf16 ? 7 : 10, bias = t == TE_bf16 ? 127 : 15, max_exponent = t == TE_bf16 ? 255 : 31;
     const int e = (h & 0x7fff) >> bits, m = h & ((1 << bits) - 1);
     const double sign = h & 0x8000 ? -1 : 1;
-    if (e == most) return m ? NAN : sign * INFINITY;
+    if (e == max_exponent) return m ? NAN : sign * INFINITY;
     return e ? sign * std::ldexp(1 + std::ldexp((double)m, -bits), e - bias) : sign * std::ldexp((double)m, 1 - bias - bits);
 }
 // The nearest number of the format, ties to even, by a binary search.

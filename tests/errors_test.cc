@@ -60,7 +60,7 @@ struct scene {
     te_status backward() { return block_backward(tdx, tdy, saved_given, (const block *)instance_given, batch_given, ctx_given); }
 };
 
-typedef std::function<void(scene &)> spoil;
+typedef std::function<void(scene &)> edit;
 
 void check_text(const te_context *ctx, const std::vector<std::string> &texts) {
     const std::string error = te_last_error(ctx);
@@ -71,7 +71,7 @@ void check_text(const te_context *ctx, const std::vector<std::string> &texts) {
 }
 
 // With this change forward is refused and, unless training_only, inference, too.
-void refuse_forward(te_status status, const std::vector<std::string> &texts, const spoil &change, bool training_only = false) {
+void refuse_forward(te_status status, const std::vector<std::string> &texts, const edit &change, bool training_only = false) {
     for (int infer = 0; infer <= !training_only; infer++) {
         scene s;
         CAPTURE(infer);
@@ -84,7 +84,7 @@ void refuse_forward(te_status status, const std::vector<std::string> &texts, con
 }
 
 // With this change backward is refused, after a forward that succeeded.
-void refuse_backward(te_status status, const std::vector<std::string> &texts, const spoil &change) {
+void refuse_backward(te_status status, const std::vector<std::string> &texts, const edit &change) {
     scene s;
     REQUIRE(s.forward() == TE_OK);
     s.workspace.poison();

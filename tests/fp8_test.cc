@@ -22,11 +22,11 @@ double value_of(int byte, te_dtype t) {
 }
 // The nearest finite number, ties to even, by a search among all; the largest one for larger values. Not for a NaN.
 int nearest(double v, te_dtype t) {
-    const int sign = std::signbit(v) ? 0x80 : 0, most = t == TE_e4m3 ? 0x7e : 0x7b;
+    const int sign = std::signbit(v) ? 0x80 : 0, largest = t == TE_e4m3 ? 0x7e : 0x7b;
     const double a = std::fabs(v);
     int best = 0;
-    if (a >= value_of(most, t)) return sign | most; // for huge values the distances would be equal in double
-    for (int h = 1; h <= most; h++) {
+    if (a >= value_of(largest, t)) return sign | largest; // for huge values the distances would be equal in double
+    for (int h = 1; h <= largest; h++) {
         const double d = std::fabs(value_of(h, t) - a), b = std::fabs(value_of(best, t) - a);
         if (d < b || (d == b && h % 2 == 0)) best = h;
     }

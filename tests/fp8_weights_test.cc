@@ -72,10 +72,10 @@ template <class M> struct trained {
         memory.reset(new buffer(ctx, te_recipes_bytes(models, 1, &config)));
         REQUIRE(te_recipes_init(&recipes, memory->data(), memory->bytes, models, 1, &config, ctx) == TE_OK);
         const int64_t rows = 16;
-        buffer x(ctx, (size_t)(rows * plan->in) * te_dtype_bytes(plan->in_dtype)), y(ctx, x.bytes), kept(ctx, te_plan_saved_bytes(plan, rows));
+        buffer x(ctx, (size_t)(rows * plan->in) * te_dtype_bytes(plan->in_dtype)), y(ctx, x.bytes), saved_tensors(ctx, te_plan_saved_bytes(plan, rows));
         source random(fresh_seed());
         x.write(random.draw((size_t)(rows * plan->in), plan->in_dtype), plan->in_dtype);
-        saved.memory = kept.data(), saved.bytes = kept.bytes, b.batch = 1, b.seq = (int)rows;
+        saved.memory = saved_tensors.data(), saved.bytes = saved_tensors.bytes, b.batch = 1, b.seq = (int)rows;
         REQUIRE(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &m.model, rows, ctx)) == TE_OK);
         REQUIRE(te_plan_forward(te_matrix(y.data(), plan->out_dtype, rows, plan->out), &saved, te_matrix(x.data(), plan->in_dtype, rows, plan->in), plan,
                                 &m.model, &b, ctx) == TE_OK);
@@ -127,7 +127,7 @@ template <class M> struct loaded {
 template <class All, class Alone, class BindAll, class Bind>
 void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, BindAll bind_all, Bind bind) {
     context c;
-    path eighths, checkpoint, again;
+    path eighths, checkpoint, resaved;
     trained<All> t(&c.c, all_plan, bind_all(&c.c));
     const unsigned seed = fresh_seed();
     const te_named_model named = {"h0", &t.m.model};
@@ -150,11 +150,11 @@ void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, Bin
         refuses(te_fp8_weights_load(&l.weights, l.memory->data(), l.memory->bytes, &twice, 1, &f, &c.c), TE_ERROR_STATE, "bind its model to none", &c.c);
         te_safetensors_close(&f);
         CHECK(answers(plan, &l.m.model, seed, &c.c) == want);
-        REQUIRE(te_fp8_weights_save(again.c_str(), &same, 1, &c.c) == TE_OK);
+        REQUIRE(te_fp8_weights_save(resaved.c_str(), &same, 1, &c.c) == TE_OK);
         // the texts of a trained and an inference list in the files differ; the tensors do not
-        CHECK(again.bytes().size() == eighths.bytes().size());
+        CHECK(resaved.bytes().size() == eighths.bytes().size());
         loaded<Alone> more;
-        REQUIRE(more.open(again, &c.c, to_none) == TE_OK);
+        REQUIRE(more.open(resaved, &c.c, to_none) == TE_OK);
         CHECK(answers(plan, &more.m.model, seed, &c.c) == want);
     }
     te_checkpoint whole;

@@ -890,8 +890,8 @@ void run(cudaGraph_t graph, machine &m) {
 
 TEST_CASE("small memsets of a graph are replaced by kernels that write the same bytes in the same order") {
     machine m(1, true);
-    const size_t room = 1 << 16;
-    char *const a = (char *)m.memory(room);
+    const size_t pool_memory = 1 << 16;
+    char *const a = (char *)m.memory(pool_memory);
     te__small_fills_by_kernels(&m.ctx);
     const void *kernel = ((const te_launches *)m.ctx.launches)->small_fill_kernel;
     const unsigned seed = fresh_seed();
@@ -909,7 +909,7 @@ TEST_CASE("small memsets of a graph are replaced by kernels that write the same 
         p.width = i % 7 == 3 ? 4000 : 1 + random() % (TE_SMALL_FILL_MAX_BYTES / p.elementSize), p.height = i % 11 == 5 ? 3 : 1;
         p.dst = a + random() % 1000 * 4;
         std::vector<cudaGraphNode_t> before;
-        for (size_t k = 1, most = 1 + random() % 6; k <= most && k <= fills.size(); k++) {
+        for (size_t k = 1, largest = 1 + random() % 6; k <= largest && k <= fills.size(); k++) {
             before.push_back(fills[fills.size() - k].node);
             fills[fills.size() - k].behind++;
         }
@@ -920,15 +920,15 @@ TEST_CASE("small memsets of a graph are replaced by kernels that write the same 
     for (const fill &f : fills) small += f.small, stay += f.small && (f.before > TE_SMALL_FILL_MAX_EDGES || f.behind > TE_SMALL_FILL_MAX_EDGES);
     CHECK(small_fills(graph) == small);
     run(graph, m);
-    const bytes expected = m.read(a, room);
-    OK(m, te_fill(&m.ctx, a, 0xff, room));
+    const bytes expected = m.read(a, pool_memory);
+    OK(m, te_fill(&m.ctx, a, 0xff, pool_memory));
     te_small_fills_to_kernels(nullptr, graph);
     CHECK(small_fills(graph) == small);
     te_small_fills_to_kernels(kernel, graph);
     CHECK(small_fills(graph) == stay);
     CHECK(stay < small);
     run(graph, m);
-    CHECK(m.read(a, room) == expected);
+    CHECK(m.read(a, pool_memory) == expected);
     cudaGraphDestroy(graph);
 }
 

@@ -15,7 +15,7 @@ MODEL(attend, f32, (attention, a, 1, 1, 8, (causal, 0)))
 MODEL(loss, f32, (cross_entropy, ce, 1003))
 MODEL(loss_bf16, bf16, (cross_entropy, ce, 1003))
 MODEL(wide, f32, (layernorm, n, 65536))
-MODEL(dropped, f32, (bias, b, 8), (dropout, tenth, 0.1f), (dropout, most, 0.9999999f), (dropout, none, 0), (dropout, third, 1.0 / 3))
+MODEL(dropped, f32, (bias, b, 8), (dropout, tenth, 0.1f), (dropout, largest, 0.9999999f), (dropout, none, 0), (dropout, third, 1.0 / 3))
 
 namespace {
 struct outcome { reference::vec y, dx; };

@@ -9,7 +9,7 @@
 
 enum { V = 96, H = 64, B = 2, T = 16, ROWS = B * T };
 TE_SEQUENTIAL(hot, bf16, (embedding, wte, V, H), (positions, wpe, T, H), (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H),
-              (bias, qkv_b, 3 * H), (rope, turn, 1, 1, 64), (attention, attn, 1, 1, 64), (linear, proj, H, H), (bias, proj_b, H),
+              (bias, qkv_b, 3 * H), (rope, rot, 1, 1, 64), (attention, attn, 1, 1, 64), (linear, proj, H, H), (bias, proj_b, H),
               (dropout, drop1, 0.1f), (add, x1), (fork, x2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (swiglu, act),
               (linear, fc2, 2 * H, H), (bias, fc2_b, H), (dropout, drop2, 0.1f), (add, x2), (layernorm, lnf, H), (tied_linear, lm, H, V),
               (cross_entropy, loss, V))

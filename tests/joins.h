@@ -28,7 +28,7 @@
     X(neox_unfused, UNFUSED, JOINS_DTYPE, JOINS_NEOX(64, 96, 2))                                                          \
     X(gate, MODEL, JOINS_DTYPE, JOINS_GATE(40, 96))                                                                       \
     X(gate_unfused, UNFUSED, JOINS_DTYPE, JOINS_GATE(37, 53))                                                             \
-    X(added_twice, MODEL, JOINS_DTYPE, (bias, b, 37), (fork, x), (gelu, a), (add, x), (silu, c), (add, again, x))         \
+    X(added_twice, MODEL, JOINS_DTYPE, (bias, b, 37), (fork, x), (gelu, a), (add, x), (silu, c), (add, second, x))         \
     X(added_at_once, MODEL, JOINS_DTYPE, (fork, x), (linear, l, 64, 64), (add, x), (add, y, x), (add, z, x), (rmsnorm, n, 64)) \
     X(added_before_norm, MODEL, JOINS_DTYPE, (fork, x), (scale, s, 0.5f), (add, x), (fork, z), (layernorm, n, 64), (add, z), (add, y, x), (add, w, z)) \
     X(squared, MODEL, JOINS_DTYPE, (bias, b, 53), (fork, x), (mul, x), (bias, c, 53), (mul, y, x))                        \
@@ -36,7 +36,7 @@
     X(mul_add_load, MODEL, JOINS_DTYPE, (fork, x), (linear, k, 64, 128), (sreglu, s), (fork, a), (load, x), (linear, l, 64, 64), (mul, a), (add, a), (fork, c), (load, xx, x), (linear, q, 64, 128), (swiglu, t), (add, c), (mul, m, c)) \
     X(loaded_thrice, MODEL, JOINS_DTYPE, (fork, x), (linear, l, 64, 40), (fork, a), (load, x), (linear, m, 64, 40), (fork, b), (load, y, x), (linear, n, 64, 40), (add, b), (add, a), (fork, c), (load, z, x), (linear, o, 64, 40), (mul, c)) \
     X(loaded_forks, MODEL, JOINS_DTYPE, (fork, x), (bias, w, 53), (gelu, f), (fork, a), (fork, b), (load, x), (silu, g), (add, a), (mul, b))  \
-    X(input_twice, MODEL, JOINS_DTYPE, (linear, l, 40, 64), (input, i, 64), (add, i), (gelu, a), (mul, i), (linear, m, 64, 64), (add, again, i)) \
+    X(input_twice, MODEL, JOINS_DTYPE, (linear, l, 40, 64), (input, i, 64), (add, i), (gelu, a), (mul, i), (linear, m, 64, 64), (add, second, i)) \
     X(input_loaded, MODEL, JOINS_DTYPE, (input, i, 64), (linear, l, 40, 96), (fork, a), (load, i), (linear, m, 64, 96), (add, a), (fork, b), (load, j, i), (linear, n, 64, 96), (mul, b)) \
     X(input_loaded_once, MODEL, JOINS_DTYPE, (bias, l, 37), (fork, a), (input, i, 37), (fork, k), (load, i), (gelu, n), (add, a), (add, k)) \
     X(output_between, MODEL, JOINS_DTYPE, (fork, x), (gelu, f), (output, o), (fork, a), (load, x), (bias, b, 64), (output, p), (mul, a)) \

@@ -10,11 +10,11 @@ TEST_CASE("a branch copies no tensor", "[joins]") {
         if (!strcmp(p->backward[k].pattern, "load")) CHECK(te_step_row_bytes(p, &p->backward[k], TE_BACKWARD) == 0);
 }
 
-MODEL(reads_x, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, again, x))
-MODEL(reads_z, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, again, z))
+MODEL(reads_x, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, second, x))
+MODEL(reads_z, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, second, z))
 
 TEST_CASE("an add reads the fork that it names", "[joins]") {
-    const std::string expect[2] = {"; add again of x 64>64 00000000", "; add again of z 64>64 00000000"};
+    const std::string expect[2] = {"; add second of x 64>64 00000000", "; add second of z 64>64 00000000"};
     for (const te_plan *p : {reads_x_plan(), reads_z_plan()}) {
         char text[512];
         te__text t = {text, 0};

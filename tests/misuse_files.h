@@ -44,14 +44,14 @@ struct file_scene : call_scene {
         return all_;
     }
     bool works() {
-        te_safetensors again;
-        memset(&again, 0, sizeof again);
-        if (te_safetensors_open(&again, path.c_str(), ctx) != TE_OK) return false;
-        const te_status status = te_checkpoint_load(&all_given(), &again, ctx);
-        te_safetensors_close(&again);
+        te_safetensors opened;
+        memset(&opened, 0, sizeof opened);
+        if (te_safetensors_open(&opened, path.c_str(), ctx) != TE_OK) return false;
+        const te_status status = te_checkpoint_load(&valid_checkpoint(), &opened, ctx);
+        te_safetensors_close(&opened);
         return status == TE_OK;
     }
-    const te_checkpoint &all_given() {
+    const te_checkpoint &valid_checkpoint() {
         named.name = "m", named.model = &m.model;
         memset(&all, 0, sizeof all);
         all.models = &named, all.count = 1, all.optimizer = &opt, all.random = 1;

@@ -97,10 +97,10 @@ void check(const producer &p, int64_t rows, bool finite) {
     source random(seed);
     const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, widest = 2 * k.half, tiles = te_fp8_blocks(rows);
-    const size_t size = te_dtype_bytes(k.out), most = (size_t)(rows * widest);
-    buffer x(ctx, (size_t)(rows * in) * size), edge(ctx, most * size), saved(ctx, most * size), weight(ctx, (size_t)widest * size), y(ctx, (size_t)(rows * out) * size);
-    buffer stats(ctx, (size_t)rows * 8), side(ctx, most * size), again(ctx, most * size), sums(ctx, (size_t)(16 * widest) * 4), tile_sums(ctx, (size_t)(tiles * widest) * 4);
-    draw(x, random, (size_t)(rows * in), k.out, finite), draw(edge, random, most, k.out, true), draw(saved, random, most, k.out, true);
+    const size_t size = te_dtype_bytes(k.out), largest = (size_t)(rows * widest);
+    buffer x(ctx, (size_t)(rows * in) * size), edge(ctx, largest * size), saved(ctx, largest * size), weight(ctx, (size_t)widest * size), y(ctx, (size_t)(rows * out) * size);
+    buffer stats(ctx, (size_t)rows * 8), side(ctx, largest * size), fused_side(ctx, largest * size), sums(ctx, (size_t)(16 * widest) * 4), tile_sums(ctx, (size_t)(tiles * widest) * 4);
+    draw(x, random, (size_t)(rows * in), k.out, finite), draw(edge, random, largest, k.out, true), draw(saved, random, largest, k.out, true);
     weight.write(random.draw((size_t)widest, k.out, 1, 0.2), k.out);
     set_rng(ctx, 5, 0);
     const stored pair(ctx, k.scaled, rows, out), fused(ctx, k.scaled, rows, out);
@@ -132,11 +132,11 @@ void check(const producer &p, int64_t rows, bool finite) {
         if (transposed) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
         if (k.sums >= 0) f.op[k.sums].sum[0] = (float *)tile_sums.data();
         for (int i = 0; i < p.count; i++)
-            if (f.op[i].out) f.op[i].out = again.data();
-        if (k.norm > 0) f.scaled.norm_x = again.data();
+            if (f.op[i].out) f.op[i].out = fused_side.data();
+        if (k.norm > 0) f.scaled.norm_x = fused_side.data();
         REQUIRE(p.launch(ctx, grid, &f) == TE_OK);
         CHECK(bool(pair == fused));
-        CHECK(bool(side.raw() == again.raw()));
+        CHECK(bool(side.raw() == fused_side.raw()));
         if (k.sums < 0) continue;
         const int64_t n = k.half * k.sum_halves;
         const reference::vec a = sums.read(TE_f32, 0, (size_t)(te_min(blocks, 16) * n)), b = tile_sums.read(TE_f32, 0, (size_t)(tiles * n)), v = y.read(k.out);
@@ -195,10 +195,10 @@ void check_transposed(const producer &p, int64_t rows, bool finite) {
     source random(seed);
     const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, n = (int64_t)k.half * k.sum_halves, tiles = te_fp8_blocks(rows);
-    const size_t size = te_dtype_bytes(k.out), most = (size_t)(2 * rows * k.half);
-    buffer x(ctx, (size_t)(rows * in) * size), saved(ctx, most * size), scale(ctx, 4), y(ctx, (size_t)(rows * out) * size);
+    const size_t size = te_dtype_bytes(k.out), largest = (size_t)(2 * rows * k.half);
+    buffer x(ctx, (size_t)(rows * in) * size), saved(ctx, largest * size), scale(ctx, 4), y(ctx, (size_t)(rows * out) * size);
     buffer sums(ctx, (size_t)(16 * 2 * k.half) * 4), tile_sums(ctx, (size_t)(tiles * 2 * k.half) * 4);
-    draw(x, random, (size_t)(rows * in), k.out, finite), draw(saved, random, most, k.out, true);
+    draw(x, random, (size_t)(rows * in), k.out, finite), draw(saved, random, largest, k.out, true);
     scale.write(reference::vec(1, 37.5), TE_f32);
     set_rng(ctx, 5, 0);
     const transposed pair(ctx, rows, out), fused(ctx, rows, out);

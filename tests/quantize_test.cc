@@ -8,7 +8,7 @@
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE(of_f16, f16)
-TE_TRANSPOSE_FP8(turn)
+TE_TRANSPOSE_FP8(transpose)
 
 namespace {
 
@@ -42,9 +42,9 @@ struct tensor {
     }
 };
 uint32_t amax_of(const std::vector<float> &x, float before) {
-    uint32_t most = te_bits_of_float(before);
-    for (const float v : x) most = std::max(most, std::isnan(v) ? 0x7fffffffu : te_bits_of_float(std::fabs(v)));
-    return most;
+    uint32_t largest = te_bits_of_float(before);
+    for (const float v : x) largest = std::max(largest, std::isnan(v) ? 0x7fffffffu : te_bits_of_float(std::fabs(v)));
+    return largest;
 }
 
 template <class T> void put(te_context *ctx, const buffer &b, const std::vector<T> &v) {
@@ -153,15 +153,15 @@ TEST_CASE("a custom producer with two inputs", "[quantize]") {
         REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
         const std::vector<uint8_t> gave = to.raw(), gave_transposed = transposed.raw();
         size_t wrong = 0;
-        float most = 0;
+        float largest = 0;
         for (size_t i = 0; i < n; i++) {
             const size_t row = i / (size_t)s[1], col = i % (size_t)s[1];
             const float v = pair_of((float)rx[i], (float)ry[i], (int64_t)row, (int64_t)col);
-            most = std::max(most, std::fabs(v));
+            largest = std::max(largest, std::fabs(v));
             wrong += gave[i] != te_e5m2_of_float(v) || gave_transposed[col * (size_t)s[0] + row] != gave[i];
         }
         CHECK(wrong == 0);
-        CHECK(get<float>(amax)[0] == most);
+        CHECK(get<float>(amax)[0] == largest);
     }
 }
 TEST_CASE("many rows", "[quantize]") {
@@ -201,7 +201,7 @@ TEST_CASE("the transpose of an FP8 tensor", "[quantize]") {
         put(ctx, x, bytes);
         te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
-        REQUIRE(turn_run(&q, ctx) == TE_OK);
+        REQUIRE(transpose_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> transposed = yt.raw();
         size_t wrong = 0;
         for (size_t c = 0; c < cols; c++)
@@ -212,7 +212,7 @@ TEST_CASE("the transpose of an FP8 tensor", "[quantize]") {
     te_quantize q = te__quantize_of(8, 12);
     buffer x(&ctx_owner.c, 96), yt(&ctx_owner.c, 96);
     q.x = x.data(), q.yt = yt.data();
-    CHECK(turn_run(&q, &ctx_owner.c) == TE_ERROR_SHAPE);
+    CHECK(transpose_run(&q, &ctx_owner.c) == TE_ERROR_SHAPE);
     CHECK(std::string(te_last_error(&ctx_owner.c)).find("multiples of eight") != std::string::npos);
     CHECK(yt.poisoned());
 }
@@ -249,7 +249,7 @@ namespace {
 struct model {
     std::vector<double> history;
     float scale = 1;
-    void step(float amax, const te_scale_rule &rule, float most, int length) {
+    void step(float amax, const te_scale_rule &rule, float largest, int length) {
         const bool good = std::isfinite(amax);
         history.insert(history.begin(), good ? (double)amax : 0.0);
         history.resize(std::min<size_t>(history.size(), (size_t)length));
@@ -257,7 +257,7 @@ struct model {
         if (rule.amax == TE_AMAX_MAX) for (const double h : history) a = std::max(a, h);
         a = std::max(a, (double)rule.epsilon);
         if (!good || a == 0) return;
-        const float quotient = (float)((double)most / a); // rounded once, as an f32 division is
+        const float quotient = (float)((double)largest / a); // rounded once, as an f32 division is
         double s = (double)quotient * std::ldexp(1.0, -rule.margin);
         s = std::min(std::max(s, std::ldexp(1.0, -126)), std::ldexp(1.0, 126));
         if (std::isinf(quotient)) s = std::ldexp(1.0, 126);

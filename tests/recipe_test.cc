@@ -95,9 +95,9 @@ reference::vec quantised(const reference::vec &v, double scale, te_dtype to) {
     return q;
 }
 double largest(const reference::vec &v) {
-    double most = 0;
-    for (double e : v) most = std::max(most, std::fabs(e));
-    return most;
+    double maximum = 0;
+    for (double e : v) maximum = std::max(maximum, std::fabs(e));
+    return maximum;
 }
 double scale_of(double amax, te_dtype to) { return (double)(te_fp8_max(to) / (float)amax); }
 

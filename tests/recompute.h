@@ -62,13 +62,13 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     REQUIRE(te_plan_forward(ty, &saved, tx, &plan, m.model(), &b, ctx) == TE_OK);
     results r;
     r.y = y.raw();
-    const std::vector<uint8_t> kept = saved_memory.raw(), x_before = x.raw();
+    const std::vector<uint8_t> saved_before = saved_memory.raw(), x_before = x.raw();
     workspace.poison(); // backward must not need what forward left in the workspace
     const te_status backward = te_plan_backward(tdx, tdy, &saved, &plan, m.model(), &b, ctx);
     INFO(te_last_error(ctx));
     REQUIRE(backward == TE_OK);
     CHECK(y.raw() == r.y); // recomputation must write to the workspace only
-    CHECK(saved_memory.raw() == kept);
+    CHECK(saved_memory.raw() == saved_before);
     CHECK(x.raw() == x_before);
     CHECK(get_rng(ctx).offset == 9u + (te__draws(&plan) ? 1 : 0));
     r.dx = dx.raw(), r.grads = m.grads.raw();

@@ -22,7 +22,7 @@ MODEL(bare, (bf16, (recipe, fp8_current)), (linear, a, 64, 48))
 
 namespace {
 
-struct format { te_dtype to; int fraction, least; double most; };
+struct format { te_dtype to; int fraction, least; double max_value; };
 const format formats[] = {{TE_e4m3, 3, -6, 448}, {TE_e5m2, 2, -14, 57344}};
 
 // The expected result. |x| lies between two FP8 numbers; let d be its distance to the lower one over the distance of the two, truncated to the
@@ -30,7 +30,7 @@ const format formats[] = {{TE_e4m3, 3, -6, 448}, {TE_e5m2, 2, -14, 57344}};
 double rounded(double x, uint32_t random, const format &f) {
     const double a = std::fabs(x);
     if (std::isnan(x)) return x;
-    if (a >= f.most) return std::copysign(f.most, x);
+    if (a >= f.max_value) return std::copysign(f.max_value, x);
     const int exponent = a > 0 ? std::max(std::ilogb(a), f.least) : f.least;
     const double step = std::ldexp(1, exponent - f.fraction), steps = a / step;
     const double part = std::floor(std::ldexp(steps - std::floor(steps), 23 - f.fraction));
@@ -82,7 +82,7 @@ TEST_CASE("stochastic rounding takes the number below or above, as the random bi
                     const float scale = f.to == TE_e4m3 ? 37.5f : 0.75f;
                     const te_rng rng = {random.random(), (uint64_t)random.below(1 << 20) << 20};
                     const auto run = from == TE_bf16 ? from_bf16_stochastic_run : from_f32_stochastic_run;
-                    const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), again = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
+                    const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), repeat = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
                     size_t wrong = 0, transposed = 0;
                     for (size_t i = 0; i < n; i++) {
                         const double should = rounded((double)((float)x[i] * scale), random_of(rng, 77, i), f), is = number_of(a.y[i], f.to);
@@ -91,7 +91,7 @@ TEST_CASE("stochastic rounding takes the number below or above, as the random bi
                     }
                     CHECK(wrong == 0);
                     CHECK(transposed == 0);
-                    CHECK((again.y == a.y && again.yt == a.yt));
+                    CHECK((repeat.y == a.y && repeat.yt == a.yt));
                     const made nearest = make(ctx, from == TE_bf16 ? from_bf16_run : from_f32_run, in, rows, cols, f.to, scale, rng, 77);
                     CHECK(numbers::stored({nearest.amax}, TE_f32) == numbers::stored({a.amax}, TE_f32));
                     if (n < 500) continue;

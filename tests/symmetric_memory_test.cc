@@ -109,14 +109,14 @@ bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, 
     for (const char *p = y + (size_t)(count * parts_out) * size; p < end; p++) got->wrong += *p != 0; // nothing may be written behind y
     return true;
 }
-result run(ranks_of &ranks, int epochs, int64_t most, bool random_delays) {
+result run(ranks_of &ranks, int epochs, int64_t max_count, bool random_delays) {
     std::vector<result> got(ranks.rank.size());
     std::vector<int> through(ranks.rank.size());
     ranks.each([&](host_rank &h, int r) {
         for (int t = 0; t < epochs; t++) {
             uint32_t u[4];
             te_philox(u, 3, (uint64_t)t, 0, 0);
-            const int64_t count = 1 + u[1] % most;
+            const int64_t count = 1 + u[1] % max_count;
             if (random_delays && (t * 7 + r * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
             through[(size_t)r] += collective(h, (te_peer_kind)(u[0] % 3), count, dtypes[u[2] % 3], (uint64_t)t,
                                              (int)(u[3] % 3), &got[(size_t)r]);
@@ -212,10 +212,10 @@ te_status scatter_through_memory(const te_group *g, void *y, const void *x, int6
     return through_memory(TE_PEER_reduce_scatter, g, y, x, count, t, ctx);
 }
 te_status reduce_through_memory(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
-    const int64_t size = (int64_t)te_dtype_bytes(t), most = ((const te_peer_memory *)g->handle)->max_bytes / size;
-    if (count <= most) return through_memory(TE_PEER_all_reduce, g, y, x, count, t, ctx);
-    TE_TRY(through_memory(TE_PEER_all_reduce, g, y, x, most, t, ctx)); // the largest part that the memory holds
-    return reduce_through_memory(g, (char *)y + most * size, (const char *)x + most * size, count - most, t, ctx);
+    const int64_t size = (int64_t)te_dtype_bytes(t), max_count = ((const te_peer_memory *)g->handle)->max_bytes / size;
+    if (count <= max_count) return through_memory(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+    TE_TRY(through_memory(TE_PEER_all_reduce, g, y, x, max_count, t, ctx)); // the largest part that the memory holds
+    return reduce_through_memory(g, (char *)y + max_count * size, (const char *)x + max_count * size, count - max_count, t, ctx);
 }
 const te_transport by_threads = {"threads", gather_through_memory, scatter_through_memory, reduce_through_memory, nullptr};
 
@@ -377,18 +377,18 @@ TEST_CASE("reduce_scatter .. norm all_gather in FP8, with one scale for all rank
 }
 
 TEST_CASE("fused patterns and collectives of random sizes, with random delays of the ranks") {
-    const int n = GENERATE(2, 3), most = 40;
-    ranks_of ranks(n, (int64_t)n * most * WIDTH * 2); // a larger all_reduce needs several launches
+    const int n = GENERATE(2, 3), max_count = 40;
+    ranks_of ranks(n, (int64_t)n * max_count * WIDTH * 2); // a larger all_reduce needs several launches
     open_ranks(ranks);
     ranks.one_shot(n == 2 ? ranks.rank[0].peers.max_bytes : 2000);
     std::vector<int64_t> wrong((size_t)n), fused_of((size_t)n);
     ranks.each([&](host_rank &h, int r) {
         h.group.handle = h.comm.tensor.handle = &h.peers;
         for (int t = 0; t < 300; t++) {
-            uint32_t u[4], own[4];
-            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(own, 12, (uint64_t)t, (uint32_t)r, 0);
-            if (own[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own[1] % 200));
-            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * most : most));
+            uint32_t u[4], delay[4];
+            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(delay, 12, (uint64_t)t, (uint32_t)r, 0);
+            if (delay[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(delay[1] % 200));
+            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * max_count : max_count));
             if (u[0] % 3 == 2) {
                 result got;
                 (void)collective(h, (te_peer_kind)(u[2] % 3), 1 + u[3] % 500, TE_bf16, (uint64_t)t, 0, &got);

@@ -81,8 +81,8 @@ void check_casts(under_recipe &u) {
         const size_t tall = TE_IS_BLOCKWISE(w.recipe) ? 128 : rows, wide = TE_IS_BLOCKWISE(w.recipe) ? 128 : cols, across = (cols + wide - 1) / wide;
         std::vector<float> largest((rows + tall - 1) / tall * across, 0);
         for (size_t i = 0; i < x.size(); i++) {
-            float &most = largest[i / cols / tall * across + i % cols / wide];
-            most = std::max(most, std::fabs((float)x[i]));
+            float &amax = largest[i / cols / tall * across + i % cols / wide];
+            amax = std::max(amax, std::fabs((float)x[i]));
         }
         size_t wrong = 0;
         for (size_t i = 0; i < x.size(); i++) {

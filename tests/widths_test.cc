@@ -236,12 +236,12 @@ TEST_CASE("instances of one list with different dims", "[widths]") {
     te_batch b;
     memset(&b, 0, sizeof b);
     b.batch = 1, b.seq = rows;
-    for (int again = 0; again < 2; again++)
+    for (int second = 0; second < 2; second++)
         for (int i = 0; i < 3; i++) {
-            one &o = all[again ? 2 - i : i];
+            one &o = all[second ? 2 - i : i];
             o.y->poison();
             REQUIRE(mlp_f32_infer(te_matrix(o.y->data(), TE_f32, rows, o.dims[0]), te_matrix(o.x->data(), TE_f32, rows, o.dims[0]), &o.m, &b, ctx) == TE_OK);
-            if (again) CHECK(o.y->raw() == first[(size_t)(2 - i)]);
+            if (second) CHECK(o.y->raw() == first[(size_t)(2 - i)]);
             else first.push_back(o.y->raw());
         }
     CHECK(mlp_f32_infer(te_matrix(all[1].y->data(), TE_f32, rows, 37), te_matrix(all[0].x->data(), TE_f32, rows, 64), &all[1].m, &b, ctx) == TE_ERROR_SHAPE);
@@ -332,7 +332,7 @@ TEST_CASE("setting dims invalidates the saved tensors of a forward", "[widths]")
     context ctx_owner;
     te_context *ctx = &ctx_owner.c;
     static row_f32 m;
-    const int64_t narrow = 64, wide = 96;
+    const int64_t small = 64, wide = 96;
     buffer params(ctx, 4096), grads(ctx, 4096), x(ctx, 96 * 4), y(ctx, 96 * 4), dx(ctx, 96 * 4), memory(ctx, 1 << 20);
     const te_edge e = {"i", te_matrix(x.data(), TE_f32, 1, 64), te_none()};
     te_batch b;
@@ -340,7 +340,7 @@ TEST_CASE("setting dims invalidates the saved tensors of a forward", "[widths]")
     memset(&b, 0, sizeof b), memset(&saved, 0, sizeof saved);
     b.batch = b.seq = 1, b.edges = &e, b.edge_count = 1, saved.memory = memory.data(), saved.bytes = memory.bytes;
     REQUIRE(te_context_reserve(ctx, 1 << 20) == TE_OK);
-    REQUIRE(row_f32_set_dims(&m, &narrow, 1, ctx) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &small, 1, ctx) == TE_OK);
     REQUIRE(row_f32_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
     REQUIRE(row_f32_forward(te_matrix(y.data(), TE_f32, 1, 64), &saved, te_matrix(x.data(), TE_f32, 1, 64), &m, &b, ctx) == TE_OK);
     REQUIRE(row_f32_set_dims(&m, &wide, 1, ctx) == TE_OK);

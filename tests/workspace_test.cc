@@ -39,28 +39,28 @@ TEST_CASE("a workspace for a number of rows is enough for fewer", "[workspace]")
     set_rng(&ctx_owner.c, 5, 0);
     for (const subject *s : lists)
         for (const int custom_gemms : {0, 1, 2})
-            for (const int most : {130, 522, 3815}) {
-                if (!TE_CUDA && (custom_gemms || most > 522)) continue; // the host has one kernel for each step
+            for (const int max_rows : {130, 522, 3815}) {
+                if (!TE_CUDA && (custom_gemms || max_rows > 522)) continue; // the host has one kernel for each step
                 ctx_owner.c.gemm_custom = custom_gemms;
                 instance m(*s, &ctx_owner.c);
                 m.draw(random);
                 te_model *models[1] = {m.model()};
                 const te_recipes_config config = te_recipes_defaults();
-                const size_t rows = (size_t)most, saved_bytes = std::max(s->saved_bytes(most), te_plan_saved_bytes_without_recipe(m.plan, most));
+                const size_t rows = (size_t)max_rows, saved_bytes = std::max(s->saved_bytes(max_rows), te_plan_saved_bytes_without_recipe(m.plan, max_rows));
                 buffer scales(&ctx_owner.c, m.plan->fp8 ? te_recipes_bytes(models, 1, &config) : 1);
                 te_recipes state;
                 if (m.plan->fp8) REQUIRE(te_recipes_init(&state, scales.data(), scales.bytes, models, 1, &config, &ctx_owner.c) == TE_OK);
-                buffer workspace(&ctx_owner.c, s->workspace_bytes(m.memory.data(), most, &ctx_owner.c)), kept(&ctx_owner.c, saved_bytes);
+                buffer workspace(&ctx_owner.c, s->workspace_bytes(m.memory.data(), max_rows, &ctx_owner.c)), saved_tensors(&ctx_owner.c, saved_bytes);
                 buffer x(&ctx_owner.c, rows * (size_t)m.plan->in * 4), y(&ctx_owner.c, rows * (size_t)m.plan->out * 4), dx(&ctx_owner.c, x.bytes);
                 x.write(random.draw(rows * (size_t)m.plan->in, m.plan->in_dtype), m.plan->in_dtype);
                 ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
                 te_saved saved;
                 memset(&saved, 0, sizeof saved);
-                saved.memory = kept.data(), saved.bytes = kept.bytes;
-                std::vector<int> some = {most, 1, 2, 8, 9, 64, 128, 129, 411};
-                for (int i = 0; i < (TE_CUDA ? 60 : 4); i++) some.push_back(1 + (int)(random.draw(1, TE_f32, 0.5, 0.25)[0] * most));
+                saved.memory = saved_tensors.data(), saved.bytes = saved_tensors.bytes;
+                std::vector<int> some = {max_rows, 1, 2, 8, 9, 64, 128, 129, 411};
+                for (int i = 0; i < (TE_CUDA ? 60 : 4); i++) some.push_back(1 + (int)(random.draw(1, TE_f32, 0.5, 0.25)[0] * max_rows));
                 for (const int n : some)
-                    if (n >= 1 && n <= most) check_rows(m, n, x, y, dx, &saved);
+                    if (n >= 1 && n <= max_rows) check_rows(m, n, x, y, dx, &saved);
                 REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
                 CHECK(workspace.raw().size() == workspace.bytes); // raw() checks its guard
                 ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
@@ -78,8 +78,8 @@ TEST_CASE("a workspace that is too small is refused with the size that the call 
     batch.batch = 1, batch.seq = 1024;
     te_saved saved;
     memset(&saved, 0, sizeof saved);
-    buffer kept(&ctx_owner.c, gpt_saved_bytes(1024));
-    saved.memory = kept.data(), saved.bytes = kept.bytes;
+    buffer saved_tensors(&ctx_owner.c, gpt_saved_bytes(1024));
+    saved.memory = saved_tensors.data(), saved.bytes = saved_tensors.bytes;
     const te_tensor tx = te_matrix(x.data(), TE_bf16, 1024, 64), ty = te_matrix(y.data(), TE_bf16, 1024, 64), tdx = te_matrix(dx.data(), TE_bf16, 1024, 64);
     const te_status forward = gpt_forward(ty, &saved, tx, (const gpt *)m.memory.data(), &batch, &ctx_owner.c);
     const te_status backward = forward == TE_OK ? gpt_backward(tdx, ty, &saved, (const gpt *)m.memory.data(), &batch, &ctx_owner.c) : forward;
