@@ -371,7 +371,7 @@ TEST_CASE("moments in 8 bits: extreme values stay finite, and v decays in small 
     hand_model m(t, "m", TE_f32, {{"x", "weight", 5, 128}});
     te_adamw_config c = te_adamw_defaults(1e-3f);
     c.moments = TE_e4m3;
-    for (float size : {1e-38f, 1e-20f, 1e18f, 3e38f}) { // alone in their block, and beside 1
+    for (float size : {1e-38f, 1e-20f, 1e18f, 3e38f}) { // in a block of equal values, and in a block with 1
         m.set_data(0, std::vector<float>(640, 1));
         std::vector<float> g(640, 0);
         g[3] = size, g[130] = -size, g[131] = 1;
@@ -781,7 +781,7 @@ TEST_CASE("a step with infinite gradients can be skipped") {
     CHECK(m.params->raw() != before);
 }
 
-TEST_CASE("large gradients are finite") {
+TEST_CASE("the largest gradients give finite updates") {
     target t;
     std::mt19937 random(7);
     for (float size : {1e20f, 1e30f, 3e38f})
@@ -808,7 +808,7 @@ TEST_CASE("large gradients are finite") {
         }
 }
 
-TEST_CASE("reset, get and set; memory") {
+TEST_CASE("te_adamw_reset, _get and _set; the size of the optimizer's memory") {
     target t;
     std::mt19937 random(6);
     hand_model m(t, "m", TE_bf16, {{"fc", "weight", 200, 300}}), f(t, "f", TE_f32, {{"fc", "weight", 200, 300}});

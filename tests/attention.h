@@ -68,7 +68,7 @@ struct buffer {
     buffer(const buffer &) = delete;
     ~buffer() { te_release(ctx, data); }
     size_t bytes() const { return n * te_dtype_bytes(dtype); }
-    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // NaN in every format
+    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // 0xff bytes are NaN in every format
     std::vector<uint8_t> raw() const {
         std::vector<uint8_t> v(bytes() + guard);
         REQUIRE(te_copy(ctx, v.data(), data, v.size()) == TE_OK);
@@ -109,7 +109,7 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
 // The relative error of columns [from, to) of rows of `width` (attention_reference::distance_of).
 double error(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double tolerance) {
     const attention_reference::distance d = attention_reference::distance_of(x, ref, width, from, to);
-    CHECK(d.worst <= 12 * tolerance); // no single element far outside
+    CHECK(d.worst <= 12 * tolerance); // and no single element has a much larger error
     return d.whole;
 }
 
@@ -191,7 +191,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     const std::vector<double> stored = out.read();
     reference ref = attention(s, batch, seq, a.scale, x, dy, from, &stored, &sinks.values);
     sinks.check(&ctx.c, a, ref);
-    if (TE_CUDA && s.f.varlen) { // lse is [heads, rows]
+    if (TE_CUDA && s.f.varlen) { // there lse is [heads, rows], over all sequences
         const std::vector<double> of = ref.lse;
         for (size_t i = 0; i < of.size(); i++) {
             const size_t n = (size_t)seq, head = i / n % (size_t)s.heads, b = i / n / (size_t)s.heads;

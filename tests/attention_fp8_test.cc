@@ -208,7 +208,7 @@ TEST_CASE("attention in FP8: an infinity makes the outputs that depend on it NaN
     context ctx_owner;
     if (is_skipped(&ctx_owner.c)) return;
     const shape8 &s = shapes8[0];
-    for (const size_t head : {(size_t)1, (size_t)6, (size_t)9}) { // one of q, of k, of v; three heads of q share one of k and of v
+    for (const size_t head : {(size_t)1, (size_t)6, (size_t)9}) { // a head of q, of k and of v; three heads of q share one of k and v
         CAPTURE(head);
         call8 c(s, 1, 200, &ctx_owner.c, random);
         reference::vec x = c.qkv.read(s.dtype);

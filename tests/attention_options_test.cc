@@ -43,7 +43,7 @@ const size_t count = sizeof shapes / sizeof shapes[0];
 
 } // namespace
 
-TEST_CASE("attention with options agrees with a reference in double", "[attention]") {
+TEST_CASE("attention with options matches the reference", "[attention]") {
     std::vector<shape> equal;
     for (const shape &s : shapes)
         if (!s.f.varlen) equal.push_back(s);

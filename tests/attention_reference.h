@@ -9,7 +9,7 @@
 
 namespace attention_reference {
 
-// The options of te/attention/attention_options.h.
+// The options of an attention kernel, in the order of te/attention/attention_options.h.
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;

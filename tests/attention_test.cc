@@ -92,7 +92,7 @@ TEST_CASE("the ranges of the attention mask match its pairs", "[attention]") {
         }
 }
 
-// Kernels that rescale their accumulators conditionally must rescale when a tile exceeds the running maximum. Keys grow towards the first or the last.
+// Kernels that rescale their accumulators conditionally must rescale when a tile exceeds the running maximum. Here the keys grow towards the first or the last one.
 TEST_CASE("attention forward rescales when the running maximum grows", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention: seed %u\n", seed);
@@ -220,7 +220,7 @@ TEST_CASE("attention backward: the same bits a hundred times, while the device r
 }
 
 // Blocks of backward wait for each other, and must not deadlock at any size. A grid of few blocks, on which a deadlock is likelier, is included.
-TEST_CASE("attention backward: ten thousand launches of odd sizes", "[attention]") {
+TEST_CASE("attention backward: ten thousand launches of odd sizes end", "[attention]") {
     std::mt19937 random(fresh_seed());
     const int rows = brief() ? 300 : 3000;
     for (const shape &s : shapes) {

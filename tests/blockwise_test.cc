@@ -63,7 +63,7 @@ float scale_of(double amax, te_dtype to, tile_rule rule) {
 // The expected cast of a matrix [rows, cols] whose cols are the GEMM's k: the bytes, and 1 / scale of each element, for 1 x 128 or (blocks) 128 x 128.
 struct cast {
     std::vector<uint8_t> byte;
-    std::vector<float> inverse; // by element
+    std::vector<float> inverse; // 1 / scale, one for each element
     cast(const std::vector<float> &x, size_t rows, size_t cols, bool blocks, te_dtype to, tile_rule rule) : byte(x.size()), inverse(x.size()) {
         const size_t high = blocks ? 128 : 1;
         for (size_t i0 = 0; i0 < rows; i0 += high)
@@ -314,7 +314,7 @@ TEST_CASE("blockwise-scaled GEMMs by custom kernels", "[blockwise]") {
         CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_2D, TE_bf16));
         for (const te_dtype out : {TE_bf16, TE_f16})
             for (const bool biased : {false, true}) check_scaled(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, out, false, 2, biased);
-        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_f32)); // a weight's gradient
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_f32)); // the gradient of a weight
         check_scaled(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D, TE_f32, false, 2);
     }
     CHECK(!has(128, 128, 496, TE_SCALING_BLOCKWISE_2D, TE_bf16));

@@ -185,7 +185,7 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
         reference::head_norm(o).each(rows, [&](size_t at, const op &of) {
             const norm_errors n(of, &in[at], &before[at]);
             for (size_t k = 0; k < of.in; k++) {
-                const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // gamma, from what is stored less 1
+                const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // the size of the stored number, which is gamma - 1
                 e[at + k] = std::fabs(reference::gamma_of(of, params, k)) * n.error[k] + sums * std::fabs(n.xhat[k]) * stored;
             }
         });

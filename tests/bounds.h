@@ -27,7 +27,7 @@ using reference::list;
 using reference::op;
 using reference::vec;
 
-const double sums = 1.0 / (1 << 21); // the bound of a sum whose terms have either sign, relative to the sum of |terms|
+const double sums = 1.0 / (1 << 21); // the bound of a sum with terms of both signs, relative to the sum of |terms|
 inline double same_sign(size_t n) { return sums * std::max(1.0, std::sqrt((double)n / 12)); }
 const double functions = 1.0 / (1 << 21); // of exp and functions of it: twice 2e-7, because it stands in a quotient
 
@@ -77,7 +77,7 @@ struct backward {
     const call &c;
     te_dtype dtype;
     vec d;                   // of the current gradient, at last of dx
-    std::vector<vec> param;  // of the parameters' gradients
+    std::vector<vec> param;  // bounds of the parameters' gradients
     std::map<int, vec> fork_grad, fork_terms; // by fork: of the gradient of its value; and the sum of |terms| of that gradient
     std::map<std::string, vec> inputs;
     vec logits; // error bounds of the logits that backward recomputes; empty: backward reads the saved ones

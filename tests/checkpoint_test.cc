@@ -387,7 +387,7 @@ TEST_CASE("a changed bit in the data or the header is found") {
     CHECK(n.bits() == saved.bits());
 }
 
-TEST_CASE("force loads a file whose checksum is wrong") {
+TEST_CASE("with force, a file with a wrong checksum is loaded") {
     file_name file;
     network saved(1), n(2);
     const te_checkpoint c = saved.checkpoint();
@@ -402,7 +402,7 @@ TEST_CASE("force loads a file whose checksum is wrong") {
     CHECK(load(n, into, file.path) == TE_OK);
 }
 
-TEST_CASE("a model of another list is refused where the shapes agree") {
+TEST_CASE("a model of another list is refused, though its shapes match") {
     file_name file;
     network saved(1);
     const te_checkpoint c = saved.checkpoint();

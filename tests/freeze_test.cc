@@ -369,7 +369,7 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         memcpy(labels.data(), raw.data(), raw.size());
         const int with = (int)std::count_if(labels.begin(), labels.end(), [](int32_t v) { return v != -100; });
         REQUIRE((with > 0 && with < l.rows));
-        // The same bits as a scale that the host has worked out.
+        // A count on the device gives the bits of a loss_scale that the host computes.
         l.batch.loss_scale = 1.0f / (float)with;
         l.forward(), l.backward(true);
         const bytes want = l.grads.raw(), dx = l.dx.raw();
@@ -380,7 +380,7 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         l.backward(true);
         CHECK(l.grads.raw() == want);
         CHECK(l.dx.raw() == dx);
-        // Two micro-batches, one count: half of each gradient.
+        // With the count of two micro-batches, each has half of its gradient.
         REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, -100, 1, l.ctx) == TE_OK);
         CHECK(l.count.read(TE_f32)[0] == 2 * with);
         l.backward(true);
@@ -390,14 +390,14 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         const reference::vec two = l.grads.read(TE_f32);
         for (size_t k = 0, at = 0; k < l.param.size(); at += (size_t)te_round_up((int64_t)l.elements(k), TE_PARAM_ALIGN) * !l.param[k].tied, k++)
             for (size_t i = 0; !l.param[k].tied && i < l.elements(k); i++) CHECK(two[at + i] == Approx(one[at + i]).epsilon(1e-4).margin(1e-6));
-        // The loss itself.
+        // te_mean_loss.
         double sum = 0;
         for (double v : l.y.read(TE_f32)) sum += v;
         buffer mean(l.ctx, 4);
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 1, l.ctx) == TE_OK);
         CHECK(mean.read(TE_f32)[0] == Approx(sum / with).epsilon(1e-6));
-        // No row has a label: no loss, no gradient, no NaN.
+        // If no row has a label, loss and gradients are 0, not NaN.
         l.labels.write_ints(std::vector<int32_t>((size_t)l.rows, -100));
         REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, 0, 0, l.ctx) == TE_OK);
         l.forward(), l.backward(true);
@@ -405,13 +405,13 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
             if (!l.param[k].tied) CHECK(l.gradient(k) == bytes(l.elements(k) * sizeof(float), 0));
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
         CHECK(mean.read(TE_f32)[0] == 0);
-        // A dy and a count.
+        // A dy together with a count.
         CHECK(te_plan_backward(l.in(l.dx), l.out(l.dy), &l.saved, l.plan, &l.model, &l.batch, l.ctx) == TE_ERROR_VALUE);
         CHECK(std::string(te_last_error(ctx)).find("dy and batch.loss_count are both given") != std::string::npos);
     }
 }
 
-TEST_CASE("labels are counted whatever their number", "[freeze]") {
+TEST_CASE("te_count_labels with any number of labels", "[freeze]") {
     context ctx_owner;
     for (int n : {0, 1, 2, 31, 1023, 1024, 1025, 70001}) {
         source random((unsigned)n + 1);

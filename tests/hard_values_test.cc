@@ -117,7 +117,7 @@ TEST_CASE("cross-entropy does not change if a constant is added to all logits", 
             }
         }
     }
-    reference::vec large(rows * width, -3e38); // one logit has all the probability
+    reference::vec large(rows * width, -3e38); // one logit, set below, has all of the probability
     for (int r = 0; r < rows; r++) large[(size_t)(r * width + 7)] = 3e38;
     const outcome o = run(loss_subject, rows, large, reference::vec(rows, 1), 0, batch);
     CHECK(o.y[4] == 0);

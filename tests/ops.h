@@ -131,7 +131,7 @@ OPS_BY_ROW(OPS_MODEL)
 OPS_BY_SEQUENCE(OPS_MODEL)
 OPS_WIDE(OPS_MODEL)
 
-TEST_CASE("ops of a row", "[ops]") {
+TEST_CASE("ops that treat each row alone", "[ops]") {
     for (const subject *s : {OPS_BY_ROW(OPS_SUBJECT)}) {
         check(*s, shape(1, 1));
         if (!brief()) check(*s, shape(7, 1));
@@ -139,7 +139,7 @@ TEST_CASE("ops of a row", "[ops]") {
         check_gradients_of_reference(*s, shape(1, 3));
     }
 }
-TEST_CASE("ops of a sequence", "[ops]") {
+TEST_CASE("ops that depend on the sequence", "[ops]") {
     for (const subject *s : {OPS_BY_SEQUENCE(OPS_SUBJECT)}) {
         check(*s, shape(1, 1));
         shape at(2, 7);

@@ -66,7 +66,7 @@ MODEL(eight, f32, (fork, x), (cube, c), (scale, s, 0.5f), (bias, b, 40), (silu, 
 static_assert((int)eight_forward_steps == 2, "fork, and eight ops");
 static_assert((int)eight_infer_steps == 6, "fork cube_scale bias_silu scale scale add");
 
-// Backward patterns of every kind that begin with a GEMM (dX), its epilogue or pointwise kernel behind it.
+// Backward patterns of every kind that begin with a GEMM (for dx), which continue in its epilogue or in a pointwise kernel.
 #define BEHIND_linear_norm_fork_add_dropout_bias TE_FUSED
 #define BEHIND_linear_fork TE_FUSED
 #define BEHIND_linear_gated_bias TE_FUSED
@@ -79,7 +79,7 @@ static_assert((int)eight_of_linear_forward_steps == 3, "fork, eight ops, add");
 MODEL(long_mirror, f32, (fork, x), (linear, l, 37, 37), (bias, b, 37), (relu, a), (scale, s, 2.0f), (dropout, d, 0.3f), (scale, t, 0.3f), (add, x), (fork, z), (rmsnorm, n, 37), (scale, u, 3.0f), (add, z))
 static_assert((int)long_mirror_backward_steps == 4, "add, scale, eight ops, linear_fork");
 
-// Inference leaves dropout out, first, last and twice in a row.
+// Inference omits dropout: at the beginning, at the end, and two in succession.
 MODEL(dropped, f32, (dropout, d1, 0.5f), (linear, l, 37, 37), (dropout, d2, 0.5f), (bias, b, 37), (dropout, d3, 0.2f), (dropout, d4, 0.2f), (gelu, a), (dropout, d5, 0.1f))
 static_assert((int)dropped_forward_steps == 8, "each is a step");
 static_assert((int)dropped_infer_steps == 1, "linear_bias_gelu");
@@ -222,7 +222,7 @@ TEST_CASE("the struct of a model has the parameters by name", "[plan]") {
     CHECK(g.fc2.weight.grad == nullptr);
 }
 
-TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
+TEST_CASE("micro-batches in flight with the same parameters", "[plan]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
@@ -235,7 +235,7 @@ TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
         for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory, &m.grads}) z->poison();
         set_rng(&ctx_owner.c, 3, 0);
     };
-    reset(); // one after the other
+    reset(); // one micro-batch after the other
     a.forward(m), a.backward(m, 0), b.forward(m), b.backward(m, 1);
     const auto ya = a.y.raw(), yb = b.y.raw(), da = a.dx.raw(), db = b.dx.raw(), g = m.grads.raw();
     reset(); // both forwards first: each backward must use the dropout masks of its forward

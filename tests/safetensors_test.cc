@@ -321,7 +321,7 @@ TEST_CASE("slices of a tensor, transposed or not") {
         te_safetensors_close(&f);
     }
 }
-TEST_CASE("a load is all or nothing") {
+TEST_CASE("a load that fails loads nothing") {
     target t;
     te_safetensors f;
     const std::string s = sample();
@@ -488,7 +488,7 @@ TEST_CASE("files truncated at every length, and with a byte too many") {
         te_safetensors f;
         REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_ERROR_FORMAT);
     }
-    // truncated after it was opened
+    // a file that is truncated after it was opened
     write_file(path, s);
     te_safetensors f;
     REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);

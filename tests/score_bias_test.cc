@@ -107,7 +107,7 @@ TEST_CASE("a frozen bias gets no gradient, and the other gradients keep their bi
         for (int64_t i = 0; i < p->rows * p->cols; i++) CHECK(rest[(size_t)(p->grad - m.model.grads + i)] == all[(size_t)(p->grad - m.model.grads + i)]);
 }
 
-TEST_CASE("attentions that share a relative bias add up its gradient", "[attention]") {
+TEST_CASE("the gradient of a relative bias that two attentions share is the sum of both", "[attention]") {
     runner both(owner_subject, 2, 6, 48, 16, owner_saved_bytes(12)), alone(apart_subject, 2, 6, 48, 16, apart_saved_bytes(12));
     owner &m = *(owner *)both.m.memory.data();
     apart &n = *(apart *)alone.m.memory.data();

@@ -250,7 +250,7 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
     void *scales = nullptr;
     config.ranks = h.group.size;
     const size_t scale_bytes = plan->fp8 ? te_recipes_bytes(models, 1, &config) : 0;
-    if (plan->fp8) { // the first step finds the scales
+    if (plan->fp8) { // a first step computes the scales
         if (te_allocate(&h.ctx, &scales, scale_bytes) != TE_OK || te_fill(&h.ctx, scales, 0, scale_bytes) != TE_OK) return {};
         if (te_recipes_init(&recipes, scales, scale_bytes, models, 1, &config, &h.ctx) != TE_OK) return {};
         const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);

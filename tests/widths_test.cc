@@ -121,7 +121,7 @@ TEST_CASE("symbols: embedding, positions and cross-entropy", "[widths]") {
     if (!brief())
         for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, TE_CUDA ? 3 : 1));
 }
-TEST_CASE("symbols: the reference's gradients", "[widths]") {
+TEST_CASE("symbols: the gradients of the reference", "[widths]") {
     check_gradients_of_reference(mlp_f32_at({37, 53}), shape(1, 3));
     check_gradients_of_reference(lm_f32_at({24, 31, 9}), shape(2, 3));
 }
@@ -179,7 +179,7 @@ std::vector<std::vector<uint8_t>> run(const subject &s, int rows, unsigned seed)
 } // namespace
 #endif
 
-TEST_CASE("symbols and constants give the same bits and take the same memory", "[widths]") {
+TEST_CASE("lists with symbols and with constants have the same bits and need the same memory", "[widths]") {
     const struct { subject sized, fixed; } pairs[] = {
         {mlp_bf16_at({64, 256}), mlp_64_subject},   {mlp_f32_at({65, 131}), mlp_65_subject}, {gated_bf16_at({40, 88}), gated_40_subject},
         {row_f16_at({1000}), row_1000_subject},     {row_bf16_at({5000}), row_5000_subject}, {maps_f32_at({1500}), maps_1500_subject},

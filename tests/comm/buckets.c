@@ -111,7 +111,7 @@ static te_status forward(net *n, int micro_batch) {
     }
     return TE_OK;
 }
-/* The backwards of lists `to` down to `from`. dx: the gradients between the lists. */
+/* Runs the backwards of lists `to` down to `from`. dx: the gradients between the lists. */
 static te_status backward(net *n, int micro_batch, int from, int to, void *const dx[2]) {
     const te_batch b = batch_of(n, micro_batch);
     for (int i = to; i >= from; i--)
@@ -122,7 +122,7 @@ static te_status backward(net *n, int micro_batch, int from, int to, void *const
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* The last backward of a step, with its buckets. */
+/* The argument of a captured function: the last backward of a step, with its buckets. */
 typedef struct last_backward { net *n; te_buckets *buckets; void *const *dx; } last_backward;
 static te_status run_last(const te_graph *g, const void *arg, te_context *c) {
     const last_backward *l = (const last_backward *)arg;
@@ -200,7 +200,7 @@ static te_status sums_of(const char *name, net *n, int64_t bytes, int shards, te
     te_buckets buckets;
     te_buckets_config config = te_buckets_defaults();
     config.bytes = bytes, config.shards = shards, config.dtype = dtype;
-    /* in bf16 each addend is rounded, and each sum of two */
+    /* in bf16 each addend and each sum of two is rounded */
     const double f32 = d->size > 2 && (shards == 1 || TE_CUDA) ? (d->size - 1.0) / (1 << 23) : 0;
     const double bound = dtype == TE_f32 ? f32 : d->size > 1 ? d->size / 256.0 : 0;
     if (!got || !want || !same || !size) return TE_ERROR_MEMORY;

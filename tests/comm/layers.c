@@ -79,7 +79,7 @@ static te_status exchange(const layer *l, int whole) {
     const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
     te_packed parts[LLAMA_FILE];
     int count = 0;
-    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* those in the list */
+    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* the tensors that this list has */
         const te_packed *p = is_gpt ? &gpt_file[i] : &llama_file[i];
         for (int k = 0, has = 0; k < l->model.param_count && !has; k++)
             if (!strcmp(l->param[k].op, p->op)) parts[count++] = *p, has = 1;

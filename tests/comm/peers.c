@@ -117,7 +117,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
         t.x = (char *)x + shift, t.y = t.kind == 0 && u & 1 << 16 ? t.x : (char *)y + shift;
         if (t.kind == 1 && u & 1 << 16) /* in place */
             t.y = (char *)t.x + (size_t)(g->rank * t.count) * te_dtype_bytes(t.dtype);
-        if (g->peers && i % per_algorithm == 0) /* one-shot and two-shot */
+        if (g->peers && i % per_algorithm == 0) /* changes between one-shot and two-shot */
             g->peers->one_shot_bytes = i / per_algorithm % 2 ? 0 : te_min(g->peers->max_bytes, 2 * g->peers->max_bytes / g->size);
         TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (t.kind == 0) TE_TRY(te_group_all_reduce(g, t.y, t.x, t.count, t.dtype, &here));
@@ -143,7 +143,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
 
 /* ---- fused collective patterns ----------------------------------------------------------------------------------- */
 
-/* Counts 16-bit elements that differ, and overwrites b, so that a missing store is seen the next time. */
+/* Counts 16-bit elements that differ, and overwrites b, so that the next comparison notices a missing store. */
 typedef struct comparison { const void *a; void *b; int64_t *wrong, count; } comparison;
 TE_FN void differ(const comparison *t, te_block at) {
     int group;
@@ -243,11 +243,11 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
         const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: differs by rank */
         fused_and_unfused *of = &all[u % 4];
         const int unit = of >= &all[2] ? g->size : 1, max_rows = (u / 4 % 2 ? 16 : ROWS) / unit;
-        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* the number of distinct GEMM shapes is limited */
+        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* limits the number of distinct GEMM shapes */
         const int rows = (int)(1 + v % (uint32_t)max_of * (uint32_t)(max_rows / max_of)) * unit;
         const int local_rows = rows / unit, backward = u / 8 % 4 == 0;
         int64_t pieces = max_bytes;
-        if (g->peers) { /* several rows a block, launches of few rows, one-shot and two-shot */
+        if (g->peers) { /* varies the rows of a block, the rows of a launch, and one-shot or two-shot */
             g->peers->max_blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
             if (u / 128 % 2 == 0 && !(backward && of == &all[1])) /* its backward has a plain all_reduce */
                 pieces = (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
@@ -257,7 +257,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
         t.count = (int64_t)local_rows * of->width;
         TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (backward) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
-        for (int k = 0; k < 2; k++) { /* only patterns may be split: a larger plain all_reduce would go by NCCL */
+        for (int k = 0; k < 2; k++) { /* only a pattern is split into several launches: a larger plain all_reduce would use NCCL */
             if (g->peers) g->peers->max_bytes = k && of < &all[2] ? max_bytes : pieces;
             TE_TRY(passes(of, k, rows, backward, x, &t, mixed(w + (uint32_t)k)));
         }

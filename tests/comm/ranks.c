@@ -130,7 +130,7 @@ static te_status run_list(const te_plan *plan, expected wy, expected wx) {
     TE_TRY(te_plan_backward(dx, dy, &saved, plan, &m, &batch, &ctx));
     TE_TRY(check(plan->name, y, wy, g));
     TE_TRY(check(plan->name, dx, wx, g));
-    TE_TRY(te_plan_forward(y, 0, x, plan, &m, &batch, &ctx)); /* and inference */
+    TE_TRY(te_plan_forward(y, 0, x, plan, &m, &batch, &ctx)); /* without saved: inference */
     TE_TRY(check(plan->name, y, wy, g));
     void *const memory[5] = {saved.memory, x.data, y.data, dx.data, dy.data};
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);

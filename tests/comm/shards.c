@@ -481,7 +481,7 @@ static te_status run_scales(void) {
             batch.accumulate = 1;
         }
         batch.accumulate = 0;
-        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* as an optimizer step would change them */
+        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* new weights, as after an optimizer step */
         TE_TRY(local_amax(amax[comm.world.rank], &recipes, step));
         TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, amax[comm.world.rank], sizeof amax[0]));
         TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
@@ -541,7 +541,7 @@ static te_status run_refuse(void) { /* 2 ranks, which are replicas */
     refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     refuses(te_adamw_reduce(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     opt.config.shards = 2;
-    /* a list for tensor groups of 3 ranks on one of 1 */
+    /* a list for tensor groups of 3 ranks, in a group of 1 */
     static made nothing;
     refuses(make(&nothing, loss_f323_plan(), VOCABULARY), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
     /* checkpoints: rank 0 cannot write; the ranks have different tensors; a value is infinite */
