@@ -104,7 +104,8 @@ struct reference {
             const double keeps = c.rule == TE_RULE_sgd ? mu : b1;
             const bool eight = c.moments == TE_e4m3;
             t.m_off = keeps * t.m_off + length(t.m) / (eight ? 8 : 128), t.v_off = b2 * t.v_off + length(t.v) * (eight ? 17. / 64 : 1. / 128);
-            const auto unit = [](const std::vector<double> &of, bool root) { // the scale is below 2 amax / 448, and twice that if amax was rounded up; the unit of subnormals is 2^-9 times the scale
+            // the scale is below 2 amax / 448, and twice that if amax was rounded up; the unit of subnormals is 2^-9 times the scale
+            const auto unit = [](const std::vector<double> &of, bool root) {
                 double largest = 0;
                 for (double x : of) largest = std::max(largest, root ? std::sqrt(x) : std::fabs(x));
                 return largest / (112 * 512);
@@ -209,7 +210,8 @@ TEST_CASE("many steps match the reference, with all dtypes in one launch") {
         optimizer o(t, {&a.model, &b.model, &c.model}, config);
         reference r(config, hands);
         for (int step = 0; step < (brief() ? 5 : 15); step++) {
-            for (hand_model *m : {&a, &b, &c}) m->draw_grad(random, step % 5 == 4 ? 1e-3f : 1.0f); // gradients so small that they are not clipped
+            // gradients so small that they are not clipped
+            for (hand_model *m : {&a, &b, &c}) m->draw_grad(random, step % 5 == 4 ? 1e-3f : 1.0f);
             o.step(), r.run();
             const te_adamw_state s = o.state();
             CHECK(s.step == step + 1);
@@ -357,7 +359,8 @@ TEST_CASE("moments in 8 bits are rounded to neighbours, without bias, and no v b
                         if (root && low == 0) continue; // never rounded down to 0
                         up += got > low + unit / 2, share += root ? (x * x - low * low) / (high * high - low * low) : (x - low) / unit;
                     }
-                    if (n > 40000) CHECK(std::fabs(up - share) < 5 * 0.5 * std::sqrt((double)n)); // five standard deviations of the sum of n random bits
+                    // five standard deviations of the sum of n random bits
+                    if (n > 40000) CHECK(std::fabs(up - share) < 5 * 0.5 * std::sqrt((double)n));
                 }
                 ms.push_back(read_moment(t, o.opt.m, (size_t)n, TE_e4m3, 0));
             }

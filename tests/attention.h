@@ -47,7 +47,8 @@ struct shape {
     form f;
     te_sinks_grad_fn sinks;
     size_t value() const { return (size_t)(f.value ? f.value : dim); }   // head size of v
-    size_t q() const { return (size_t)heads * (size_t)dim; }             // number of columns of q; qk(): of q and k; width(): of q, k and v; out(): of the output
+    // number of columns of q; qk(): of q and k; width(): of q, k and v; out(): of the output
+    size_t q() const { return (size_t)heads * (size_t)dim; }
     size_t qk() const { return q() + (size_t)kv_heads * (size_t)dim; }
     size_t width() const { return qk() + (size_t)kv_heads * value(); }
     size_t out() const { return (size_t)heads * value(); }

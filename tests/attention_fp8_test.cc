@@ -52,7 +52,8 @@ struct call8 {
           scratch(c, of.scratch_bytes(c, (int64_t)rows)), x(random.draw(rows * width, of.dtype)), inverse(all) {
         std::vector<float> amax(all);
         bytes.resize(x.size());
-        for (size_t i = 0; i < x.size(); i++) { // heads of different sizes, and some rows that are four times as large: their scores raise the running maximum late
+        // heads of different sizes, and some rows that are four times as large: their scores raise the running maximum late
+        for (size_t i = 0; i < x.size(); i++) {
             const size_t head = i % width / (size_t)s.dim;
             x[i] *= (head % 3 ? 1.5 : 0.75) * (i / width % 37 == 5 && head < (size_t)(s.heads + s.kv_heads) ? 4 : 1);
         }
@@ -62,7 +63,8 @@ struct call8 {
         a.out = out.data(), a.lse = (float *)lse.data(), a.qkv = qkv.data(), a.scratch = scratch.data();
         a.batch = batch, a.seq = seq, a.scale = sharper / std::sqrt((float)s.dim);
         std::vector<float> scale(all);
-        for (size_t i = 0; i < all; i++) { // amax of k becomes 15, of v 448, and of q at most 15, so that the unit of a score is a power of two
+        // amax of k becomes 15, of v 448, and of q at most 15, so that the unit of a score is a power of two
+        for (size_t i = 0; i < all; i++) {
             const bool is_q = i < (size_t)s.heads, is_v = i >= (size_t)(s.heads + s.kv_heads);
             scale[i] = (is_v ? 448.0f : 15.0f) / amax[i], inverse[i] = (double)(amax[i] / (is_v ? 448.0f : 15.0f));
             if (!is_q) continue;
@@ -116,17 +118,21 @@ struct call8 {
             p[i] = score.sum * unit, top = std::max(top, p[i]);
             off[i] = (score.error + in_f16(row * width + head * d, (first + (size_t)from + i) * width + k_head * d)) * unit + 1e-6 * (1 + std::fabs(p[i]));
         }
-        for (size_t i = 0; i < p.size(); i++) { // the relative error of P; on CUDA both P and its exponent (of up to 5 above the maximum) are f16
+        // the relative error of P; on CUDA both P and its exponent (of up to 5 above the maximum) are f16
+        for (size_t i = 0; i < p.size(); i++) {
             const double log = p[i] - top;
             off[i] = 0.6931471805599453 * (off[i] + (TE_CUDA ? (5 - log) / 2048 : 0)) + (TE_CUDA ? std::exp2(-9.5) : 0);
             p[i] = std::exp2(log), sum += p[i], sum_error += p[i] * off[i];
         }
-        sum_error += TE_CUDA ? sum / 256 + (double)p.size() / (1 << 25) : 0; // sixteen of them are summed in f16, whose smallest steps round by 2^-25
+        // sixteen of them are summed in f16, whose smallest steps round by 2^-25
+        sum_error += TE_CUDA ? sum / 256 + (double)p.size() / (1 << 25) : 0;
         for (size_t c = 0; c < d; c++) {
             const double *v = &x[(first + (size_t)from) * width + v_head * d + c];
             const bounds::fp8_sum value(p.data(), 1, v, width, p.size(), true, TE_CUDA);
             double error = value.error + std::fabs(value.sum) * sum_error / sum;
-            for (size_t i = 0; i < p.size(); i++) // rounding P to e4m3: half a unit of its 3 fraction bits, or of its smallest numbers; the maximum is rounded up, twice if it has an error
+            // rounding P to e4m3: half a unit of its 3 fraction bits, or of its smallest numbers; the maximum is rounded up, twice if it
+            // has an error
+            for (size_t i = 0; i < p.size(); i++)
                 error += (p[i] * (1.0 / 16 + off[i]) + 1.0 / (1 << (10 + TE__ATTN_FP8_P_EXPONENT - 2))) * std::fabs(v[i * width]);
             const double want = value.sum / sum * inverse[v_head];
             const double bound = error / sum * inverse[v_head] + bounds::ulp(std::fabs(want), s.dtype);

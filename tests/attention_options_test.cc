@@ -75,7 +75,8 @@ TEST_CASE("attention of packed sequences equals that of each sequence alone", "[
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // the other kernels run their backward without scratch memory here
+        // the other kernels run their backward without scratch memory here
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300);
         if (!brief()) {
             std::vector<int> lengths;
             for (int i = 0; i < 40; i++) lengths.push_back((int)(random() % (i % 8 ? 20 : TE_CUDA ? 900 : 200)));

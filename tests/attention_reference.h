@@ -32,7 +32,8 @@ std::vector<double> alibi_slopes(int heads);
 struct drawn {
     te_rng rng = {0, 0};
     uint32_t id = 0;
-    size_t first_head = 0, seq = 0; // of one of several packed sequences: the index of its first head, and the maximum length; 0: one sequence
+    // of one of several packed sequences: the index of its first head, and the maximum length; 0: one sequence
+    size_t first_head = 0, seq = 0;
     size_t heads = 0;               // heads of a sequence on all ranks, if that is more than those of the call
 };
 double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq);

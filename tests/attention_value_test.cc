@@ -54,7 +54,8 @@ TEST_CASE("attention with value_dim, packed sequences of different lengths", "[a
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.value, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // the other kernels run their backward without scratch memory here
+        // the other kernels run their backward without scratch memory here
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300);
         check(s, 3, 70, random, worst);
         std::printf("%-4s heads %d/%d head_dim %3d/%d, varlen: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim, (int)s.value(), worst[0],
                     worst[1]);

@@ -258,7 +258,8 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     REQUIRE((of_a == TE_SCALING_BLOCKWISE_1D ? product_run(&g, ctx) : te_gemm_run(&g, ctx)) == TE_OK);
     const reference::vec gave = d.read(out);
     const double rounding = out == TE_f32 ? 1e-6 : std::ldexp(1, -8);
-    const size_t run = of_a == TE_SCALING_BLOCKWISE_1D ? 128 : k; // the part of k with one scale; its sum by the tensor cores is scaled and added in f32
+    // the part of k with one scale; its sum by the tensor cores is scaled and added in f32
+    const size_t run = of_a == TE_SCALING_BLOCKWISE_1D ? 128 : k;
     double worst = 0;
     for (size_t i = 0; i < m * n; i++) {
         double sum = 0, off = 0;
@@ -266,8 +267,10 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
             const bounds::fp8_sum part(&a.value[i / n * k + l], 1, &b.value[i % n * k + l], 1, std::min(run, k - l), false, TE_CUDA);
             sum += part.sum, off += part.error + 1e-6 * std::fabs(part.sum);
         }
-        const double should = alpha * sum + (adds ? 2 * before[i] : 0) + bias[i % n], least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30; // half of a subnormal step
-        const double end = out == TE_f16 ? 65504 : INFINITY; // larger values overflow to infinity, and so may values that exceed it by their error
+        // half of a subnormal step
+        const double should = alpha * sum + (adds ? 2 * before[i] : 0) + bias[i % n], least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30;
+        // larger values overflow to infinity, and so may values that exceed it by their error
+        const double end = out == TE_f16 ? 65504 : INFINITY;
         const double difference = std::fabs(std::min(std::max(gave[i], -end), end) - std::min(std::max(should, -end), end));
         const double e = std::isnan(gave[i]) ? INFINITY : difference / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0) + std::fabs(bias[i % n])) + alpha * off + least);
         worst = e <= worst ? worst : e;

@@ -241,7 +241,8 @@ TEST_CASE("8-bit moments are saved in bf16, and loaded with the same bits") {
                         const size_t to = std::min(n, from + 128);
                         float largest = 0;
                         for (size_t i = from; i < to; i++) largest = std::max(largest, root ? std::sqrt(want[i]) : std::fabs(want[i]));
-                        for (size_t i = from; i < to; i++) { // half a unit of e4m3 (for subnormals half of 2^-9 times the scale), and one of bf16
+                        // half a unit of e4m3 (for subnormals half of 2^-9 times the scale), and one of bf16
+                        for (size_t i = from; i < to; i++) {
                             const float a = root ? std::sqrt(want[i]) : want[i], b = root ? std::sqrt(got[i]) : got[i];
                             if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + largest / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
                             if (root && want[i] > 0 && !(got[i] > 0)) FAIL("element " << i << " of v became 0");
@@ -468,7 +469,8 @@ TEST_CASE("a checkpoint with infinities or NaNs does not replace a good file") {
             te_checkpoint c = n.checkpoint();
             REQUIRE(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_OK);
             const std::string good = content(file.path);
-            if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});                  // the last element of an f32 parameter
+            // the last element of an f32 parameter
+            if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});
             else if (which == 1) write_floats(n.t, (uint16_t *)n.h1.param[1].data + 95, {bad}, TE_bf16);       // of a bf16 parameter
             else write_floats(n.t, (float *)(which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                      // a moment
             CAPTURE(bad, which);

@@ -348,14 +348,16 @@ TEST_CASE("a frozen_linear saves no input", "[freeze]") {
 const size_t rows = TE_ROW_PAD; // saved tensors have at least these rows
     {
         list loose(beside_plan(), 2, 9), fixed(beside_fixed_plan(), 2, 9);
-        check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float)); // the inputs within the recompute region are not saved in either list
+        // the inputs within the recompute region are not saved in either list
+        check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float));
     }
     {
         list loose(to_loss_plan(), 2, 9), fixed(to_loss_fixed_plan(), 2, 9);
         check_fixed(loose, fixed, {"lm"}, 0); // backward recomputes the logits from the saved input of lm
     }
     list loose(in_eighths_plan(), 2, 9), fixed(in_eighths_fixed_plan(), 2, 9);
-    check_fixed(loose, fixed, {"a", "b"}, 2 * TE_ALIGN, true); // only the scales: backward would recompute these inputs, of a norm and a silu
+    // only the scales: backward would recompute these inputs, of a norm and a silu
+    check_fixed(loose, fixed, {"a", "b"}, 2 * TE_ALIGN, true);
 }
 
 // ---- the mean over rows that have a label ---------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ TEST_CASE("an FP8 GEMM by cuBLASLt or the host", "[gemm_fp8]") {
         for (const te_dtype dtype : {TE_bf16, TE_f16})
             for (int fast = 0; fast < 2; fast++) {
                 ran += check({128, 192, 256, pair[0], pair[1], dtype, dtype, fast, 0, 0}, BACK_END);
-                ran += check({64, 96, 1040, pair[0], pair[1], dtype, TE_f32, fast, 1, 0}, BACK_END); // the gradient of a weight, accumulated
+                // the gradient of a weight, accumulated
+                ran += check({64, 96, 1040, pair[0], pair[1], dtype, TE_f32, fast, 1, 0}, BACK_END);
                 ran += check({1, 16, 16, pair[0], pair[1], dtype, dtype, fast, 0, 0}, BACK_END);
                 ran += check({131, 48, 80, pair[0], pair[1], dtype, dtype, fast, 1, 0}, BACK_END);
                 ran += check({131, 48, 80, pair[0], pair[1], dtype, dtype, fast, 0, 1}, BACK_END);
@@ -366,7 +367,8 @@ void check_patterns(under_recipe &u, micro_batch &b, bool stored, bool custom) {
     te__take_params(&r, u.m.model());
     te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
-    const auto saved_input = [&](int op, size_t cols, int scale) { // the saved FP8 input of a GEMM, or the one that backward would recompute
+    // the saved FP8 input of a GEMM, or the one that backward would recompute
+    const auto saved_input = [&](int op, size_t cols, int scale) {
         const te_saved_input k = te__saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
@@ -388,7 +390,8 @@ void check_patterns(under_recipe &u, micro_batch &b, bool stored, bool custom) {
                 else REQUIRE(transposed[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && custom && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast, and the GEMM of more than 128 rows, save the transpose
+    // a cast, and the GEMM of more than 128 rows, save the transpose
+    if (u.ctx->capability == 900 && custom && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128));
     const reference::vec xa = saved_input(LINEAR_A, IN, a->x), xb = saved_input(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -418,13 +421,15 @@ void check_patterns(under_recipe &u, micro_batch &b, bool stored, bool custom) {
     }
     CHECK(wrong == 0);
     if (stored) CHECK(std::fabs(amax_of(c->x) - amax) <= amax_error + 1e-6 * amax);
-    CHECK(std::fabs(448 / xb_scale - amax) <= amax_error + bounds::ulp(amax, TE_bf16) + 1e-6 * amax); // the scale comes from this amax: in the first step its own, in the second that of the first, which had the same numbers
+    // the scale comes from this amax: in the first step its own, in the second that of the first, which had the same numbers
+    CHECK(std::fabs(448 / xb_scale - amax) <= amax_error + bounds::ulp(amax, TE_bf16) + 1e-6 * amax);
     v.clear(), off.clear();
     product(xb, wb, bias_b, &x_given, IN, MIDDLE, &v, &off);
     check_within("y", b.y.read(TE_bf16), v, off);
 
     // dy of b in FP8; then its product, through the gelu; the column sums of that; and the same as dy of a, rounded to FP8
-    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = (in_e4m3 ? std::ldexp(1.0, -10) : std::ldexp(1.0, -17)) / dya_scale; // half of the smallest FP8 number
+    // half of the smallest FP8 number
+    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = (in_e4m3 ? std::ldexp(1.0, -10) : std::ldexp(1.0, -17)) / dya_scale;
     reference::vec dyb(dy_given.size()), g, g_off, sum(MIDDLE), sum_off(MIDDLE);
     for (size_t i = 0; i < dyb.size(); i++) dyb[i] = (double)te_round_to((float)dy_given[i] * (float)dyb_scale, u.plan->fp8->gradients) / dyb_scale;
     for (size_t i = 0; i < m; i++)
@@ -626,7 +631,8 @@ TEST_CASE("a pattern of an FP8 GEMM and a gated op is one kernel in inference, w
         b.forward(u);
         REQUIRE(infer() == TE_OK);
         CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, infer) == 1);
-        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 0); // in training two kernels are faster
+        // in training two kernels are faster
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 0);
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
@@ -654,7 +660,8 @@ TEST_CASE("autotuning times the strategies of a pattern that begins with an FP8 
         under_recipe u(patterns_fp8_subject, 1, rows, 3, 3, pass == 0);
         if (pass) {
             REQUIRE(te_gemm_load(path, u.ctx) == TE_OK);
-            u.workspace.reset(new buffer(u.ctx, patterns_fp8_subject.workspace_bytes(u.m.memory.data(), rows, u.ctx))); // the loaded strategy may need another size
+            // the loaded strategy may need another size
+            u.workspace.reset(new buffer(u.ctx, patterns_fp8_subject.workspace_bytes(u.m.memory.data(), rows, u.ctx)));
             u.ctx->workspace = u.workspace->data(), u.ctx->workspace_bytes = u.workspace->bytes;
         }
         micro_batch b(u, patterns_fp8_saved_bytes(rows));

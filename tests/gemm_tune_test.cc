@@ -322,7 +322,8 @@ TEST_CASE("a call during a stream capture times nothing; the next eager call doe
         REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
         {
             counted count(t.ctx);
-            REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess); // in this mode allocations and synchronisations fail
+            // in this mode allocations and synchronisations fail
+            REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
             o.run();
             REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
             CHECK(allocations == 0);
@@ -749,7 +750,8 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         INFO(name_of(p) << ", TE_SEED=" << seed);
         ctx_owner.c.gemm_custom = 2, ctx_owner.c.processors = processors;
         if (!te__gemm_can_fuse(kernels, &g, &ctx_owner.c)) {
-            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || ctx_owner.c.capability != 900)); // the only reasons not to have a kernel
+            // the only reasons not to have a kernel
+            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || ctx_owner.c.capability != 900));
             continue;
         }
         const te_status status = te_unfused_gemm_run(kernels, &g, &ctx_owner.c);

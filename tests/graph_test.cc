@@ -286,7 +286,8 @@ TEST_CASE("replays of a forward and a backward have the bits of the eager run, w
             OK(eager, eager.backward(dh, te_matrix(edy, TE_f32, ROWS, 1), &eager.single, 0));
 
             const te_named a = te_named_ints("tokens", tx, ROWS), c = te_named_ints("labels", ty, ROWS);
-            if (i % 3 == 0) OK(t, replay(&f, &t.ctx, {c, a}));                                                                // inputs by name
+            // inputs by name
+            if (i % 3 == 0) OK(t, replay(&f, &t.ctx, {c, a}));
             else if (i % 3 == 1) OK(t, replay(&f, &t.ctx, {te_named_ints(nullptr, tx, ROWS), te_named_ints(nullptr, ty, ROWS)})); // inputs by position
             else { // by name, with the data already in the graph's input; by position, from host memory
                 OK(t, te_copy(&t.ctx, te_graph_input(&f, "tokens").data, tx, ROWS * 4));
@@ -663,7 +664,8 @@ TEST_CASE("a replay with invalid inputs is refused before anything is copied or 
     CHECK(m.read(te_graph_output(&g, "y")) == bytes(128, 0));
     CHECK(m.read(sa) == bytes(128, 1));
     CHECK(m.read(sb) == bytes(32, 1));
-    OK(m, replay(&g, &m.ctx, {te_named_tensor("a", sa), with(b, sa.data, TE_bf16, 2, 8)})); // a is in its place and is not written, so b may be copied from it
+    // a is in its place and is not written, so b may be copied from it
+    OK(m, replay(&g, &m.ctx, {te_named_tensor("a", sa), with(b, sa.data, TE_bf16, 2, 8)}));
 
     OK(m, te_context_reserve(&m.ctx, 1 << 16)); // replaces the workspace, whose address the graph contains
     m.refused(replay(&g, &m.ctx, {b, a}), TE_ERROR_STATE, {"zero", "workspace"});
@@ -696,7 +698,8 @@ TEST_CASE("a capture with an invalid spec is refused and takes nothing from the 
     m.refused(capture({with(a, nullptr, TE_DTYPE_COUNT, 4, 8)}, {y}, &pool), TE_ERROR_DTYPE, {"input a", "dtype"});
     m.refused(capture({with(a, (void *)8, TE_f32, 4, 8)}, {y}, &pool), TE_ERROR_ALIGNMENT, {"input a", "16"});
     m.refused(capture({a, b}, {y}, nullptr), TE_ERROR_NULL, {"input a", "pool"});
-    m.refused(capture({a, b}, {with(y, nullptr, TE_f32, 16, 16)}, &pool), TE_ERROR_MEMORY, {"output y of graph wrong", "1024", "512"}); // bytes needed; free
+    // bytes needed; free
+    m.refused(capture({a, b}, {with(y, nullptr, TE_f32, 16, 16)}, &pool), TE_ERROR_MEMORY, {"output y of graph wrong", "1024", "512"});
     m.refused(capture({a, b, with(te_named_ints(nullptr, nullptr, 1), nullptr, TE_f32, 16, 16)}, {y}, &pool), TE_ERROR_MEMORY, {"input #2"});
 
     te_graph_spec spec = te_graph_spec_of("wrong", nullptr, nullptr, 0, two_in, 2, y_out, 1);

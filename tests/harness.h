@@ -191,7 +191,8 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             if (!TE_CUDA && rotated_in_pattern(p, s, count, o)) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // a norm reads a stored, rounded row
-            const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // the logits are stored, some rows at a time
+            // the logits are stored, some rows at a time
+            const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS);
             if (j + 1 == s[i].count || lossy || forked || normed || (training && te__policy(&sizes, o)->output_saved) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;

@@ -151,7 +151,8 @@ TEST_CASE("the replays of a captured step have the bits of eager steps, with new
     cudaStream_t stream = (cudaStream_t)replayed.ctx.stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess); // in this mode allocations and synchronisations fail
+    // in this mode allocations and synchronisations fail
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
     REQUIRE(replayed.step() == TE_OK);
     REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);

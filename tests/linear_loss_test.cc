@@ -56,7 +56,8 @@ TEST_CASE("only a piece of the logits is in memory at a time", "[linear_loss]") 
     const context ctx_owner;
     instance m(tall_subject, (te_context *)&ctx_owner.c);
     const size_t x = 4096 * 192, logits = (size_t)4096 * 1900, weight = 1900 * 192;
-    const size_t of_host = TE_CUDA ? 0 : 4 * (x + weight + logits / 16); // on the host the operands of a 16-bit GEMM are converted to floats
+    // on the host the operands of a 16-bit GEMM are converted to floats
+    const size_t of_host = TE_CUDA ? 0 : 4 * (x + weight + logits / 16);
     CHECK(tall_subject.workspace_bytes(m.memory.data(), 4096, m.ctx) <= logits * 2 / 16 + of_host + 2 * x + 4096);
 }
 

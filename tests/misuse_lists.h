@@ -72,7 +72,8 @@ inline std::vector<list> wrong_lists() {
             for (const char *bad : {"0", "-16", "\"16\"", "no_such_name"}) {
                 if (!width && (*bad == '0' || (*bad == '-' && !strcmp(s.kind, "scale")))) continue; // valid values of these ops
                 std::vector<std::string> v = s.shapes;
-                v[k] = *bad == 'n' ? bad + std::to_string(all.size()) : bad; // a new name each time, because gcc reports an unknown name only once
+                // a new name each time, because gcc reports an unknown name only once
+                v[k] = *bad == 'n' ? bad + std::to_string(all.size()) : bad;
                 add(v, *bad == '"' ? "*" : *bad == 'n' ? "no_such_name" : strstr(s.kind, "attention") || s.kind == std::string("rope") ? "*" : "te: ");
             }
             if (width) { // with one shape too few

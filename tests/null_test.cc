@@ -164,7 +164,8 @@ TEST_CASE("an instance that was copied, or that was bound anew while others refe
     REQUIRE(te_adamw_step(&opt, s.ctx) == TE_OK);
     REQUIRE(net_bind(&copy, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK); // binds the copy
     CHECK(s.forward(copy) == TE_OK);
-    REQUIRE(net_bind(&s.m, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK); // binding to the same memory keeps the optimizer valid
+    // binding to the same memory keeps the optimizer valid
+    REQUIRE(net_bind(&s.m, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK);
     CHECK(te_adamw_step(&opt, s.ctx) == TE_OK);
     buffer params(s.ctx, s.params.bytes);
     REQUIRE(net_bind(&s.m, params.data(), (float *)s.grads.data(), s.ctx) == TE_OK);
@@ -179,7 +180,8 @@ TEST_CASE("an instance that was copied, or that was bound anew while others refe
     REQUIRE(head_bind(&h, table.data(), (float *)grad.data(), s.ctx) == TE_OK);
     REQUIRE(te_tie(&h.h.weight, &e.e.weight, s.ctx) == TE_OK);
     CHECK(head_infer(to, s.as(s.x), &h, &s.batch, s.ctx) == TE_OK);
-    for (const buffer *b : {&other, &table}) { // to other memory; to the same, which also ends the tie, because it resets the order of gradients
+    // to other memory; to the same, which also ends the tie, because it resets the order of gradients
+    for (const buffer *b : {&other, &table}) {
         REQUIRE(embed_bind(&e, b->data(), (float *)grad.data(), s.ctx) == TE_OK);
         CHECK(head_infer(to, s.as(s.x), &h, &s.batch, s.ctx) == TE_ERROR_STATE);
         CHECK(s.says("the owner of h.weight was bound again"));

@@ -280,7 +280,8 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
     std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_INVERSE_STRIDE);
     INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
     for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
-        const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // every fifth step updates some of them only
+        // every fifth step updates some of them only
+        const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count;
         for (int i = 0; i < count; i++) {
             const float v = std::ldexp(1.0f + (float)(random() % 1024) / 1024, (int)(random() % 40) - 20);
             const unsigned kind = random() % 12;

@@ -138,7 +138,8 @@ inline void check_graph(const subject &s, int rows, unsigned seed) {
         CHECK(bool(a.dx.raw() == b.dx.raw()));
         CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
         const std::vector<uint8_t> left = u.memory->raw(), right = v.memory->raw();
-        const auto table = (long)te__recipes_layout_of(u.models, 1, &u.config).table; // the table of addresses is the last part of the state
+        // the table of addresses is the last part of the state
+        const auto table = (long)te__recipes_layout_of(u.models, 1, &u.config).table;
         CHECK(std::equal(left.begin(), left.begin() + table, right.begin()));
     }
     te_graph_destroy(&g);

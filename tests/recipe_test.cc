@@ -199,7 +199,8 @@ TEST_CASE("recompute regions with a recipe change no bit", "[recipe]") {
         under_recipe u(*pair[0], 2, 33, seed), v(*pair[1], 2, 33, seed);
         CAPTURE(u.plan->name);
         micro_batch a(u, u.m.s.saved_bytes(66)), b(v, v.m.s.saved_bytes(66));
-        for (int step = 0; step < 2; step++) { // in the second step the pointwise kernels of fp8_delayed store FP8, also in backward's recomputation
+        // in the second step the pointwise kernels of fp8_delayed store FP8, also in backward's recomputation
+        for (int step = 0; step < 2; step++) {
             const results left = run_plain(u, a), right = run_plain(v, b);
             CHECK((left.y == right.y));
             CHECK((left.dx == right.dx));

@@ -33,7 +33,8 @@ typedef std::vector<uint8_t> bytes;
 // Models, and how they are trained.
 struct setup {
     std::vector<const subject *> lists;     // the models of the optimizer
-    std::vector<int> under;                 // indices of those that have recipes, in the recipes' order; -1: a further model of the first list
+    // indices of those that have recipes, in the recipes' order; -1: a further model of the first list
+    std::vector<int> under;
     te_adamw_config config;
     te_recipes_config recipes;
     const char *frozen = nullptr;           // an op of the first list, to be frozen

@@ -120,7 +120,8 @@ TEST_CASE("a region around the whole block: the bits of the block without it, an
         CHECK(b.saved == (size_t)TE_ALIGN); // the random state
         CHECK(b.workspace >= a.saved - (size_t)TE_ALIGN);
         CHECK(patterns_of(plain->forward, plain->forward_count) == patterns_of(whole->forward, whole->forward_count));
-        CHECK(recomputed(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu"); // fc2 is not recomputed, because backward does not need its output
+        // fc2 is not recomputed, because backward does not need its output
+        CHECK(recomputed(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu");
     }
 }
 

@@ -171,7 +171,8 @@ struct attention_sizes {
     size_t q0(size_t batch, size_t head, size_t query) const { return (batch * queries + query) * width + head * dim; }
     size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // index of key 0
     size_t v0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + kv * dim + head / (heads / kv) * value; }
-    long at(size_t query) const { return (long)query + (long)keys - (long)queries; } // the position among the keys: the last query is at the last key
+    // the position among the keys: the last query is at the last key
+    long at(size_t query) const { return (long)query + (long)keys - (long)queries; }
 };
 vec joined(const vec &q, const vec &kv);
 vec split(vec &x, size_t n); // removes the elements behind the first n, and returns them

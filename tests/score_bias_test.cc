@@ -87,7 +87,8 @@ TEST_CASE("attention with a table of biases refuses longer sequences by name", "
     CHECK(std::string(te_last_error(r.ctx)) == "lengths_a_attention: sequences of 10 queries, its bias was declared with bias_queries 9");
     CHECK(r.infer() == TE_ERROR_SHAPE);
     CHECK(r.y.poisoned());
-    r.batch.sequences = 2, r.batch.max_seqlen = 9, r.batch.cu_seqlens = (const int32_t *)there.data(); // for packed sequences, max_seqlen is compared with the table
+    // for packed sequences, max_seqlen is compared with the table
+    r.batch.sequences = 2, r.batch.max_seqlen = 9, r.batch.cu_seqlens = (const int32_t *)there.data();
     CHECK(r.forward() == TE_OK);
     CHECK(r.backward() == TE_OK);
 }

@@ -337,7 +337,8 @@ TEST_CASE("reduce_scatter .. norm all_gather as one kernel has the bits of the u
             through[unfused][(size_t)r] = h.peers.collectives;
         });
         const int each = calls.exchange(0) / n;
-        CHECK(each == (unfused ? 12 : 8)); // four in each of forward, inference and backward; the fused pattern replaces two in forward and two in inference
+        // four in each of forward, inference and backward; the fused pattern replaces two in forward and two in inference
+        CHECK(each == (unfused ? 12 : 8));
         CHECK(is_idle(ranks));
         close_ranks(ranks);
     }

@@ -78,7 +78,8 @@ struct packed {
         std::vector<reference::vec> want(m.param.size());
         for (size_t i = 0; i + 1 < cu.size(); i++) {
             const size_t first = (size_t)cu[i], n = (size_t)cu[i + 1] - first;
-            if (!n && last) want_y.resize(want_y.size() + (size_t)plan->out, 0); // an empty sequence has a row of zeros, and the linear maps it to zeros
+            // an empty sequence has a row of zeros, and the linear maps it to zeros
+            if (!n && last) want_y.resize(want_y.size() + (size_t)plan->out, 0);
             if (!n) continue;
             reference::call call;
             call.batch = 1, call.seq = (int)n, call.position = batch.position, call.ignore_index = -100;

@@ -166,7 +166,8 @@ TEST_CASE("with weights in f32, the fused step of optimizer and recipes has the 
                 CHECK(u.m.params.raw() == v.m.params.raw());
                 check_casts(u), check_casts(v);
                 if (step) continue;
-                REQUIRE(te_adamw_step(&q.opt, w.ctx) == TE_OK); // the initial weights are exact in 16 bits, so the first step equals the twin's
+                // the initial weights are exact in 16 bits, so the first step equals the twin's
+                REQUIRE(te_adamw_step(&q.opt, w.ctx) == TE_OK);
                 for (int i = 0; i < u.models[0]->param_count; i++)
                     CHECK(p.master(v, &v.models[0]->param[i]) == q.master(w, &w.models[0]->param[i]));
             }
