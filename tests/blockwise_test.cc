@@ -220,7 +220,7 @@ struct operand {
         const std::vector<float> x = drawn(rows, cols, seed, true, TE_f32);
         const size_t n = (size_t)te_scaling_count(scaling, (int64_t)rows, (int64_t)cols);
         const cast c(x, rows, cols, scaling == TE_SCALING_BLOCKWISE_2D, TE_e4m3, {});
-        std::vector<float> scale(n, TE_CUDA ? 1.0f : NAN); // scales of no element must not be read, but cuBLASLt may load them
+        std::vector<float> scale(n, TE_CUDA ? 1.0f : NAN); // scales that belong to no element: the host must not read them, cuBLASLt may
         std::vector<uint8_t> byte = c.byte;
         for (size_t i = 0; i < rows * cols; i++) {
             if (scaling == TE_SCALING_ROWWISE) { // the scale of the first tile of each row, for the whole row
