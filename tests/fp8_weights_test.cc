@@ -127,16 +127,16 @@ template <class M> struct loaded {
 template <class All, class Alone, class BindAll, class Bind>
 void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, BindAll bind_all, Bind bind) {
     context c;
-    path eighths, checkpoint, resaved;
+    path fp8_file, checkpoint, resaved;
     trained<All> t(&c.c, all_plan, bind_all(&c.c));
     const unsigned seed = fresh_seed();
     const te_named_model named = {"h0", &t.m.model};
     const std::vector<uint8_t> want = answers(all_plan, &t.m.model, seed, &c.c);
-    REQUIRE(te_fp8_weights_save(eighths.c_str(), &named, 1, &c.c) == TE_OK);
+    REQUIRE(te_fp8_weights_save(fp8_file.c_str(), &named, 1, &c.c) == TE_OK);
     const auto to_none = [&](Alone *m) { return bind(m, &c.c); };
     {
         loaded<Alone> l;
-        const te_status status = l.open(eighths, &c.c, to_none);
+        const te_status status = l.open(fp8_file, &c.c, to_none);
         INFO(te_last_error(&c.c));
         REQUIRE(status == TE_OK);
         CHECK(answers(plan, &l.m.model, seed, &c.c) == want);
@@ -146,13 +146,13 @@ void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, Bin
         te_named_model twice = same;
         refuses(te_model_randomize(&l.m.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "a.weight has no memory", &c.c);
         te_safetensors f;
-        REQUIRE(te_safetensors_open(&f, eighths.c_str(), &c.c) == TE_OK);
+        REQUIRE(te_safetensors_open(&f, fp8_file.c_str(), &c.c) == TE_OK);
         refuses(te_fp8_weights_load(&l.weights, l.memory->data(), l.memory->bytes, &twice, 1, &f, &c.c), TE_ERROR_STATE, "bind its model to none", &c.c);
         te_safetensors_close(&f);
         CHECK(answers(plan, &l.m.model, seed, &c.c) == want);
         REQUIRE(te_fp8_weights_save(resaved.c_str(), &same, 1, &c.c) == TE_OK);
         // the texts of a trained and an inference list in the files differ; the tensors do not
-        CHECK(resaved.bytes().size() == eighths.bytes().size());
+        CHECK(resaved.bytes().size() == fp8_file.bytes().size());
         loaded<Alone> more;
         REQUIRE(more.open(resaved, &c.c, to_none) == TE_OK);
         CHECK(answers(plan, &more.m.model, seed, &c.c) == want);

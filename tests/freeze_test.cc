@@ -14,26 +14,26 @@ TE_SEQUENTIAL(stream, f32, (gelu, first), (fork, x1), (layernorm, ln, 24), (line
 TE_SEQUENTIAL(words, f32, (embedding, wte, 29, 16), (positions, wpe, 12, 16), (recompute, r), (rmsnorm, ln, 16), (linear, qkv, 16, 48), (head_norm, heads, 2, 2, 8), (rope, rot, 2, 2, 8),
               (attention, at, 2, 2, 8, (sinks, 1)), (linear, proj, 16, 16), (end_recompute, r), (gelu, act), (tied_linear, lm, 16, 29), (cross_entropy, loss, 29))
 TE_SEQUENTIAL(edged, bf16, (input, side, 16), (linear, a, 16, 16), (bias, a_b, 16), (gelu, g), (add, side), (linear, b, 16, 16))
-TE_SEQUENTIAL(eighths, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear, a, 32, 48), (bias, a_b, 48), (gelu, g), (linear, b, 48, 32))
+TE_SEQUENTIAL(fp8_gelu, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear, a, 32, 48), (bias, a_b, 48), (gelu, g), (linear, b, 48, 32))
 TE_SEQUENTIAL(dropped, (bf16, (recipe, fp8_delayed)), (linear, a, 32, 48), (bias, a_b, 48), (dropout, d, 0.2f), (linear, b, 48, 32), (bias, b_b, 32))
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
 #define TE_BACKWARD_cross_entropy_linear TE_FUSED
 TE_SEQUENTIAL(head, bf16, (rmsnorm, n, 16), (linear, lm, 16, 40), (cross_entropy, loss, 40))
 // Lists with linears that are frozen at run time (te_freeze) or in the list (frozen_linear): behind a norm, behind a gated op, beside a
 // branch that trains, in a recompute region; with a loss; in FP8.
-#define BESIDE(LINEAR)                                                                                                                          \
+#define ADAPTED(LINEAR)                                                                                                                          \
     (rmsnorm, n, 24), (LINEAR, up, 24, 80), (bias, up_b, 80), (swiglu, act), (LINEAR, down, 40, 24), (fork, x), (LINEAR, w, 24, 24), (fork, y), \
         (load, x), (linear, low, 24, 3), (linear, high, 3, 24), (add, y), (recompute, r), (rmsnorm, n2, 24), (LINEAR, fc, 24, 32), (silu, s),    \
         (LINEAR, out, 32, 16), (end_recompute, r), (scale, half, 0.5f)
 #define TO_LOSS(LINEAR) (rmsnorm, n, 16), (LINEAR, lm, 16, 40), (cross_entropy, loss, 40)
 // No gelu here: where backward does not recompute it, forward uses cuBLASLt's gelu, which has other bits.
-#define IN_EIGHTHS(LINEAR) (rmsnorm, n, 32), (LINEAR, a, 32, 48), (bias, a_b, 48), (silu, g), (LINEAR, b, 48, 32), (bias, b_b, 32), (dropout, d, 0.2f)
-TE_SEQUENTIAL(beside, f32, BESIDE(linear))
-TE_SEQUENTIAL(beside_fixed, f32, BESIDE(frozen_linear))
+#define FP8_SILU(LINEAR) (rmsnorm, n, 32), (LINEAR, a, 32, 48), (bias, a_b, 48), (silu, g), (LINEAR, b, 48, 32), (bias, b_b, 32), (dropout, d, 0.2f)
+TE_SEQUENTIAL(adapted, f32, ADAPTED(linear))
+TE_SEQUENTIAL(adapted_fixed, f32, ADAPTED(frozen_linear))
 TE_SEQUENTIAL(to_loss, bf16, TO_LOSS(linear))
 TE_SEQUENTIAL(to_loss_fixed, bf16, TO_LOSS(frozen_linear))
-TE_SEQUENTIAL(in_eighths, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(linear))
-TE_SEQUENTIAL(in_eighths_fixed, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(frozen_linear))
+TE_SEQUENTIAL(fp8_silu, (bf16, (recipe, fp8_delayed)), FP8_SILU(linear))
+TE_SEQUENTIAL(fp8_silu_fixed, (bf16, (recipe, fp8_delayed)), FP8_SILU(frozen_linear))
 
 namespace {
 
@@ -278,7 +278,7 @@ static void check_in_fp8(const te_plan *plan, int seq, bool delayed) {
 }
 TEST_CASE("FP8 GEMMs with frozen weights", "[freeze]") {
     for (bool delayed : {false, true}) {
-        check_in_fp8(eighths_plan(), 24, delayed);
+        check_in_fp8(fp8_gelu_plan(), 24, delayed);
         check_in_fp8(dropped_plan(), 80, delayed);
     }
 }
@@ -286,7 +286,7 @@ TEST_CASE("FP8 GEMMs with frozen weights", "[freeze]") {
 // Forward saves the FP8 input of a GEMM row-wise or transposed, depending on the kernel that produces it. The size of backward's workspace is
 // computed before that is known, so it must be enough for every combination.
 TEST_CASE("the workspace of an FP8 backward is enough whichever saved inputs are transposed", "[freeze]") {
-    for (const te_plan *plan : {eighths_plan(), dropped_plan(), in_eighths_plan()})
+    for (const te_plan *plan : {fp8_gelu_plan(), dropped_plan(), fp8_silu_plan()})
         for (const int rows : {1, 33, 160, 500})
             for (const int current : {0, 1}) {
                 list l(plan, 1, rows);
@@ -347,7 +347,7 @@ static void check_fixed(list &loose, list &fixed, const std::vector<const char *
 TEST_CASE("a frozen_linear saves no input", "[freeze]") {
 const size_t rows = TE_ROW_PAD; // saved tensors have at least these rows
     {
-        list loose(beside_plan(), 2, 9), fixed(beside_fixed_plan(), 2, 9);
+        list loose(adapted_plan(), 2, 9), fixed(adapted_fixed_plan(), 2, 9);
         // the inputs within the recompute region are not saved in either list
         check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float));
     }
@@ -355,7 +355,7 @@ const size_t rows = TE_ROW_PAD; // saved tensors have at least these rows
         list loose(to_loss_plan(), 2, 9), fixed(to_loss_fixed_plan(), 2, 9);
         check_fixed(loose, fixed, {"lm"}, 0); // backward recomputes the logits from the saved input of lm
     }
-    list loose(in_eighths_plan(), 2, 9), fixed(in_eighths_fixed_plan(), 2, 9);
+    list loose(fp8_silu_plan(), 2, 9), fixed(fp8_silu_fixed_plan(), 2, 9);
     // only the scales: backward would recompute these inputs, of a norm and a silu
     check_fixed(loose, fixed, {"a", "b"}, 2 * TE_ALIGN, true);
 }

@@ -7,7 +7,7 @@
 
 TE_SEQUENTIAL(small, f32, (linear, fc, 8, 8), (bias, b, 8))
 TE_SEQUENTIAL(tied_small, f32, (tied_linear, fc, 8, 8), (tied_linear, other, 8, 8), (linear, plain, 8, 8), (linear, wide, 8, 16))
-TE_SEQUENTIAL(in_fp8, (bf16, (recipe, fp8_delayed)), (linear, fc, 64, 64))
+TE_SEQUENTIAL(fp8_list, (bf16, (recipe, fp8_delayed)), (linear, fc, 64, 64))
 TE_SEQUENTIAL_DIMS(sized, f32, (layernorm, n, TE_DIM(0)), (linear, fc, TE_DIM(0), TE_DIM(1)))
 TE_QUANTIZE(of_f32, f32)
 
@@ -25,7 +25,7 @@ struct call_scene {
     arena memory;
     small m;
     tied_small user;
-    in_fp8 h;
+    fp8_list h;
     sized s;
     char *params, *grads, *user_params, *free_memory, *a, *b, *c;
     size_t free_bytes;
@@ -36,7 +36,7 @@ struct call_scene {
     te_scales scales;
     te_graph graph;
     te_graph_pool pool;
-    te_model *models[2], *halves[1];
+    te_model *models[2], *fp8_models[1];
     te_adamw_config config;
     te_recipes_config recipes_config;
     te_named in, out;
@@ -50,24 +50,24 @@ struct call_scene {
         memset(&m, 0, sizeof m), memset(&user, 0, sizeof user), memset(&h, 0, sizeof h), memset(&s, 0, sizeof s);
         memset(&saved, 0, sizeof saved);
         params = memory.take(small_param_bytes()), grads = memory.take(small_grad_bytes()), user_params = memory.take(tied_small_param_bytes());
-        char *const half_params = memory.take(in_fp8_param_bytes()), *const half_grads = memory.take(in_fp8_grad_bytes());
+        char *const fp8_params = memory.take(fp8_list_param_bytes()), *const fp8_grads = memory.take(fp8_list_grad_bytes());
         free_bytes = 1 << 16, free_memory = memory.take(free_bytes);
         a = memory.take(4096), b = memory.take(4096), c = memory.take(4096);
         NEED(small_bind(&m, params, (float *)(void *)grads, ctx), ctx);
         NEED(tied_small_bind(&user, user_params, nullptr, ctx), ctx);
-        NEED(in_fp8_bind(&h, half_params, (float *)(void *)half_grads, ctx), ctx);
+        NEED(fp8_list_bind(&h, fp8_params, (float *)(void *)fp8_grads, ctx), ctx);
         NEED(te_model_randomize(&m.model, 0.1f, 1, 0, ctx), ctx);
         NEED(te_model_randomize(&h.model, 0.1f, 1, 0, ctx), ctx);
         NEED(te_fill(ctx, grads, 0, small_grad_bytes()), ctx);
         for (char *p : {a, b, c}) NEED(te_fill_normal(p, TE_f32, 1024, 0, 1, 1, 9, ctx), ctx);
-        models[0] = &m.model, models[1] = &h.model, halves[0] = &h.model;
+        models[0] = &m.model, models[1] = &h.model, fp8_models[0] = &h.model;
         config = te_adamw_defaults(1e-3f), recipes_config = te_recipes_defaults(), recipes_config.history = 4;
         size_t n = te_adamw_bytes(models, 1);
         NEED(te_adamw_init(&opt, memory.take(n), n, models, 1, &config, ctx), ctx);
         n = te_grad_norm_bytes(models, 1);
         NEED(te_grad_norm_init(&norm, memory.take(n), n, models, 1, ctx), ctx);
-        n = te_recipes_bytes(halves, 1, &recipes_config);
-        NEED(te_recipes_init(&recipes, memory.take(n), n, halves, 1, &recipes_config, ctx), ctx);
+        n = te_recipes_bytes(fp8_models, 1, &recipes_config);
+        NEED(te_recipes_init(&recipes, memory.take(n), n, fp8_models, 1, &recipes_config, ctx), ctx);
         n = te_recipes_adamw_bytes(&recipes, &opt);
         NEED(te_recipes_adamw_init(&update, memory.take(n), n, &recipes, &opt, ctx), ctx);
         const te_dtype formats[2] = {TE_e4m3, TE_e5m2};
@@ -309,8 +309,8 @@ inline void bind_calls(table &t) {
     fine<cs>(t, "printing no plan, or nowhere", [](cs &) { return te_plan_print(nullptr, small_plan()), te_plan_print(stderr, nullptr), small_print_plan(nullptr), true; });
     fine<cs>(t, "te_recipes_bytes: no models, no config, a model that is not bound", [](cs &s) {
         te_model *unbound[2] = {&s.s.model, nullptr};
-        return te_recipes_bytes(nullptr, 1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.halves, 1, nullptr) == 0 &&
-               te_recipes_bytes(unbound, 2, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.halves, -1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config);
+        return te_recipes_bytes(nullptr, 1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.fp8_models, 1, nullptr) == 0 &&
+               te_recipes_bytes(unbound, 2, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.fp8_models, -1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config);
     });
 }
 

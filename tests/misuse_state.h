@@ -161,9 +161,9 @@ inline void recipe_calls(table &t) {
     static te_recipes_adamw both;
     static te_scales sc;
     static const te_dtype formats[2] = {TE_e4m3, TE_e5m2}, wide[2] = {TE_e4m3, TE_bf16};
-    const auto init = [](cs &s, void *p, size_t n) { return te_recipes_init(&r, p, n, s.halves, 1, &s.recipes_config, s.ctx); };
+    const auto init = [](cs &s, void *p, size_t n) { return te_recipes_init(&r, p, n, s.fp8_models, 1, &s.recipes_config, s.ctx); };
     const auto scales = [](cs &s, void *p, size_t n) { return te_scales_init(&sc, p, n, formats, 2, 4, s.ctx); };
-    other_targets(t, "te_recipes_init", [](cs &s, te_context *c) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.halves, 1, &s.recipes_config, c); });
+    other_targets(t, "te_recipes_init", [](cs &s, te_context *c) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, c); });
     other_targets(t, "te_recipes_step", [](cs &s, te_context *c) { return te_recipes_step(&s.recipes, c); });
     other_targets(t, "te_recipes_cast_weights", [](cs &s, te_context *c) { return te_recipes_cast_weights(&s.recipes, c); });
     other_targets(t, "te_recipes_switch", [](cs &s, te_context *c) { return te_recipes_switch(&s.recipes, 0, c); });
@@ -173,11 +173,11 @@ inline void recipe_calls(table &t) {
     other_targets(t, "te_scales_update", [](cs &s, te_context *c) { return te_scales_update(&s.scales, 0, 2, &rule, c); });
     wrong_models(t, "te_recipes_init", false, [](cs &s, te_model *const *m, int n) { return te_recipes_init(&r, s.free_memory, s.free_bytes, m, n, &s.recipes_config, s.ctx); });
     wrong_memory(t, "te_recipes_init", init), wrong_memory(t, "te_scales_init", scales);
-    refuse<cs>(t, "te_recipes_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_recipes_init(&r, (void *)(uintptr_t)s.h.model.params, s.free_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
-    refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.free_memory, s.free_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
-    refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.halves, 1, nullptr, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_recipes_init(&r, (void *)(uintptr_t)s.h.model.params, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, nullptr, s.ctx); });
     for (int n : {0, -1, 1025, INT32_MAX}) {
-        refuse<cs>(t, "te_recipes_init: a history of " + std::to_string(n), TE_ERROR_VALUE, "history", [=](cs &s) { return s.recipes_config.history = n, te_recipes_init(&r, s.free_memory, s.free_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
+        refuse<cs>(t, "te_recipes_init: a history of " + std::to_string(n), TE_ERROR_VALUE, "history", [=](cs &s) { return s.recipes_config.history = n, te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
         refuse<cs>(t, "te_scales_init: a history of " + std::to_string(n), TE_ERROR_SHAPE, "history", [=](cs &s) { return te_scales_init(&sc, s.free_memory, s.free_bytes, formats, 2, n, s.ctx); });
     }
     struct value { const char *name; std::function<void(te_scale_rule &)> set; };
@@ -192,7 +192,7 @@ inline void recipe_calls(table &t) {
             te_scale_rule k = rule;
             return v.set(k), te_scales_update(&s.scales, 0, 2, &k, s.ctx);
         });
-        refuse<cs>(t, std::string("te_recipes_init: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) { return v.set(s.recipes_config.rule), te_recipes_init(&r, s.free_memory, s.free_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
+        refuse<cs>(t, std::string("te_recipes_init: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) { return v.set(s.recipes_config.rule), te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
         refuse<cs>(t, std::string("te_recipes_step: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) {
             const te_scale_rule was = s.recipes.config.rule;
             v.set(s.recipes.config.rule);

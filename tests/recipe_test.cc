@@ -40,8 +40,9 @@ UNFUSED(unfused, (bf16, (recipe, fp8_current)), BLOCK(64)) // unfused, because r
 UNFUSED(recomputed, (bf16, (recipe, fp8_current)), RECOMPUTED(64))
 UNFUSED(unfused_delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
 UNFUSED(recomputed_delayed, (bf16, (recipe, fp8_delayed)), RECOMPUTED(64))
-// Lists with and without a recompute region that holds only a norm, so that backward has nothing to recompute. With a region forward saves all inputs of GEMMs in FP8, as with
-// (inputs, saved). There is no gelu behind a bias, because forward may then use cuBLASLt's, which has other bits.
+// Lists with and without a recompute region that holds only a norm, so that backward has nothing to recompute. With a region forward
+// saves all inputs of GEMMs in FP8, as with (inputs, saved). There is no gelu behind a bias, because forward may then use cuBLASLt's,
+// which has other bits.
 #define SAVED(H, X)                                                                                                               \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
         (linear, proj, H, H), (bias, proj_b, H), (add, x1), (fork, x2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H),             \
