@@ -41,9 +41,9 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                     const drawn &from = drawn(), const std::vector<double> *stored = nullptr, const std::vector<double> *sinks = nullptr);
 
 // Columns [from, to) of rows of `width`: ||x - ref|| / ||ref||, and the largest difference of one element, relative to the RMS and itself.
-// Where all gradients cancel (seq 1), ||ref|| is 0: both are then taken relative to numbers of 0.05, the size that such gradients have elsewhere.
+// The RMS counts as at least `floor`. Where all gradients cancel (seq 1), ||ref|| is 0; gradients have a size of 0.05 elsewhere.
 struct distance { double whole, worst; };
-distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to);
+distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double floor = 0.05);
 
 } // namespace attention_reference
 
