@@ -175,9 +175,14 @@
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
     TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                   \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,              \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0, \
-                                      TE__ATTENTION_FP8_OUTPUT_BACKWARD(model));                 \
+        const te__attention_backward_kernels kernels = {                                         \
+            TE_MEMBER(launch, name##_launch),                                                    \
+            TE_MEMBER(scratch_bytes, name##_scratch_bytes),                                      \
+            TE_MEMBER(sinks, TE__IF_SINKS(op, name##_sinks_launch, 0)),                          \
+            TE_MEMBER(score_bias, &name##_bias),                                                 \
+            TE_MEMBER(add, 0),                                                                   \
+            TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model))};                    \
+        return te__attention_backward(r, s, &kernels, 0);                                        \
     }
 
 /* ---- the option fp8 ---------------------------------------------------------------------------------------------- */
@@ -204,6 +209,16 @@
     static const te_attention_fp8_kernels name##_fp8 = {name##_ready, name##_scratch_bytes};
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
+
+/* The kernels of attention's backward. */
+typedef struct te__attention_backward_kernels {
+    te_attention_launch_fn launch;
+    te_attention_scratch_fn scratch_bytes; /* that launch takes */
+    te_sinks_grad_fn sinks;                /* the gradient of sinks; null: there are none */
+    const te_score_bias_kernels *score_bias;
+    te__load_launch_fn add; /* of a cross_attention: adds two gradients of its keys and values; else null */
+    int fp8_output;         /* launch has the option fp8_output */
+} te__attention_backward_kernels;
 
 /* ready: whether the context's device can run the kernel; scratch_bytes: of rows of the call. */
 typedef struct te_attention_fp8_kernels {
@@ -275,7 +290,8 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
     if (first) return te__begin_converted(&g->computed, &g->target, r, r->plan->dtype);
     g->computed = te__value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te__scratch(r, &g->computed.data, (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
+    const size_t bytes = (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype);
+    return te__scratch(r, &g->computed.data, bytes);
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
     if (!g->target.data) return TE_OK;
@@ -350,15 +366,12 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* sum: te_attention_args.sum. sinks: the kernel of their gradient, or null. bias: the kernels of a score bias. add: of
- * a cross_attention, the kernel that adds two gradients of its keys and values. fp8_output: the kernels' option. */
-TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                                   te_attention_scratch_fn scratch_bytes, float *sum,
-                                                   te_sinks_grad_fn sinks, const te_score_bias_kernels *bias,
-                                                   te__load_launch_fn add, int fp8_output) {
+/* sum: te_attention_args.sum. */
+TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
+                                                   const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
-    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te__capacity_rows(r)) : 0;
+    const size_t bytes = r->ctx ? kernels->scratch_bytes(r->ctx, te__capacity_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te__input_of(r, i), out = te__output_of(r, i), dout = r->current, dqkv;
     void *delta = 0;
@@ -381,18 +394,20 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, fp8_output);
-        TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
-        if (!r->dry) TE_TRY(launch(r->ctx, &a));
-        TE_TRY(te__score_bias_backward(&a, r, op, bias));
-        if (sinks) {
+        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y,
+                                                             kernels->fp8_output);
+        TE_TRY(te__score_bias_prepare(&a, r, op, kernels->score_bias, s->kernels));
+        if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
+        TE_TRY(te__score_bias_backward(&a, r, op, kernels->score_bias));
+        if (kernels->sinks) {
             float *parts = 0;
             TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_grad_blocks(r->tokens),
                                 te__attention_sinks_grad_blocks(te__capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
-                TE_TRY(te__attention_sinks_grad(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
+                TE_TRY(te__attention_sinks_grad(r->ctx, kernels->sinks, &a, parts, op->stats,
+                                                (op->flags & TE_VARLEN) != 0));
         }
-        TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
+        TE_TRY(te__attention_dkv_end(&dkv, r, op, kernels->add));
         TE_TRY(te__end_converted(&y, &dqkv, r));
     }
     te__set_current(r, y);

@@ -91,8 +91,14 @@
     TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                             \
               te_load_sum(te_args, te_at, (te_dtype)TE_FORK_DTYPE(model, TE_FORK_OF(op))))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                  \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, name##_add_launch, 0); \
+        const te__attention_backward_kernels kernels = {                                                             \
+            TE_MEMBER(launch, name##_launch),                                                                        \
+            TE_MEMBER(scratch_bytes, name##_scratch_bytes),                                                          \
+            TE_MEMBER(sinks, TE__IF_SINKS(op, name##_sinks_launch, 0)),                                              \
+            TE_MEMBER(score_bias, &name##_bias),                                                                     \
+            TE_MEMBER(add, name##_add_launch),                                                                       \
+            TE_MEMBER(fp8_output, 0)};                                                                               \
+        return te__attention_backward(r, s, &kernels, 0);                                                            \
     }
 
 #endif

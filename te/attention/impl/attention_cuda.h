@@ -117,8 +117,9 @@ TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch
         TE_TRY(te__cuda_status(ctx, e, name));
         (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
     }
-    return te__cuda_launch(ctx, k->kernel, te__grid_of(batch_heads, te_ceil_div(rows, K::ROWS)), K::THREADS, K::BYTES,
-                           1, a, sizeof *a, name);
+    const te_launch launch = te__launch_of(k->kernel, name, te__grid_of(batch_heads, te_ceil_div(rows, K::ROWS)),
+                                           K::THREADS, K::BYTES, 1);
+    return te__cuda_launch(ctx, launch, a, sizeof *a);
 }
 template <int HEADS, class F>
 TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention_args *a, const char *name) {

@@ -278,10 +278,11 @@ struct te__attn_sm90_backward {
         const te_grid blocks = te__grid_of(te_min(items, clusters) * traits::CLUSTER, 1);
         const te_grid post = te__grid_of(F::VARLEN ? (int64_t)HEADS * te_sequence_tiles(&p.sequences, 64)
                                                   : a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
-        TE_TRY(te__cuda_launch(ctx, delta_kernel, pre, delta::THREADS, 0, 1, &p, sizeof p, name));
-        TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, traits::CLUSTER, &p, sizeof p,
-                               name));
-        return te__cuda_launch(ctx, round_kernel, post, round::THREADS, 0, 1, &p, sizeof p, name);
+        TE_TRY(te__cuda_launch(ctx, te__launch_of(delta_kernel, name, pre, delta::THREADS, 0, 1), &p, sizeof p));
+        const te_launch launch = te__launch_of(wgmma_kernel, name, blocks, wgmma::THREADS, wgmma::SHARED,
+                                               traits::CLUSTER);
+        TE_TRY(te__cuda_launch(ctx, launch, &p, sizeof p));
+        return te__cuda_launch(ctx, te__launch_of(round_kernel, name, post, round::THREADS, 0, 1), &p, sizeof p);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

@@ -539,8 +539,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
                                                  (int64_t)(F::CROSS ? a->kv_seq : a->seq) * (C::D + C::V) * 2,
                                                  F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS);
     const te_grid grid = te__grid_of(te_min(ctx->processors, p.tiles), 1);
-    return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &all, F::VALUE ? sizeof all : sizeof p,
-                           name);
+    const te_launch launch = te__launch_of(kernel, name, grid, C::THREADS, C::SHARED, 1);
+    return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
 /* The kernel type of attention_cuda.h. EXISTS: 0: there is no kernel for these constants. */

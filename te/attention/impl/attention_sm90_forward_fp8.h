@@ -487,10 +487,11 @@ TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *, te__attn_fwd_barrier
 TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te_attention_fp8_operands *of, int dim,
                                            int kv_heads, int batch, te_context *ctx) {
     const cuuint64_t row = (cuuint64_t)of->keys, head = row * (cuuint64_t)dim;
-    const cuuint64_t pitch[3] = {row, head, head * (cuuint64_t)kv_heads};
-    const cuuint64_t size[4] = {row / 2, (cuuint64_t)dim, (cuuint64_t)kv_heads, (cuuint64_t)batch};
-    const cuuint32_t box[4] = {64, (cuuint32_t)dim, 1, 1};
-    return te__tensor_map_tiled(map, encode, of->v, 4, size, pitch, box, TE_bf16, ctx);
+    const te__tensor_shape shape = {4,
+                                    {row / 2, (cuuint64_t)dim, (cuuint64_t)kv_heads, (cuuint64_t)batch},
+                                    {row, head, head * (cuuint64_t)kv_heads},
+                                    {64, (cuuint32_t)dim, 1, 1}};
+    return te__tensor_map(map, encode, of->v, &shape, TE_bf16, ctx);
 }
 /* The tensor of q or k in e4m3, two dimensions as one element of 16 bits. */
 TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim, int heads, int box_rows,
@@ -531,8 +532,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
         all.amax = of.amax;
         te__attn_fwd_schedule<C, HEADS, KV_HEADS, F>(p, a, ctx->tickets, (int64_t)a->seq * D * 2,
                                                      (int64_t)a->batch * KV_HEADS);
-        return te__cuda_launch(ctx, k->kernel, te__grid_of(te_min(ctx->processors, p->tiles), 1), C::THREADS, C::SHARED,
-                               1, &all, sizeof all, name);
+        const te_launch launch = te__launch_of(k->kernel, name, te__grid_of(te_min(ctx->processors, p->tiles), 1),
+                                               C::THREADS, C::SHARED, 1);
+        return te__cuda_launch(ctx, launch, &all, sizeof all);
     }
     /* The casts, then the kernel. */
     static te_status run(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a,

@@ -17,7 +17,7 @@
 #ifndef TE_ATTENTION_SM90_WGMMA_H
 #define TE_ATTENTION_SM90_WGMMA_H
 
-#include "../../core/impl/ptx_cuda.h" /* barriers, te__wgmma_fence, te__tensor_map_tiled */
+#include "../../core/impl/ptx_cuda.h" /* barriers, te__wgmma_fence, te__tensor_map */
 #include "../../core/tensor.h"   /* te_sequence */
 #include "../attention_options.h"      /* te_context */
 
@@ -288,22 +288,25 @@ typedef struct te__attn_heads_tensor {
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te__attn_heads_tensor *x,
                                            te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
-    const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)x->seq};
-    const cuuint64_t size[4] = {(cuuint64_t)x->dim, (cuuint64_t)x->heads, (cuuint64_t)x->seq, (cuuint64_t)x->batch};
-    const cuuint32_t box[4] = {64, 1, (cuuint32_t)x->box_rows, 1};
-    if (!x->batch) return te__tensor_map_ragged(map, encode, x->data, 3, size, pitch, box, dtype, ctx);
-    return te__tensor_map_tiled(map, encode, x->data, 4, size, pitch, box, dtype, ctx);
+    const te__tensor_shape shape = {
+        x->batch ? 4 : 3,
+        {(cuuint64_t)x->dim, (cuuint64_t)x->heads, (cuuint64_t)x->seq, (cuuint64_t)x->batch},
+        {head, row, row * (cuuint64_t)x->seq},
+        {64, 1, (cuuint32_t)x->box_rows, 1}};
+    if (!x->batch) return te__tensor_map_ragged(map, encode, x->data, &shape, dtype, ctx);
+    return te__tensor_map(map, encode, x->data, &shape, dtype, ctx);
 }
 
 /* The tensor map of [batch, seq, width], elements of 16 bits, in boxes of 64 tokens by 64 columns, which stay within a
  * sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
 TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int batch, int seq,
                                          int width, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
-    const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
-    const cuuint32_t box[3] = {64, 64, 1};
-    if (!batch) return te__tensor_map_ragged(map, encode, data, 2, size, pitch, box, dtype, ctx);
-    return te__tensor_map_tiled(map, encode, data, 3, size, pitch, box, dtype, ctx);
+    const te__tensor_shape shape = {batch ? 3 : 2,
+                                    {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch},
+                                    {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq},
+                                    {64, 64, 1}};
+    if (!batch) return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
+    return te__tensor_map(map, encode, data, &shape, dtype, ctx);
 }
 
 #endif

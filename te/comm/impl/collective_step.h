@@ -129,8 +129,9 @@ TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const t
     for (int r = 0; r < m->ranks; r++) a.flags[r] = te__rank_flags(m, r);
     const int64_t blocks = te_min(TE_REDUCE_SCATTER_BLOCKS_PER_SM * ctx->processors,
                                   te_ceil_div(a.count, 8 * TE_REDUCE_SCATTER_THREADS));
-    return te__cuda_launch(ctx, kernel, te__grid_of(blocks, 1), TE_REDUCE_SCATTER_THREADS, 0, 1, &a, sizeof a,
-                           "te_reduce_scatter_add");
+    const te_launch launch = te__launch_of(kernel, "te_reduce_scatter_add", te__grid_of(blocks, 1),
+                                           TE_REDUCE_SCATTER_THREADS, 0, 1);
+    return te__cuda_launch(ctx, launch, &a, sizeof a);
 }
 /* y[m / ranks, n] = this rank's rows of the sum over the ranks of the product. */
 TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *kernels, void *y, const te_gemm *of,

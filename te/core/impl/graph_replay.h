@@ -370,14 +370,23 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;
 }
-/* Launch a kernel or record its launch. args: the kernel's only parameter, of `bytes` bytes; name: for error texts. */
-TE_API te_status te__cuda_launch(te_context *ctx, const void *kernel, te_grid grid, int threads, int shared,
-                                 int cluster, const void *args, size_t bytes, const char *name) {
+/* A launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: blocks along x. */
+TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid grid, int threads, int shared,
+                               int cluster) {
     te_launch l;
     memset(&l, 0, sizeof l);
-    l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster,
-    l.pdl = te__cuda_uses_pdl(ctx);
-    return te__launch_or_record(&l, args, (int)bytes, ctx);
+    l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster;
+    return l;
+}
+/* Launch a kernel or record its launch. args: the kernel's only parameter, of `bytes` bytes. */
+TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
+    launch.pdl = te__cuda_uses_pdl(ctx);
+    return te__launch_or_record(&launch, args, (int)bytes, ctx);
+}
+/* The same without clusters and dynamic shared memory. */
+TE_API te_status te__cuda_launch_plain(te_context *ctx, const void *kernel, const char *name, te_grid grid, int threads,
+                                       const void *args, size_t bytes) {
+    return te__cuda_launch(ctx, te__launch_of(kernel, name, grid, threads, 0, 1), args, bytes);
 }
 TE_API te_status te__cuda_call(te_context *ctx, te_call_fn call, const void *args, size_t bytes) {
     te_launch l;

@@ -258,17 +258,24 @@ TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     return (te__tensor_map_encode_fn)ctx->tensor_map_encode;
 }
 
-/* The tensor map of a tensor with `rank` dimensions, innermost first, of 16-bit elements, in boxes that are 64 elements
- * wide and lie in shared memory with the 128-byte swizzle. size, box: [rank], elements. pitch: [rank - 1], bytes
- * between indices of the dimensions beyond the innermost. */
-TE_API te_status te__tensor_map_tiled(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int rank,
-                                      const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box,
-                                      te_dtype dtype, te_context *ctx) {
+/* What a tensor map says of a tensor besides its address: `rank` dimensions, innermost first. size, box: elements.
+ * pitch: bytes between indices of the dimensions beyond the innermost. */
+typedef struct te__tensor_shape {
+    int rank;
+    cuuint64_t size[5], pitch[4];
+    cuuint32_t box[5];
+} te__tensor_shape;
+
+/* The tensor map of a tensor of 16-bit elements, in boxes that are 64 elements wide and lie in shared memory with the
+ * 128-byte swizzle. */
+TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
     const CUresult e =
         encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-               (cuuint32_t)rank, (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               (cuuint32_t)shape->rank, (void *)(uintptr_t)data, shape->size, shape->pitch, shape->box, step,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
@@ -280,25 +287,23 @@ TE_API te_status te__tensor_map_tiled(CUtensorMap *map, te__tensor_map_encode_fn
  * pitch + (TE__RAGGED_ROWS - count + r) * pitch = 2^64 + (first + r) * pitch. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
 TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
-TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int rank,
-                                       const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box,
-                                       te_dtype dtype, te_context *ctx) {
-    cuuint64_t sizes[5], pitches[4];
-    cuuint32_t boxes[5];
-    const cuuint64_t row = pitch[rank - 2];
-    for (int i = 0; i < rank; i++) sizes[i] = size[i], boxes[i] = box[i];
-    for (int i = 0; i < rank - 1; i++) pitches[i] = pitch[i];
-    sizes[rank - 1] = TE__RAGGED_ROWS, sizes[rank] = sizes[rank + 1] = TE__RAGGED_EXTENT;
-    boxes[rank] = boxes[rank + 1] = 1;
-    pitches[rank - 1] = row, pitches[rank] = ((cuuint64_t)1 << 34) - row;
-    return te__tensor_map_tiled(map, encode, data, rank + 2, sizes, pitches, boxes, dtype, ctx);
+TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                       const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
+    te__tensor_shape ragged = *shape;
+    const int rank = shape->rank;
+    const cuuint64_t row = shape->pitch[rank - 2];
+    ragged.rank = rank + 2;
+    ragged.size[rank - 1] = TE__RAGGED_ROWS, ragged.size[rank] = ragged.size[rank + 1] = TE__RAGGED_EXTENT;
+    ragged.box[rank] = ragged.box[rank + 1] = 1;
+    ragged.pitch[rank - 1] = row, ragged.pitch[rank] = ((cuuint64_t)1 << 34) - row;
+    return te__tensor_map(map, encode, data, &ragged, dtype, ctx);
 }
 /* The tensor map of a row-major matrix [rows, cols] of 16-bit elements, in boxes of [box_rows, 64]. */
 TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                        int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
-    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
-    return te__tensor_map_tiled(map, encode, data, 2, size, pitch, box, dtype, ctx);
+    const te__tensor_shape shape = {
+        2, {(cuuint64_t)cols, (cuuint64_t)rows}, {(cuuint64_t)cols * 2}, {64, (cuuint32_t)box_rows}};
+    return te__tensor_map(map, encode, data, &shape, dtype, ctx);
 }
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         __VA_ARGS__;                                                                                                 \
     }                                                                                                                \
     launch_link TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                    \
-        return te__cuda_launch(ctx, (const void *)symbol, grid, threads, 0, 1, args, sizeof *args, #name);           \
+        return te__cuda_launch_plain(ctx, (const void *)symbol, #name, grid, threads, args, sizeof *args);           \
     }
 
 /* The same for body(args, block, registers, shared): a struct in this thread's registers and one in shared memory. */
@@ -60,7 +60,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         body(&te_arg_, te_at_, &te_registers_, &te_shared_);                                                         \
     }                                                                                                                \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
-        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
+        return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on a kernel's blocks may

@@ -410,8 +410,9 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     const int64_t tiles = (int64_t)p.tiles_m * p.tiles_n;
     TE_REQUIRE(tiles <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "te_gemm_run: a product %lld x %lld x %lld", (long long)g->m,
                (long long)g->n, (long long)g->k);
-    TE_TRY(te__cuda_launch(ctx, kernel, te__grid_of(tiles, p.splits), TE_FALLBACK_THREADS, shared, 1, &p, sizeof p,
-                           "matrix product"));
+    const te_launch launch = te__launch_of(kernel, "matrix product", te__grid_of(tiles, p.splits), TE_FALLBACK_THREADS,
+                                           shared, 1);
+    TE_TRY(te__cuda_launch(ctx, launch, &p, sizeof p));
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }

@@ -254,8 +254,9 @@ TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t byt
     p->early_weights = te__launch_follows_kernel(ctx);
     const int blocks =
         (int)te_min(ctx->processors * TE_SKINNY_BLOCKS_PER_SM, te_ceil_div(g->n, TE_SKINNY_COLUMNS));
-    return te__cuda_launch(ctx, kernel, te__grid_of(blocks, 1), TE_SKINNY_THREADS, TE_SKINNY_SHARED, 1, args, bytes,
-                           "skinny matrix product");
+    const te_launch launch = te__launch_of(kernel, "skinny matrix product", te__grid_of(blocks, 1), TE_SKINNY_THREADS,
+                                           TE_SKINNY_SHARED, 1);
+    return te__cuda_launch(ctx, launch, args, bytes);
 }
 
 #endif

@@ -284,8 +284,9 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
 #endif
     (void)p;
     if (g->ranks && g->ranks->own) TE_TRY(te__sm90_gemm_gather_first(g, ctx));
-    return te__cuda_launch(ctx, kernel, grid, TE_SM90_GEMM_THREADS, TE_SM90_GEMM_SMEM_BYTES, TE_CLUSTER, args, bytes,
-                           "matrix product");
+    const te_launch launch = te__launch_of(kernel, "matrix product", grid, TE_SM90_GEMM_THREADS,
+                                           TE_SM90_GEMM_SMEM_BYTES, TE_CLUSTER);
+    return te__cuda_launch(ctx, launch, args, bytes);
 }
 /* Run g: fill in p, the first member of the `bytes` of `args`, and launch `kernel` on them. The caller has set what its
  * epilogue needs, in `args` and in p. */

@@ -435,8 +435,9 @@ TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_conte
     TE_TRY(te__sm90_blockwise_operand_maps(wgrad ? &h->a_map : &h->b_map, wgrad ? &p.m_scales_map : &p.n_scales_map,
                                            g->b, &g->b_fp8, g->n, TE_TILE_M, g, ctx));
     const te_grid grid = te__grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
-    return te__cuda_launch(ctx, te__sm90_blockwise_kernel(g)->kernel, grid, TE_SM90_GEMM_THREADS,
-                           TE_SM90_BLOCKWISE_SMEM_BYTES, TE_CLUSTER, &p, sizeof p, "matrix product");
+    const te_launch launch = te__launch_of(te__sm90_blockwise_kernel(g)->kernel, "matrix product", grid,
+                                           TE_SM90_GEMM_THREADS, TE_SM90_BLOCKWISE_SMEM_BYTES, TE_CLUSTER);
+    return te__cuda_launch(ctx, launch, &p, sizeof p);
 }
 
 /* ---- this kernel or cuBLASLt ------------------------------------------------------------------------------------- */

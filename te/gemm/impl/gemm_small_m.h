@@ -382,8 +382,10 @@ TE_API te_status te__small_m_run(const void *kernel, const void *args, size_t by
     TE_TRY(te__tensor_map_matrix(&p->x, encode, g->a, g->m, p->k, p->padded_m / TE_SMALL_M_CLUSTER, g->dtype, ctx));
     const int shared = p->stages * te__small_m_stage_bytes(p->padded_m) +
                        TE_SMALL_M_WARPS * te__small_m_box_bytes(p->padded_m) + 1024;
-    return te__cuda_launch(ctx, kernel, te__grid_of(clusters * TE_SMALL_M_CLUSTER, 1), TE_SMALL_M_THREADS, shared,
-                           TE_SMALL_M_CLUSTER, args, bytes, "small-m matrix product");
+    const te_launch launch = te__launch_of(kernel, "small-m matrix product",
+                                           te__grid_of(clusters * TE_SMALL_M_CLUSTER, 1), TE_SMALL_M_THREADS, shared,
+                                           TE_SMALL_M_CLUSTER);
+    return te__cuda_launch(ctx, launch, args, bytes);
 }
 
 #endif

@@ -87,9 +87,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     }
     r->x.data = base + at, at += widest; /* these two stand for an input and an output of the list */
     r->y.data = base + at, at += widest;
-    r->current =
-        te__value_of(base + at, r->plan->dtype, te__rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
-    at += widest;
+    const te_op *first = &r->plan->op[s->op[0]];
+    r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
     const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and 1 / its scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     r->pool.base = base + at; /* a strategy acquires up to four blocks, the work behind it two, and each fork one */

@@ -9,6 +9,7 @@
 
 #include "../../plan/impl/call_checks.h" /* te__fork_value, te__edge_tensor */
 #include "../../plan/impl/gradients.h" /* te_defer_column_sum */
+#include "../../plan/impl/value.h" /* te_value, te__value_of */
 #include "pointwise_kernel.h" /* te_pointwise_body, for the macros that make kernels */
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
