@@ -197,8 +197,8 @@ typedef struct te_attention_args {
     const float *out_scale; /* fp8_output, forward: out is stored in e4m3, times *out_scale; null: in the dtype */
     float *lse;             /* [batch, heads, seq], natural log of the sum of exp(score) of each row, sinks included;
                                forward: output or null, backward: input */
-    float *amax;            /* fp8_output: raised (te_amax_atomic_max) to the largest magnitude of out, or of dqkv, before
-                               out_scale; null: not wanted */
+    float *amax;            /* fp8_output: raised (te_amax_atomic_max) to the largest magnitude of out, or of dqkv,
+                               before out_scale; null: not wanted */
     const void *sinks;      /* sinks: [heads] */
     const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, k, v;
                                cross: the queries alone, [rows, heads * head_dim] */

@@ -50,8 +50,10 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    struct te_peer_memory *peers;        /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null: none */
-    struct te__overlap_memory *memory; /* CUDA: for products that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    struct te_peer_memory *peers;        /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null:
+                                            none */
+    struct te__overlap_memory *memory; /* CUDA: for products that overlap collectives
+                                          (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te_comm *comm;
 } te_group;
 

@@ -46,7 +46,8 @@ TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64
 TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
     int group;
     te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);
-    const int64_t col = (int64_t)b.x * TE_GEMM_TAIL_WARPS + group, first = te_blockwise_1d_aligned_rows(g->m), rows = g->m - first;
+    const int64_t col = (int64_t)b.x * TE_GEMM_TAIL_WARPS + group, first = te_blockwise_1d_aligned_rows(g->m),
+                  rows = g->m - first;
     float sum[TE_GEMM_TAIL_ROWS] = {0, 0, 0};
     if (col >= g->n) return;
     for (int64_t k = TE_GEMM_TAIL_VECTOR * l.id; k < g->k; k += TE_GEMM_TAIL_VECTOR * l.count) {

@@ -158,11 +158,12 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the rest.
- * */
+/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the
+ * rest. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
-    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx, TE_ERROR_SHAPE,
-               "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four", (long long)g->m);
+    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
+               TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
+               (long long)g->m);
     TE_REQUIRE(!te_gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
                "te_gemm_run: a product with scales of %s takes no bias", te_scaling_name(g->a_fp8.scaling));
     return TE_OK;
@@ -267,8 +268,8 @@ typedef struct te_epilogue_state {
     te_epilogue_outputs outputs; /* a constant */
 } te_epilogue_state;
 /* Custom kernels call this for eight elements of D, rounded to 16 bits: row `row`, columns from `col` on. ahead: the
- * same eight of a tensor that the kernel has prefetched; if that is twice as wide (te__sm90_gemm_config.twice), those of its
- * second half follow; null: nothing was prefetched. arg: the kernel's arguments. */
+ * same eight of a tensor that the kernel has prefetched; if that is twice as wide (te__sm90_gemm_config.twice), those
+ * of its second half follow; null: nothing was prefetched. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The same for ops that combine two vectors of a row, rope and gated activations: eight elements from column `col` on,

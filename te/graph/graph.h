@@ -227,7 +227,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
                 "graph %s: its function did what cannot be captured (waited, allocated, used another stream): %s",
                 g->name, cudaGetErrorString(e));
     }
-    if (status == TE_OK && ctx->launches) te_small_fills_to_kernels(((const te_launches *)ctx->launches)->small_fill_kernel, graph);
+    if (status == TE_OK && ctx->launches)
+        te_small_fills_to_kernels(((const te_launches *)ctx->launches)->small_fill_kernel, graph);
     if (status == TE_OK)
         status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
     if (graph) (void)cudaGraphDestroy(graph);

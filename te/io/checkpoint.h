@@ -242,10 +242,10 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
     te__moments_8bit_close(&f, ctx);
     return status;
 }
-/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for the
- * stream; if there are several ranks, all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not
- * finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad one; two tensors of one
- * name; an optimizer that has a model which is not in the list. */
+/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for
+ * the stream; if there are several ranks, all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is
+ * not finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad one; two tensors of
+ * one name; an optimizer that has a model which is not in the list. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;

@@ -158,7 +158,8 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 /* Copy blockwise scales between a file's array, [blocks of rows, blocks of columns], and memory, where rows have
  * another pitch (te_blockwise_2d_scale_pitch). */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
-    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols), pitch = te_blockwise_2d_scale_pitch(p->cols);
+    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
+                  pitch = te_blockwise_2d_scale_pitch(p->cols);
     for (int64_t r = 0; r < rows; r++)
         TE_TRY(te_copy(ctx, loads ? memory + r * pitch : file + r * cols, loads ? file + r * cols : memory + r * pitch,
                        (size_t)cols * sizeof(float)));

@@ -68,7 +68,7 @@
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                                      \
+    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
 /* A rank that has some of the heads does not know which ones, but slopes and biases depend on the head. With value_dim
  * the parts of the product before the attention (te/ops/linear.h) would have different sizes. */
@@ -275,7 +275,8 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
     if (first) return te_begin_converted(&g->computed, &g->target, r, r->plan->dtype);
     g->computed = te_value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te_scratch(r, &g->computed.data, (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
+    return te_scratch(r, &g->computed.data,
+                      (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
     if (!g->target.data) return TE_OK;

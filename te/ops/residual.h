@@ -78,11 +78,11 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
     static_assert((int)TE_FORK_ROWS(model, x) < 0 || (int)TE_FORK_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");                   \
-    static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                           \
-                      (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                       \
-                      (int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_OUT(model, op),                              \
+    static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                         \
+                      (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                     \
+                      (int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_OUT(model, op),                            \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                     \
-                      " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");
+                      " combines tensors that are sharded differently over the ranks (te/fuse/impl/list_checks.h)");
 
 #define TE_OP_mul (mul, map)
 #define TE_SHAPES_mul(op) (1)

@@ -14,8 +14,9 @@
  * position of a row is te_batch.position + its index in its sequence, or that of te_batch.positions. Saves nothing:
  * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
  *
- * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim divides
- * 256 value_dim must be a multiple of it, because a tile of that GEMM then holds heads of v like those of q and k.
+ * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim
+ * divides 256 value_dim must be a multiple of it, because a tile of that GEMM then holds heads of v like those of q and
+ * k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H

@@ -94,9 +94,9 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
     TE_REQUIRE(p->rows <= INT32_MAX && p->cols <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "adamw: muon of %s.%s, %lld x %lld", p->op, p->field, (long long)p->rows, (long long)p->cols);
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
-    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx), ctx,
-               TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op, p->field,
-               (long long)p->rows, (long long)p->cols);
+    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx),
+               ctx, TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op,
+               p->field, (long long)p->rows, (long long)p->cols);
     return TE_OK;
 }
 

@@ -456,7 +456,8 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
-    if (first && delayed && s->config.ranks > 1) TE_TRY(te_scales_amax_from_history(&s->scales, s->count, 2 * s->count, ctx));
+    if (first && delayed && s->config.ranks > 1)
+        TE_TRY(te_scales_amax_from_history(&s->scales, s->count, 2 * s->count, ctx));
     TE_TRY(te__recipes_reduce(s, delayed ? 3 * s->count : s->count, ctx));
     if (first) te__recipes_set_begun(s, 1);
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));

@@ -82,8 +82,8 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 /* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
 
 /* For weights of fp8_block: the scales of a tile need nothing from outside it. A warp updates one row of the tile at a
- * time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store casts
- * them. The random numbers belong to elements (te__adamw_random), so they are those of the other kernels. */
+ * time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store
+ * casts them. The random numbers belong to elements (te__adamw_random), so they are those of the other kernels. */
 
 /* TE__ADAMW_TILE_ROW_VECS: vectors (te__adamw_vec) in a row of the tile, TE__ADAMW_TILE_VECS: in all of it. With three
  * blocks on a multiprocessor no register is spilled, with four some are. */
@@ -148,7 +148,8 @@ TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a
 /* Load a lane's 8 x 8 pieces of the tile into registers, as te__blockwise_load does from global memory. */
 TE_FN void te__adamw_load_tile(te_blockwise_registers *held, const te__adamw_halves *tile, te_lanes g) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
-        const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
+        const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8,
+                  col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
         TE_UNROLL for (int k = 0; k < 8; k++) {
             const uint16_t *from = (const uint16_t *)(const void *)tile + (row + k) * TE_FP8_TILE + col;
             const te__bytes16 w = *(const te__bytes16 *)(const void *)from;

@@ -50,7 +50,8 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
-    const int replaced = te__attn_replaced_by_sm90<H, F>() && ctx->capability == 900 && te__sm90_kernel_compiled(k, &is);
+    const int replaced =
+        te__attn_replaced_by_sm90<H, F>() && ctx->capability == 900 && te__sm90_kernel_compiled(k, &is);
     TE_REQUIRE(!replaced, ctx, TE_ERROR_DEVICE,
                "%s: it was compiled for sm_90a, and its kernel does not run: the driver is older than CUDA 12, or nvcc "
                "did not inline (then define TE_KEEP_CALLS)", name);

@@ -1,7 +1,7 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: scaling, the layout of the operands, and the two
- * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are rounded to
- * e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 / amax for v, 15
- * / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
+ * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are
+ * rounded to e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 /
+ * amax for v, 15 / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
  *
  * Do this, at file scope, then call name##_launch with name##_scratch_bytes(ctx, rows) bytes of scratch:
  *     // name, dtype, heads, kv_heads, head_dim, options

@@ -112,7 +112,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
     if constexpr (N == 1) te__attn_bwd_gemm_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile, g, 0);
     else
         TE_UNROLL for (int x = 0; x < N; x++)
-            te__wgmma_atom<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
+            te__wgmma_atom<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4),
+                                                  x > 0);
     te__wgmma_commit();
 }
 /* Issue warpgroup G's columns of dQ of step j once dS is complete, over the 64 keys of each block. */
@@ -132,7 +133,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
-    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive_remote(TE__ATTN_BWD_AT(g, ds_empty, j & 1), g->rank ^ 1);
+    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES)
+        te__barrier_arrive_remote(TE__ATTN_BWD_AT(g, ds_empty, j & 1), g->rank ^ 1);
     te__attn_bwd_dq_to_shared(dq, g, g->base + C::dq_slot_at(G, j),
                               TE__ATTN_BWD_AT(g, dq_empty, C::dq_slot_barrier(G, j)), C::dq_slot_phase(G, j),
                               whole ? 64 : 0);

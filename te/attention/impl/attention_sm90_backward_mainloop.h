@@ -170,8 +170,8 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
     const uint64_t k = te__attn_tile_descriptor(g->base, C::KEYS);
     TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
-        te__wgmma_atom<2 * N>::template ss<T, 1>(dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
-                                               k + 128 * x, x > 0);
+        te__wgmma_atom<2 * N>::template ss<T, 1>(
+            dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
 /* Part of dQ to shared memory at `to`, once mbarrier `empty` has completed the phase of this parity. left: queries from
  * its first row to the end of the sequence. The layouts are those of te__attn_bwd_dq_at. */

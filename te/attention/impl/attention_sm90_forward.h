@@ -545,7 +545,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
 
 /* The kernel type of attention_cuda.h. EXISTS: 0: there is no kernel for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
+                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
 struct te__attn_sm90_forward : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> {
     typedef te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> traits;
     typedef te__attn_fwd_params_of<F> args;
@@ -554,8 +555,8 @@ struct te__attn_sm90_forward : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()
         __shared__ te__attn_fwd_barriers bars;
         te__attn_fwd_kernel<T, traits, HEADS, KV_HEADS, F>((const te__attn_fwd_params *)p, &bars);
     }
-    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
-                            const char *name) {
+    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
+                            const te_attention_args *a, const char *name) {
         return te__attn_fwd_launch<T, traits, HEADS, KV_HEADS, F>(ctx, kernel, encode, a, name);
     }
 };
@@ -564,7 +565,8 @@ struct te__attn_sm90_forward<T, HEADS, KV_HEADS, D, F, false> {
     typedef te__attn_fwd_params args;
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}
-    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *, const char *) {
+    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *,
+                            const char *) {
         return TE_OK;
     }
 };

@@ -163,8 +163,8 @@ TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
 /* P = 2^(scale s + offset[e]) in f16, the scale and the offset of row e as pairs of equal numbers. offset:
- * TE__ATTN_FP8_P_EXPONENT - row_max. A number that f16 cannot represent is NaN, and so is P then: te__attn_fp8_exp_row_f32
- * computes it instead. */
+ * TE__ATTN_FP8_P_EXPONENT - row_max. A number that f16 cannot represent is NaN, and so is P then:
+ * te__attn_fp8_exp_row_f32 computes it instead. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
@@ -484,8 +484,9 @@ TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *, te__attn_fwd_barrier
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
 /* The tensor map of the transposed v, [batch, kv_heads, dim, keys], two keys as one element of 16 bits. */
-TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te_attention_fp8_operands *of, int dim,
-                                           int kv_heads, int batch, te_context *ctx) {
+TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
+                                           const te_attention_fp8_operands *of, int dim, int kv_heads, int batch,
+                                           te_context *ctx) {
     const cuuint64_t row = (cuuint64_t)of->keys, head = row * (cuuint64_t)dim;
     const cuuint64_t pitch[3] = {row, head, head * (cuuint64_t)kv_heads};
     const cuuint64_t size[4] = {row / 2, (cuuint64_t)dim, (cuuint64_t)kv_heads, (cuuint64_t)batch};
@@ -512,8 +513,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
     }
     /* TE_ERROR_DEVICE unless the context's device runs it. */
     static te_status ready(te_context *ctx, te_sm90_kernel *k, const char *name) {
-        TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx, TE_ERROR_DEVICE,
-                   "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)", name);
+        TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx,
+                   TE_ERROR_DEVICE, "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)",
+                   name);
         return TE_OK;
     }
     /* Launch it on the operands that name_cast has left in the scratch memory. */

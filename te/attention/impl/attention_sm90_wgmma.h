@@ -285,8 +285,8 @@ typedef struct te__attn_heads_tensor {
 } te__attn_heads_tensor;
 
 /* Its tensor map. */
-TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te__attn_heads_tensor *x,
-                                           te_dtype dtype, te_context *ctx) {
+TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
+                                           const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)x->seq};
     const cuuint64_t size[4] = {(cuuint64_t)x->dim, (cuuint64_t)x->heads, (cuuint64_t)x->seq, (cuuint64_t)x->batch};
@@ -297,8 +297,8 @@ TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_enco
 
 /* The tensor map of [batch, seq, width], elements of 16 bits, in boxes of 64 tokens by 64 columns, which stay within a
  * sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
-TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int batch, int seq,
-                                         int width, te_dtype dtype, te_context *ctx) {
+TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                          int batch, int seq, int width, te_dtype dtype, te_context *ctx) {
     const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
     const cuuint32_t box[3] = {64, 64, 1};

@@ -166,8 +166,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
     te__gemm_overlap order; /* for tests, m->serial: the same kernel by itself, its tiles in the same order */
     g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel accumulates in the tensor cores alone */
-    const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) && te__gemm_reduce_scatter_fits(&g, m) &&
-                            (uintptr_t)y.data % TE_ACCESS == 0;
+    const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
+                            te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
     *is_summed = can_overlap && !m->serial;
     te__finish_deferred(r);

@@ -338,7 +338,8 @@ typedef struct te_fused_collective {
     }
 #if TE_CUDA
 #define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_low_latency, gathers)
-#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row_low_latency, gathers)
+#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) \
+    TE__FUSED_COLLECTIVE_OF(name, name##_row_low_latency, gathers)
 #else
 #define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name, gathers)
 #define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row, gathers)

@@ -235,8 +235,8 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
 }
 #undef TE__PEER_LAUNCH
 /* Enqueues the collective, if it fits into the symmetric memory: *taken. count: elements of one rank (te_transport). */
-TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y, const void *x,
-                                               int64_t count, te_dtype dtype, te_context *ctx) {
+TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
+                                                const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;
     const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
     const te_peer_algorithm algorithm =

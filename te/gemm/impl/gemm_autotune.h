@@ -63,7 +63,8 @@ TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_conte
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* A sample: `repeats` runs of a candidate between two small kernels, as between two kernels of a pass. A custom kernel
- * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do not. */
+ * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do
+ * not. */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;

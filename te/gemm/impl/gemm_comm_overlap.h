@@ -12,8 +12,8 @@
  *                the ranks. Bytes over a link: rank_rows n (N - 1) elements, which their owner reads once more.
  *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add up a tile
  *                of its own rows, whatever k is, so it stores those in a slot as well, tiles of all ranks' rows in
- *                turns, and a second kernel adds up all slots (te/comm/impl/collective_step.h). More bytes: rank_rows n written and
- *                read.
+ *                turns, and a second kernel adds up all slots (te/comm/impl/collective_step.h). More bytes: rank_rows n
+ *                written and read.
  *
  * Floor: that of the product, or of the bytes over the link at 450 GB/s if that is longer. Large products take 0.98 to
  * 1.02 of the product alone. Measurements and what did not pay: docs/notes/gemm_comm_overlap.md.

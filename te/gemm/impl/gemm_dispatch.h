@@ -169,13 +169,15 @@ TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_c
     if (!te__persistent_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It need not be the fastest kernel:
- * a collective by itself costs more than what cuBLASLt is ahead. But there must be tiles for all multiprocessors. */
+/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It need not be the fastest
+ * kernel: a collective by itself costs more than what cuBLASLt is ahead. But there must be tiles for all
+ * multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
-    return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
-           te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
-           (ctx->gemm_custom > 1 || (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
-                                     TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
+    return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
+           te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
+           (ctx->gemm_custom > 1 ||
+            (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
+             TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
 }
 TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
                                        te_context *ctx) {
@@ -184,7 +186,8 @@ TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_ge
 /* Launch the custom kernel that te__gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
  * kernels' arguments, to which skinny, small_m and persistent point. */
 TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
-                                     te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g, te_context *ctx) {
+                                     te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g,
+                                     te_context *ctx) {
     if (te__gemm_is_skinny(kernels, g, ctx))
         return te__skinny_run(te__gemm_skinny_of(kernels, g)->kernel, args, bytes, skinny, g, ctx);
     if (te__gemm_is_small_m(kernels, g, ctx))

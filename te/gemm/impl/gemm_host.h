@@ -1,9 +1,10 @@
 /* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
  *
  * Both multiply in f32. Other operands are widened to float into g->scratch first, and the result is rounded at the
- * end. Epilogues are left to the pointwise kernels (te__gemm_supports says so). FP8 with rowwise or blockwise scales has
- * a loop of its own, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both scales, and
- * added to the rest in float; rowwise scales multiply the sum of all k. (cuBLASLt's order within the 128 is its own.)
+ * end. Epilogues are left to the pointwise kernels (te__gemm_supports says so). FP8 with rowwise or blockwise scales
+ * has a loop of its own, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both scales,
+ * and added to the rest in float; rowwise scales multiply the sum of all k. (cuBLASLt's order within the 128 is its
+ * own.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H

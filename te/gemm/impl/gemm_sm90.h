@@ -140,9 +140,9 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 #define TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
-/* A fused pattern in FP8, with params.transposed where it is wanted. pairs_halves: by pair_epilogue (a te_epilogue_pair_fn),
- * of the two halves of D. outputs: a te_epilogue_outputs, of p; reads_source: such an epilogue reads params.source; column_sums:
- * params.column_sums may be wanted. */
+/* A fused pattern in FP8, with params.transposed where it is wanted. pairs_halves: by pair_epilogue (a
+ * te_epilogue_pair_fn), of the two halves of D. outputs: a te_epilogue_outputs, of p; reads_source: such an epilogue
+ * reads params.source; column_sums: params.column_sums may be wanted. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -162,7 +162,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     TE__SM90_GEMM_SHELL(name, te__gemm_scatter_params,                                                                 \
                         te__sm90_gemm_scattering(te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b)), epilogue, \
                         0, TE_OUTPUTS_ANY, exists)
-/* A linear's product by pairs, B stored [n, k]; pair_epilogue: a te_epilogue_pair_fn. The rest: te__sm90_gemm_pairing. */
+/* A linear's product by pairs, B stored [n, k]; pair_epilogue: a te_epilogue_pair_fn. The rest:
+ * te__sm90_gemm_pairing. */
 #define TE_SM90_GEMM_KERNEL_PAIRS(name, type, dtype, group, distance, swap_middle, pair_epilogue, exists)              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_with_pairs(te__sm90_gemm_config_of(dtype, dtype, dtype, 1), group, distance,     \
@@ -257,7 +258,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     o->own_is_separate = ranks->to[rank] != ranks->own;
     o->chunk_flags = te__rank_flags(m, rank) + TE_FLAG_CHUNK;
     if (!o->own_is_separate) return TE_OK;
-    return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype, ctx);
+    return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
+                                 ctx);
 }
 /* Without overlap: gather the rows of A before the product. For tests. */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
@@ -298,7 +300,8 @@ TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t 
     p->inverse_a = g->a_fp8.inverse, p->inverse_b = g->b_fp8.inverse;
     te__sm90_gemm_plan_stream_k(p, tiles, clusters, te__gemm_state_of(ctx));
     TE_TRY(te__tensor_map_matrix(&p->a_map, encode, g->a, g->m, k, TE_TILE_M, g->dtype, ctx));
-    TE_TRY(te__tensor_map_matrix(&p->b_map, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype, ctx));
+    TE_TRY(te__tensor_map_matrix(&p->b_map, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype,
+                                 ctx));
     const int64_t source_cols = g->n << p->source_has_halves;
     if (p->source)
         TE_TRY(te__tensor_map_matrix(&p->source_map, encode, p->source, g->m, source_cols, TE_TILE_M, g->dtype, ctx));

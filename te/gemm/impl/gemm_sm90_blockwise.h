@@ -378,8 +378,9 @@ enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;
-    return g->k >= TE_SM90_BLOCKWISE_MIN_K && g->k % 16 == 0 && g->n % 16 == 0 && g->m == te_blockwise_1d_aligned_rows(g->m) &&
-           g->m > 0 && g->n > 0 && g->m < limit && g->n < limit && g->k < limit;
+    return g->k >= TE_SM90_BLOCKWISE_MIN_K && g->k % 16 == 0 && g->n % 16 == 0 &&
+           g->m == te_blockwise_1d_aligned_rows(g->m) && g->m > 0 && g->n > 0 && g->m < limit && g->n < limit &&
+           g->k < limit;
 }
 TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
     const int to_sixteen_bits = g->out == g->dtype && g->dtype != TE_f32;
@@ -395,8 +396,8 @@ TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
            g->trans_b && epilogue_fits;
 }
 /* The tensor map of scales: rows of `cols` floats, in boxes of box_rows x box_cols. */
-TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales, int64_t rows,
-                                              int64_t cols, int box_rows, int box_cols, te_context *ctx) {
+TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales,
+                                              int64_t rows, int64_t cols, int box_rows, int box_cols, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 4};
     const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, step[2] = {1, 1};
     const CUresult e = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, (void *)(uintptr_t)scales, size, pitch, box,
@@ -418,8 +419,8 @@ TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *
     TE_TRY(te__tensor_map_matrix(map, encode, data, rows, g->k / 2, TE_TILE_M, g->dtype, ctx));
     if (fp8->scaling == TE_SCALING_BLOCKWISE_1D)
         return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(g->k), rows, 1, tile_rows, ctx);
-    return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(rows), te_blockwise_2d_scale_pitch(g->k), 2, 4,
-                                        ctx);
+    return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(rows),
+                                        te_blockwise_2d_scale_pitch(g->k), 2, 4, ctx);
 }
 TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_context *ctx) {
     const int wgrad = te__sm90_blockwise_is_wgrad(g);

@@ -44,7 +44,8 @@ typedef struct te__sm90_epilogue_tile {
     int x, y;           /* its first column and row of D */
     int warp, lane;
     int is_last;        /* the block's last one, which all warps work on */
-    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies within D */
+    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies
+                           within D */
     int transposes;     /* params.transposed is wanted */
     int adds_ranks;     /* reduce_scatter: the tile is of this rank's rows, to which the others' sums are added */
 } te__sm90_epilogue_tile;
@@ -189,7 +190,8 @@ TE_FN te__sm90_epilogue_quarter te__sm90_epilogue_quarter_of(const te__sm90_epil
 }
 /* Quarter `index`: wait until it is staged, run the epilogue, store its transpose, release the buffer, store sums. */
 TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int index, te_epilogue_fn epilogue,
-                                         te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
+                                         te_epilogue_state *state, te_epilogue_outputs outputs,
+                                         const te__sm90_gemm_config k) {
     const te__sm90_epilogue_quarter q = te__sm90_epilogue_quarter_of(t, index);
     const int buffer = index % 2;
     uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS] = {{0}, {0}};
@@ -220,7 +222,8 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* A reduce_scatter waits for the other ranks before a tile of this rank's rows, and signals the owner behind others. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
-                                      te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
+                                      te_epilogue_state *state, te_epilogue_outputs outputs,
+                                      const te__sm90_gemm_config k) {
     const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg; /* where k.reduce_scatter */
     if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
     if (t->is_last) te__sm90_epilogue_sync_last_tile();

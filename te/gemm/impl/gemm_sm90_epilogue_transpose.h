@@ -7,7 +7,8 @@
  * 16-bit elements, here two bytes side by side. The lanes ask for rows such that each gets sixteen consecutive rows of
  * two columns, so that only the bytes within words are left to sort.
  *
- * Bytes: one an element, in runs of 64. A kernel that transposes what lies in memory (te/fp8/impl/cast_transpose.h) moves two.
+ * Bytes: one an element, in runs of 64. A kernel that transposes what lies in memory (te/fp8/impl/cast_transpose.h)
+ * moves two.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_TRANSPOSE_H

@@ -213,7 +213,8 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__wgmma_fence();
     TE_UNROLL
     for (int q = 0; q < TE_TILE_K / 16; q++) {
-        const uint64_t a_desc = te__wgmma_descriptor_of_low(a + 2 * q), b_desc = te__wgmma_descriptor_of_low(b + q * (k.trans_b ? 2 : 128));
+        const uint64_t a_desc = te__wgmma_descriptor_of_low(a + 2 * q),
+                       b_desc = te__wgmma_descriptor_of_low(b + q * (k.trans_b ? 2 : 128));
         if (te_is_fp8(k.dtype_a)) te__wgmma_n256_fp8(d, a_desc, b_desc, step || q, k.dtype_a, k.dtype_b);
         else te__wgmma_n256(d, a_desc, b_desc, step || q, k.dtype, !k.trans_b);
     }

@@ -66,8 +66,8 @@ typedef struct te__sm90_gemm_params {
     uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: splits that have arrived; 0 before and after */
 } te__sm90_gemm_params;
 
-/* How an epilogue that needs two vectors of eight columns at once (te_epilogue_pair_fn) gets its pairs: rotary positions pair
- * dimension i of a head with i + rotary_dim / 2, a gated activation column i of both halves of D.
+/* How an epilogue that needs two vectors of eight columns at once (te_epilogue_pair_fn) gets its pairs: rotary
+ * positions pair dimension i of a head with i + rotary_dim / 2, a gated activation column i of both halves of D.
  *
  *   group, distance  128 columns are sixteen vectors, in groups of `group`, a divisor of 16; 0: no pairs. In a group,
  *                    vector i of the first `distance` pairs with vector i + distance. The rest of the group, dimensions
