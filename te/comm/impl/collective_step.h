@@ -80,9 +80,9 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* The GEMM's kernels with 16-bit operands (`many`) and with FP8 operands, and that of the sum. */
+/* The GEMM's kernels with 16-bit operands (`persistent`) and with FP8 operands, and that of the sum. */
 typedef struct te_gemm_reduce_scatter_kernels {
-    te_sm90_kernel many, fp8;
+    te_sm90_kernel persistent, fp8;
     const void *add;
 } te_gemm_reduce_scatter_kernels;
 template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
@@ -137,7 +137,7 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
                                              const te_run *r) {
     te__overlap_memory *m = r->tensor->memory;
     const int64_t local = m->rank * (of->m / m->ranks * of->n * 2);
-    te_sm90_kernel *kernel = te_gemm_is_fp8(of) ? &kernels->fp8 : &kernels->many;
+    te_sm90_kernel *kernel = te_gemm_is_fp8(of) ? &kernels->fp8 : &kernels->persistent;
     te_gemm g = *of;
     te__gemm_overlap ranks;
     te__gemm_scatter_params a;
@@ -163,7 +163,7 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     const te_group *group = r->tensor;
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
-    te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
+    te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
     te__gemm_overlap order; /* for tests, m->serial: the same kernel by itself, its tiles in the same order */
     g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel accumulates in the tensor cores alone */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
@@ -184,7 +184,7 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 
 typedef struct te_gemm_all_reduce_args {
     /* Of the kernel that runs. There is no small-m one. */
-    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
+    union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
     te_peer_args peers;
@@ -240,7 +240,7 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
     const int two_shot = g->m * g->n * 2 > group->peers->one_shot_bytes;
     a.peers = te__peer_args_of_rows(group, g->m, g->n * 2, two_shot, dtype);
     group->peers->gemms++;
-    return te__gemm_run_custom(kernels, &a, sizeof a, &a.few, &a.narrow, &a.many, g, ctx);
+    return te__gemm_run_custom(kernels, &a, sizeof a, &a.skinny, &a.small_m, &a.persistent, g, ctx);
 }
 #else
 typedef struct te_gemm_reduce_scatter_kernels te_gemm_reduce_scatter_kernels;
