@@ -133,8 +133,8 @@ TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t e
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with it.
- * */
+/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with
+ * it. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te_check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);

@@ -149,8 +149,8 @@ TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
 }
 /* Up to `count` candidates of the heuristic; returns how many. Partial sums of a split k must be added in float and in
- * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are excluded.
- * */
+ * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are
+ * excluded. */
 TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
                               te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;

@@ -209,8 +209,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* ---- an FP8 GEMM alone: the custom kernel with bias and C ----------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: the custom kernel with bias and C -------------------------------------------------------- */
 
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
@@ -271,8 +270,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
     return te__sm90_gemm_run(te__gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
 }
 
-/* ---- an FP8 GEMM alone: dispatch -----------------------------------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: dispatch --------------------------------------------------------------------------------- */
 
 /* Whether the custom kernel can run it. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
@@ -310,8 +308,7 @@ TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) 
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;
 }
 
-/* ---- an FP8 GEMM alone: autotuning ---------------------------------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: autotuning ------------------------------------------------------------------------------- */
 
 /* Runs the GEMM by a custom kernel. */
 typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);

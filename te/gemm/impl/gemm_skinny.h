@@ -58,8 +58,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
 }
-/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different banks.
- * */
+/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different
+ * banks. */
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }

@@ -137,8 +137,8 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
     snprintf(line, sizeof line, "end %d %016llx\n", w->lines, (unsigned long long)w->checksum);
     return te__new_file_write(&w->file, line, strlen(line), ctx);
 }
-/* Write what was tuned to `path`. A file that is there is replaced once the new one is complete. Errors: TE_ERROR_IO.
- * */
+/* Write what was tuned to `path`. A file that is there is replaced once the new one is complete. Errors:
+ * TE_ERROR_IO. */
 TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
     te__tune_writer w;
     TE_TRY(te_check_target(ctx, "te_gemm_save"));
