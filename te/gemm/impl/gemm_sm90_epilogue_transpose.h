@@ -1,14 +1,13 @@
 /* gemm_sm90_epilogue_transpose.h -- the transpose of the epilogue's FP8 output (gemm_sm90_epilogue.h), which the weight
- * gradient's GEMM reads. The FP8 bytes go back into the staging buffer that their 16-bit input was taken from, 128 rows
- * of 64 columns, and are stored from there by columns.
+ * gradient's GEMM reads. The FP8 bytes are written to the staging buffer from which their 16-bit input was read, 128
+ * rows of 64 columns, and are stored to memory from there by columns.
  *
- * The 64 bytes of a row are four chunks of 16, in four of the eight chunks of its 128 bytes, chosen so that the rows
- * that a warp writes and the rows that one 8 x 8 matrix of ldmatrix reads lie in different banks. ldmatrix transposes
- * 16-bit elements, here two bytes side by side. The lanes ask for rows such that each gets sixteen consecutive rows of
- * two columns, so that only the bytes within words are left to sort.
+ * The 64 bytes of a row are four chunks of 16. They occupy four of the eight chunks of the row's 128 bytes, chosen so
+ * that the rows that a warp writes, and the rows that one 8 x 8 matrix of ldmatrix reads, lie in different banks.
+ * ldmatrix transposes 16-bit elements, here two adjacent bytes. The lanes pass row addresses such that each lane gets
+ * sixteen consecutive rows of two columns; then only the bytes within words have to be reordered.
  *
- * Bytes: one an element, in runs of 64. A kernel that transposes what lies in memory (te/fp8/impl/cast_transpose.h)
- * moves two.
+ * Bytes: one an element, in runs of 64. A separate transpose kernel (te/fp8/impl/cast_transpose.h) would move two.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_TRANSPOSE_H
@@ -23,7 +22,8 @@ TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
 }
-/* Store a lane's eight columns of `row`. The whole warp calls it, after it has loaded these rows. */
+/* Store a lane's eight columns of `row` to the staging buffer. The whole warp calls it, after it has loaded these
+ * rows. */
 TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const uint32_t fp8[2]) {
     const uint32_t to = te__sm90_transpose_at(staging, row, lane % 8 / 2) + (uint32_t)(lane % 2 * 8);
     __syncwarp();
@@ -45,9 +45,9 @@ TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t s
     }
 }
 /* Store 64 columns from `col` on, 128 rows from `row` on, once all warps of the epilogue have staged their rows in
- * `buffer`. Of three warps the second and third do it, while the first goes on with the next columns, in the other
- * buffer: it has a fifth more rows than they have, and when all three stored they waited for it a tenth of their time.
- * Of a block's last tile all warps do it. */
+ * `buffer`. Of the three warps the second and third do this, while the first one continues with the next columns, in
+ * the other buffer: it has a fifth more rows than they have, and when all three stored, the other two waited for it a
+ * tenth of their time. For a block's last tile all warps do it. */
 TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
                                     int lane, int buffer, int is_last) {
     const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;
