@@ -1,4 +1,4 @@
-/* attention_sm90_backward_producer.h -- the tile scheduler of attention_sm90_backward.h, and the producer warpgroup: one
+/* attention_sm90_backward_producer.h -- the tile scheduler of attention_sm90_backward.h, and its producer warps: one
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
@@ -19,8 +19,8 @@
  * may wait for a later key tile of its band. But a band has no more key tiles than there are blocks, and a block takes
  * its next key tile only after it has added every dQ that its band may wait for, so a block has or takes the later one.
  *
- * Each packed sequence has its own bands. Numbers without a key tile (te_sequence_tiles) are skipped; no block waits for
- * them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
+ * Each packed sequence has its own bands. Numbers without a key tile (te_sequence_tiles) are skipped, and not waited
+ * for. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -161,7 +161,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 };
 
 /* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, of ones,
- * and Q and dO sixteen columns that have the number of each query as three terms of bf16, whose sum has all bits of it.
+ * and Q and dO sixteen columns that have this value of each query as three terms of bf16, whose sum has all its bits.
  * That takes 128 cycles of the tensor cores a step and saves 192 of shared memory, which is the bottleneck. It is not
  * possible with options that need S before lse is subtracted, nor in f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
