@@ -172,8 +172,8 @@ TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refus
 #if TE_CUDA
 /* Pageable memory is refused: it is probably a local variable of the function, which no longer exists at the replay. */
 TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* the query of a pointer's attributes is allowed in this
-                                                                  mode */
+    /* the query of a pointer's attributes is allowed in this mode */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaPointerAttributes d, s;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     const int known =

@@ -83,8 +83,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    te_param_iter p = te_params_of(o->models, o->model_count); /* all parameters, also those of which this rank has no
-                                                                  elements */
+    /* all parameters, also those of which this rank has no elements */
+    te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
         const te_named_model *m = te__checkpoint_model(c, o->models[p.model]);

@@ -49,11 +49,11 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
     char text[48];
     const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
     const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
-    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* the first two options are
-                                                                                         counts of heads */
+    /* the first two options are counts of heads */
+    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
     const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
-    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind; /* a frozen_linear computes the same as a
-                                                                          linear */
+    /* a frozen_linear computes the same as a linear */
+    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind;
     te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);
     if (reads_fork && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);

@@ -171,8 +171,8 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dt
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads; /* below 0: the head belongs
-                                                                                              to another tensor */
+    /* below 0: the head belongs to another tensor */
+    const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)
                                : te__attn_fp8_scale_of_q(amax, p.amax[heads + t.head / (heads / kv_heads)], a->scale);

@@ -100,8 +100,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue; /* all pairs of this warp are
-                                                                                            masked */
+        /* all pairs of this warp are masked */
+        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* S = Q K^T, and dP - delta with dP = dO V^T: without dropout the accumulators start from -delta */
         const uint32_t none[M][1][4] = {};

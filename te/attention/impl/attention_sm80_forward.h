@@ -124,8 +124,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue; /* all pairs of this warp are
-                                                                                            masked */
+        /* all pairs of this warp are masked */
+        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* S = Q K^T with its options */
         float s[M][N][4] = {};

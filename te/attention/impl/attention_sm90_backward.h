@@ -141,8 +141,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
     enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* lanes that receive items: those of all warps except the one that
                                                   writes the items */
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]}; /* arrivals of TMA, and of the warp of lse and
-                                                                             delta */
+        /* arrivals of TMA, and of the warp of lse and delta */
+        uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);

@@ -149,8 +149,8 @@ template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        const int quad = te__attn_rematerialize(g->lane) % 4; /* this lane's columns: 2 quad, 2 quad + 1, and the same
-                                                                 plus 8 */
+        /* this lane's columns: 2 quad, 2 quad + 1, and the same plus 8 */
+        const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
             s, a, te__attn_bwd_stats_descriptor(TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 16), 0);

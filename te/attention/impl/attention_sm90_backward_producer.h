@@ -585,8 +585,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        const int later = D > 64 ? 0 : group * 64, left = s.left - later; /* the two boxes have different columns, or
-                                                                             different queries */
+        /* the two boxes have different columns, or different queries */
+        const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
                             (left < 64 ? left : 64) * 256, s.first);
@@ -635,9 +635,8 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             while (before && (int)te__attn_load_acquire(semaphore) < before) {}
             if constexpr (C::TWO_CTA) te__attn_bwd_dq_add_step_2cta<D, C>(p, sh, base, step, rank);
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
-            if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore); /* waits until the sums are in memory,
-                                                                                     not only until shared memory was
-                                                                                     read */
+            /* waits until the sums are in memory, not only until shared memory was read */
+            if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
             __syncwarp(); /* converge, because lanes that poll separately would slow down the working lane */
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }

@@ -151,8 +151,8 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    const int first = at / (at_once * rows) * at_once, in = at - first * rows; /* the first of the heads that are
-                                                                                  processed at a time */
+    /* the first of the heads that are processed at a time */
+    const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
     if (F::RIGHT == 0)
@@ -409,8 +409,8 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* shuffled, so that the compiler knows it to be
-                                                                          the same in all lanes */
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
     te__attn_fwd_pipelines<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
@@ -469,8 +469,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars) {
-    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* the swizzle repeats every
-                                                                                            1024 bytes */
+    /* the swizzle repeats every 1024 bytes */
+    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_fwd_barriers_init<C>(bars);

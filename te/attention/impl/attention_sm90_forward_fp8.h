@@ -183,8 +183,8 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
  * polynomial of the fraction. Relative error at most 2^-8.8. Below 2^-14 the result is 0, from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    const uint32_t magic = 0x66006600u, minus = 0xe600e600u;              /* 1536: from 1024 on numbers of f16 are
-                                                                             integers */
+    /* 1536: from 1024 on numbers of f16 are integers */
+    const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(x) : "r"(x), "r"(lowest));
@@ -463,8 +463,8 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *p, te__attn_fwd_barriers *bars) {
-    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* the swizzle repeats every
-                                                                                            1024 bytes */
+    /* the swizzle repeats every 1024 bytes */
+    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_fwd_barriers_init<C>(bars);

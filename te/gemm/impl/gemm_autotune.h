@@ -99,8 +99,8 @@ typedef struct te__autotuner {
     void *arg;
     int count, repeats;
     int events;                                              /* how many events were created */
-    int in[TE__MAX_CANDIDATES];                              /* 1: still a candidate; 0: it cannot run, or was
-                                                                dropped */
+    /* 1: still a candidate; 0: it cannot run, or was dropped */
+    int in[TE__MAX_CANDIDATES];
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
     int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* ns */
     te__l2_flush flush;

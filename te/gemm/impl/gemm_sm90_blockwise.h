@@ -38,8 +38,8 @@ enum {
     TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps of 128 of k between two points at which no wgmma is in flight */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES, /* offset in a stage of the scales of the M operand's
                                                               rows, */
-    TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4, /* and of those of the N operand's rows or
-                                                                                two blocks */
+    /* and of those of the N operand's rows or two blocks */
+    TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
     TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* a thread */

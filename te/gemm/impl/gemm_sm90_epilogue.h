@@ -228,8 +228,8 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
-    const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg; /* only used if
-                                                                                         k.reduce_scatter */
+    /* only used if k.reduce_scatter */
+    const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg;
     if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
     if (t->is_last) te__sm90_epilogue_sync_last_tile();
 #pragma unroll 1

@@ -256,8 +256,8 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0; /* tells the compiler that the old values
-                                                                                  are no longer needed */
+            /* tells the compiler that the old values are no longer needed */
+            TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
         if (w.split == 0) te__sm90_gemm_add_partials(p, d, &w);

@@ -164,8 +164,8 @@ typedef struct te_small_m_smem {
  * % 4) + e. The ring's stage and phase continue from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* shuffled, so that the compiler knows it to be the
-                                                                      same in all lanes */
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
     int before = 0;
 #pragma unroll 1
     for (int k = t->first; k < t->last; k++) {

@@ -227,8 +227,8 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
 /* Wait for all ranks, and return an error on all if one has failed or their tensors differ. status: of this rank; l is
  * null if it has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) }; /* an all-gather copies bits, so a vote can be sent as
-                                                                floats */
+    /* an all-gather copies bits, so a vote can be sent as floats */
+    enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
     te__rank_vote *votes = (te__rank_vote *)calloc(1, bytes), *target = 0;
