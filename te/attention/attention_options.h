@@ -204,7 +204,7 @@ typedef struct te_attention_args {
                                of dqkv (te_amax_atomic_max); null: not wanted */
     const void *sinks;      /* sinks: [heads] */
     const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, k, v;
-                               cross: the queries alone, [rows, heads * head_dim] */
+                               cross: only the queries, [rows, heads * head_dim] */
     void *dqkv;             /* backward: output, shaped like qkv; every element is written */
     const void *dout;       /* backward: input, shaped like out */
     float *delta;           /* backward: scratch, shaped like lse: rowsum(dout * out) */

@@ -84,7 +84,7 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* Changes when a model is bound again, or when other parameters are frozen or tied. */
+/* A hash that changes when a model is bound to other memory, or when other parameters are frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)

@@ -12,7 +12,7 @@
  *
  * A call that waits for other ranks returns TE_ERROR_COMM after `timeout` seconds, or if a rank of its group has
  * failed: on the host each collective, on CUDA te_comm_synchronize. The communicator cannot be used after that:
- * the process should save what it has and end.
+ * the process should save its state and end.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H

@@ -72,7 +72,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* Work on the side stream runs while the context's own stream goes on. The host has no streams: there it runs at once.
+/* Work on the side stream runs concurrently with the context's own stream. The host has no streams: there work runs at
+ * once.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));

@@ -70,7 +70,7 @@ struct te_graph;
  * memory, wait, copy from or to pageable memory, or use another stream that it has not joined by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* What to capture. It is read during the call only; names are copied. */
+/* The description of a capture. It is read only during the call; names are copied. */
 typedef struct te_graph_spec {
     const char *name;         /* for error texts */
     te_graph_fn run;
@@ -285,7 +285,7 @@ TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
 /* Record the work that the function enqueues; none of it runs. *g must hold no graph yet. pool: may be null if all
  * tensors of the spec have memory. Meanwhile no other thread may use the device's default stream. A capture that fails
  * has acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or
- * TE_ERROR_CUDA for what cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
+ * TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
 TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "graph"));
     TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");

@@ -57,7 +57,7 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Below, a parameter's "units" are what te_packed.rows counts: its rows or, if it has one row, its columns. */
+/* Below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts units. */
 
 /* The parameter that `part` names; null: there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {

@@ -17,8 +17,8 @@
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
  * v holds eight neighbours of a row in registers: x in, y out; in backward dy in, dx out. Elements from at.n on lie
  * outside the row: results for them are never stored, but computing them must not trap. `options` points to the op's
- * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add what these eight columns
- * contribute to the gradient of the first parameter.
+ * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add to it the contribution of these
+ * eight columns to the gradient of the first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H

@@ -223,7 +223,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Backward of one head: d is dy on entry and dx on return; dw is what the head adds to its weight's gradient. */
+/* Backward of one head: d is dy on entry and dx on return; dw is the head's contribution to its weight's gradient. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* sums of x^2 and of w dy x */

@@ -1,5 +1,5 @@
 /* recompute.h -- (recompute, name) ... (end_recompute, name): activation checkpointing. Backward recomputes the values
- * between the two marks instead of reading what forward saved. Chen et al. 2016.
+ * between the two marks, so that forward need not save them. Chen et al. 2016.
  *
  * Do this:
  *     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F),

@@ -55,7 +55,7 @@ typedef struct te_adamw_config {
     int shards;            /* ZeRO-1 (zero1.h). te_data_group(ctx)->size: moments and master weights are sharded over
                               the data group; each rank updates its shard of the parameters and gathers the others.
                               1: each rank has all states. Each of Muon's matrices belongs to one rank. */
-    const te_param_group *groups; /* parameters with their own learning rate or decay; read by te_adamw_init alone */
+    const te_param_group *groups; /* parameters with their own learning rate or decay; only read by te_adamw_init */
     int group_count;
 } te_adamw_config;
 

@@ -50,7 +50,7 @@ enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NO
 enum { TE_NORM_MAX_RANKS = 64 }; /* of a tensor group */
 
 /* 2^192. The squares of 2^41 elements of the largest float, divided by this, fit f32; squares that underflow are
- * negligible beside a sum that overflowed. */
+ * negligible compared with a sum that overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
 /* A lane's part of the scaled sum of squares, in double. A plain loop, since it is needed only after an overflow. */
@@ -146,7 +146,7 @@ TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int
 TE_API size_t te__grad_norm_bytes(te_model *const *models, int count, te_zero1 zero1) {
     return te__grad_norm_layout_of(models, count, zero1).bytes;
 }
-/* Bytes of target memory that te_grad_norm_init wants for these models. */
+/* Bytes of target memory that te_grad_norm_init needs for these models. */
 TE_API size_t te_grad_norm_bytes(te_model *const *models, int count) {
     return te__grad_norm_bytes(models, count, te_zero1_of(0, 1));
 }
@@ -166,7 +166,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements count on rank 0 alone */
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements are counted on rank 0 only */
         const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank);
         rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);

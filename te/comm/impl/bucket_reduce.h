@@ -1,8 +1,8 @@
 /* bucket_reduce.h -- how the gradients of a bucket (buckets.h) are summed over the data group: in f32 or bf16; all of
  * them (all-reduce) or this rank's shard (reduce-scatter, for ZeRO-1); by DMA engines or by NCCL or MPI.
  *
- * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs beside a backward does not slow
- * its GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
+ * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs during backward does not slow its
+ * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
  * x[count]:
  *   1. each shard of x, an Nth, is copied to the rank that owns it, into the slot there for the sender;
  *   2. the owner adds its slots and its own shard in f32, in the order of the ranks: (N + 1) shards of bytes;
@@ -190,7 +190,7 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors beside the backward */
+    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors during backward */
     te_dtype dtype;
     void *staging;    /* [elements] of bf16; null: the sums are in f32, in place */
     int64_t elements;
@@ -212,7 +212,7 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* x[count] of `dtype` becomes the sum over the group. hidden: more of the backward runs beside it. */
+/* x[count] of `dtype` becomes the sum over the group. hidden: backward has more GEMMs, which run at the same time. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);

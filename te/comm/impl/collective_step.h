@@ -10,9 +10,9 @@
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
  *                           waits for no other rank. It sends 2 m n bytes to each other rank while it reads its weight.
  *
- * Both take 16-bit operands. The first also takes FP8 operands with tensorwise scales, and then
- * accumulates in the tensor cores alone. Otherwise the GEMM and the group's collective run one after the
- * other. Measurements: docs/notes/comm.md.
+ * Both take 16-bit operands. The first also takes FP8 operands with tensorwise scales, and then uses fast accumulation
+ * (te_gemm.fast). Otherwise the GEMM and the group's collective run one after the other. Measurements:
+ * docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -166,7 +166,7 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
     te__gemm_overlap order; /* only for tests (m->serial): the same kernel without the collective, its tiles in the same
                                order */
-    g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel accumulates in the tensor cores alone */
+    g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;

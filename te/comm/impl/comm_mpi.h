@@ -179,7 +179,7 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
                           ctx));
     return te__mpi_open(g, part, 1, ctx);
 }
-/* Symmetric memory is for CUDA alone. */
+/* The host has no symmetric memory. */
 TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
     return (void)g, (void)max_bytes, (void)ctx, TE_OK;
 }

@@ -54,7 +54,7 @@ typedef struct te_fused_collective_args {
     void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
     int is_sent;                /* the epilogue of the GEMM before has sent x (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
-/* What a kernel is for: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
+/* The collective of a kernel: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
 /* Argument of te_fused_reduce_load, a te_norm_load_fn. */
 typedef struct te_fused_collective_source {

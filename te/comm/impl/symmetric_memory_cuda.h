@@ -25,7 +25,7 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* What a rank tells the others about itself. */
+/* The information about a rank that all ranks exchange. */
 typedef struct te_peer_info {
     int32_t is_ready; /* first exchange: it has allocated its memory; second: it has mapped that of all others */
     int32_t process, processors;

@@ -10,8 +10,8 @@
  *   4. else, and while the stream is being captured, the launches go out one by one.
  * In each case the kernels run in the order of the plan, so the results have the same bits.
  *
- * Small fills inside a graph become kernels, because a graph of kernels alone launches faster. Measurements:
- * docs/notes/core.md.
+ * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
+ * Measurements: docs/notes/core.md.
  */
 /* target: cuda */
 #ifndef TE_GRAPH_REPLAY_H

@@ -315,8 +315,8 @@ typedef struct te_sm90_kernel {
 enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* local memory of a thread; accumulators of these kernels would take 256 bytes
                                            or more */
 
-/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel beside them.
- * 0: another architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
+/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: another
+ * architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else

@@ -37,8 +37,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link, launch_link: what precedes the kernel and its launch function (TE_IF_USED or nothing); symbol: the expression
- * that names the kernel in the launch. */
+/* link, launch_link: the prefix of the kernel and of its launch function (TE_IF_USED or nothing); symbol: the
+ * expression that names the kernel in the launch. */
 #define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \

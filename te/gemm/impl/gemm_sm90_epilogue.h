@@ -1,7 +1,7 @@
 /* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h: the warps that take finished tiles from shared memory and call
  * the te_epilogue_fn with eight elements of D at a time, or the te_epilogue_pair_fn with two times eight.
  *
- * Three warps run it beside the mainloop of the next tile. For a block's last tile all eleven warps run it: the
+ * Three warps run it during the mainloop of the next tile. For a block's last tile all eleven warps run it: the
  * consumers have staged the whole tile in the memory of the pipeline's stages, reduce their registers and join the
  * epilogue.
  *

@@ -88,7 +88,7 @@ typedef struct te__sm90_gemm_config {
     int transposes;        /* params.transposed may be wanted */
     int holds_half;        /* the consumers hold half of a finished tile, not all: more registers for the epilogue */
     int reads_source;      /* the branch-free epilogue (te_epilogue_outputs) reads params.source */
-    int source_has_halves; /* params.source is [m, 2 n], and the epilogue wants the same columns of both halves */
+    int source_has_halves; /* params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
     te__sm90_gemm_pairing pairing; /* B is then stored [n, k] */
     int reduce_scatter;    /* rows of D go to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* params.column_sums may be wanted */

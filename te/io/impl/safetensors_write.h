@@ -1,7 +1,7 @@
 /* safetensors_write.h -- writing a safetensors file, for te_safetensors_write and for checkpoints: the checks, the
  * header, and the data in parts of TE_SAFETENSORS_STAGING.
  *
- * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h says what becomes of
+ * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h describes the handling of
  * links, permissions and devices.
  */
 #ifndef TE_SAFETENSORS_WRITE_H

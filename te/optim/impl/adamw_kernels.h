@@ -317,13 +317,13 @@ TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * change keep their codes.
  * - v is stored by its square root, so that it has the range of m. A v above 0 that would become 0 becomes the smallest
  *   code instead, so that an update m / sqrt(v) is too small but never unbounded.
- * - m and v are rounded stochastically, v so that the mean of v (not of its root) is what was to be stored.
+ * - m and v are rounded stochastically, v such that the expected value of the stored v (not of its root) is v.
  *
  * Every such number is also a number of bf16 (m has 4 significant bits, v has 8), which is their format in a
  * checkpoint.
  *
  * Memory of a tensor: its elements' codes, padded to whole blocks, then a float for each block, 132 / 128 bytes an
- * element in all. A block is what a warp holds at four elements a lane; shards of ZeRO-1 begin at multiples of it. */
+ * element in all. A warp holds a block, four elements a lane; shards of ZeRO-1 begin at multiples of it. */
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
        TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a lane */ };
 
