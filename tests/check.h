@@ -74,7 +74,7 @@ struct trial {
     }
     te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
     te_tensor given() const { return dy_ref.empty() ? te_none() : out_of(dy); }
-    bool remakes_logits() const { return to_loss && plan->op_count > 1 && te_recomputes_logits(plan, plan->op_count - 2); }
+    bool remakes_logits() const { return to_loss && plan->op_count > 1 && te__recomputes_logits(plan, plan->op_count - 2); }
     bool product(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
     // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
     // reference does not round it there, and allows for it.

@@ -241,7 +241,7 @@ TE_API void te_buckets_destroy(te_buckets *b) {
  * order of their forwards. With one rank nothing is summed, but the calls are checked in the same way. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_buckets_init"));
+    TE_TRY(te__check_target(ctx, "te_buckets_init"));
     TE_REQUIRE(b && config, ctx, TE_ERROR_NULL, "te_buckets_init: the struct or the config is null");
     TE_TRY(te__buckets_check_models(models, count, config, ctx));
     memset(b, 0, sizeof *b);
@@ -257,7 +257,7 @@ TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *mode
     return TE_OK;
 }
 TE_API te_status te__buckets_check(const te_buckets *b, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(b && b->bucket, ctx, TE_ERROR_NULL, "%s: not initialised", who);
     for (int i = 0; i < b->model_count; i++)
         TE_REQUIRE(b->models[i]->watch == &b->watch, ctx, TE_ERROR_STATE,

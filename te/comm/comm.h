@@ -20,7 +20,7 @@
 #include <stdlib.h> /* getenv */
 
 #include "../core/rank_group.h"  /* te_comm, te_group */
-#include "../core/target.h" /* te_check_target */
+#include "../core/target.h" /* te__check_target */
 
 typedef struct te_comm_config {
     int rank, size;   /* of all processes; -1 and 0: from the environment of mpirun, srun or torchrun */
@@ -107,7 +107,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
 }
 /* Checks the arguments of both ways to create a communicator, and clears it. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_comm_create"));
+    TE_TRY(te__check_target(ctx, "te_comm_create"));
     TE_REQUIRE(comm, ctx, TE_ERROR_NULL, "te_comm_create: the communicator is null");
     TE_REQUIRE(!ctx->comm, ctx, TE_ERROR_STATE, "te_comm_create: the context has a communicator; te_comm_destroy it");
     TE_REQUIRE(timeout > 0, ctx, TE_ERROR_VALUE, "te_comm_create: timeout is %g", timeout);
@@ -151,7 +151,7 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
  * the same order with the same bytes, and use the blocks for the same purpose. Waits for the other ranks. Without
  * symmetric memory, or if 15 such blocks exist already, the memory is ordinary, as from te_allocate. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_comm_allocate"));
+    TE_TRY(te__check_target(ctx, "te_comm_allocate"));
     TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
                "te_comm_allocate: p is null, or the communicator is not this context's");
     return te__comm_allocate(comm, p, bytes, ctx);
@@ -159,7 +159,7 @@ TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_cont
 /* All ranks of the tensor group call it, before te_comm_destroy. Waits for the enqueued work and for the other
  * ranks. */
 TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_comm_release"));
+    TE_TRY(te__check_target(ctx, "te_comm_release"));
     TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");
     TE_TRY(te_comm_synchronize(ctx));
     return te__comm_release(comm, p, ctx);

@@ -15,7 +15,7 @@
 #define TE_COMM_REDUCE_H
 
 #include "../core/rank_group.h"  /* te_group_all_reduce */
-#include "../core/target.h" /* te_check_target */
+#include "../core/target.h" /* te__check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
 /* Gradients that are adjacent in memory (with the gaps of their alignment): one all-reduce sums them. */
@@ -49,18 +49,18 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     }
     return te__grad_range_reduce(&range, g, ctx);
 }
-/* Reduce-scatter over the data group: this rank gets the sums of its shard (te_slice_elements), and of the elements
+/* Reduce-scatter over the data group: this rank gets the sums of its shard (te__slice_elements), and of the elements
  * behind the last shard, with half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the
  * memory of frozen parameters is sent, too.
  */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
-    const int64_t shard = te_slice_elements(m->elements, shards), rest = shard * shards;
+    const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;
     if (shard) TE_TRY(te_group_reduce_scatter(g, grads + g->rank * shard, grads, shard, TE_f32, ctx));
     return te_group_all_reduce(g, grads + rest, grads + rest, m->elements - rest, TE_f32, ctx);
 }
 TE_API te_status te__reduce_gradients(te_model *const *models, int count, int shards, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_reduce_gradients"));
+    TE_TRY(te__check_target(ctx, "te_reduce_gradients"));
     TE_REQUIRE(models && count >= 0, ctx, TE_ERROR_NULL, "te_reduce_gradients: the list of models is null");
     for (int i = 0; i < count; i++)
         TE_REQUIRE(models[i] && models[i]->plan && (models[i]->grads || !models[i]->elements), ctx, TE_ERROR_STATE,

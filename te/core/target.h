@@ -22,7 +22,7 @@
 #endif
 
 /* Refuse a context of the other target: functions that launch kernels run on the target they were compiled for. */
-TE_API te_status te_check_target(te_context *ctx, const char *who) {
+TE_API te_status te__check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
     TE_REQUIRE(ctx->target->name[0] == here[0], ctx, TE_ERROR_DEVICE,

@@ -53,7 +53,7 @@ TE_KERNEL_IF_USED(te_convert_kernel, TE_CONVERT_THREADS, 1, te_convert_args, te_
 
 TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
                                    te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_convert"));
+    TE_TRY(te__check_target(ctx, "te_convert"));
     TE_REQUIRE((unsigned)to <= (unsigned)TE_f16 && (unsigned)from <= (unsigned)TE_f16, ctx, TE_ERROR_DTYPE,
                "te_convert: %s to %s; FP8 has a scale, which te_quantize takes", te_dtype_name(from),
                te_dtype_name(to));
@@ -141,13 +141,13 @@ TE_KERNEL_IF_USED(te_normal, TE_NORMAL_LANES, 1, te_normal_args, te_normal_body(
 /* Fill w[rows, cols], a part of a larger tensor, with the numbers that te_fill_normal would store there in the whole
  * tensor: row r gets the numbers of `cols` elements from element first + r * pitch on. So the shards of a tensor
  * together have the numbers of the unsharded tensor. */
-TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t rows, int64_t cols, int64_t first,
+TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, int64_t rows, int64_t cols, int64_t first,
                                                 int64_t pitch, float mean, float std, uint64_t seed, uint32_t stream,
                                                 te_context *ctx) {
     te_normal_args a;
     const int64_t count = rows * cols;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
-    TE_TRY(te_check_target(ctx, "te_fill_normal"));
+    TE_TRY(te__check_target(ctx, "te_fill_normal"));
     TE_REQUIRE(count >= 0 && count / TE_NORMAL_BLOCK < INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "te_fill_normal: %lld elements", (long long)count);
     TE_REQUIRE((unsigned)dtype < (unsigned)TE_DTYPE_COUNT, ctx, TE_ERROR_DTYPE, "te_fill_normal: dtype %d", (int)dtype);
@@ -168,7 +168,7 @@ TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t
  * TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {
-    return te_fill_normal_part(w, dtype, 1, count, 0, te_max(count, 0), mean, std, seed, stream, ctx);
+    return te__fill_normal_part(w, dtype, 1, count, 0, te_max(count, 0), mean, std, seed, stream, ctx);
 }
 
 #endif

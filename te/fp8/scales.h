@@ -115,7 +115,7 @@ typedef struct te_scale_rule {
 } te_scale_rule;
 
 /* The rule of current scaling: the scale is computed from the tensor's own amax. */
-TE_API te_scale_rule te_scale_rule_current(void) {
+TE_API te_scale_rule te__scale_rule_current(void) {
     const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     return r;
 }
@@ -253,7 +253,7 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
  * e5m2. Waits for the stream. */
 TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,
                                 int length, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_scales_init"));
+    TE_TRY(te__check_target(ctx, "te_scales_init"));
     TE_TRY(te_scales_bind(s, memory, bytes, count, length, ctx));
     TE_REQUIRE(formats || !count, ctx, TE_ERROR_NULL, "te_scales_init: the formats are null");
     for (int i = 0; i < count; i++) TE_REQUIRE(te_is_fp8(formats[i]), ctx, TE_ERROR_DTYPE,
@@ -274,10 +274,10 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
 /* Change the formats of the tensors. formats: [count], host memory. Each scale is multiplied by the ratio of the
  * formats' largest numbers. Waits for the stream. Errors: TE_ERROR_FORMAT if the state has unknown formats; it is then
  * unchanged. */
-TE_API te_status te_scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
+TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
     float *all = (float *)malloc(bytes + 1); /* amax, scale, format_max, at, inverse */
-    TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te_scales_reformat: cannot allocate %zu bytes", bytes);
+    TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te__scales_reformat: cannot allocate %zu bytes", bytes);
     int known = 1;
     te_status status = te_copy(ctx, all, s->memory, bytes);
     if (status == TE_OK) status = te_synchronize(ctx);
@@ -291,7 +291,7 @@ TE_API te_status te_scales_reformat(const te_scales *s, const te_dtype *formats,
     if (status == TE_OK) status = te_synchronize(ctx);
     free(all);
     TE_TRY(status);
-    TE_REQUIRE(known, ctx, TE_ERROR_FORMAT, "te_scales_reformat: the state is of no FP8 format");
+    TE_REQUIRE(known, ctx, TE_ERROR_FORMAT, "te__scales_reformat: the state is of no FP8 format");
     return TE_OK;
 }
 TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who, te_context *ctx) {
@@ -309,7 +309,7 @@ TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who
 TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
                                              te_context *ctx) {
     te_scales_args a;
-    TE_TRY(te_check_target(ctx, "te_scales_update"));
+    TE_TRY(te__check_target(ctx, "te_scales_update"));
     TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
     TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
                "te_scales_update: %d tensors from %d on, of %d", count, first, s->count);
@@ -324,7 +324,7 @@ TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int 
 TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered, int first, int count,
                                              const te_group *g, te_context *ctx) {
     te_scales_reduce_args a;
-    TE_TRY(te_check_target(ctx, "te_scales_reduce"));
+    TE_TRY(te__check_target(ctx, "te_scales_reduce"));
     TE_REQUIRE(s && s->memory && g && (gathered || !count), ctx, TE_ERROR_NULL, "te_scales_reduce: a pointer is null");
     TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
                "te_scales_reduce: %d tensors from %d on, of %d", count, first, s->count);
@@ -335,7 +335,7 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* amax of tensors [first, first + count) becomes the maximum of itself and the history, and the history is cleared. */
-TE_IF_USED TE_API te_status te_scales_amax_from_history(const te_scales *s, int first, int count, te_context *ctx) {
+TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);
     a.s = *s, a.first = first, a.count = count;

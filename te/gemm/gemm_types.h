@@ -10,7 +10,7 @@
 #ifndef TE_GEMM_TYPES_H
 #define TE_GEMM_TYPES_H
 
-#include "../core/target.h"      /* te_context, te_check_target */
+#include "../core/target.h"      /* te_context, te__check_target */
 #include "../fp8/scales.h"  /* te_scaling */
 #include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
@@ -24,7 +24,7 @@
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
 
-TE_API const char *te_epilogue_name(te_epilogue e) {
+TE_API const char *te__epilogue_name(te_epilogue e) {
 #define TE_EPILOGUE_TEXT(name, text) text,
     static const char *const names[] = {TE_EPILOGUES(TE_EPILOGUE_TEXT)};
 #undef TE_EPILOGUE_TEXT
@@ -66,11 +66,11 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     return g;
 }
 
-TE_API int te_gemm_is_fp8(const te_gemm *g) {
+TE_API int te__gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
 /* Whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
-TE_API int te_gemm_has_scale_arrays(const te_gemm *g) {
+TE_API int te__gemm_has_scale_arrays(const te_gemm *g) {
     return g->a_fp8.scaling > TE_SCALING_TENSORWISE || g->b_fp8.scaling > TE_SCALING_TENSORWISE;
 }
 TE_API te_dtype te__gemm_a_dtype(const te_gemm *g) {
@@ -93,11 +93,11 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s and %s; there are tensor by tensor, row by row, 1x128 by 128x128 "
                "and 1x128 by 1x128", who, te_scaling_name(a), te_scaling_name(b));
-    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE ||
+    TE_REQUIRE(!te__gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE ||
                    (g->epilogue == TE_EPILOGUE_BIAS && b == TE_SCALING_BLOCKWISE_2D), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s takes no epilogue %s", who, te_scaling_name(a),
-               te_epilogue_name(g->epilogue));
-    TE_REQUIRE(!TE_CUDA || !te_gemm_has_scale_arrays(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
+               te__epilogue_name(g->epilogue));
+    TE_REQUIRE(!TE_CUDA || !te__gemm_has_scale_arrays(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products with scales of %s need compute capability 9.0; device %d has %d.%d", who,
                te_scaling_name(a), ctx->device, ctx->capability / 100, ctx->capability / 10 % 10);
     return TE_OK;
@@ -105,12 +105,12 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
 
 /* Refuses dtypes, and FP8 GEMMs, that no back end supports. The dry run of a plan calls it, and so does te_gemm_run.
  * who: the op or the call, for the error's text. */
-TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
+TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
                "%s: a product of %s to %s; an operand in FP8 says so in a_fp8 or b_fp8", who, te_dtype_name(g->dtype),
                te_dtype_name(g->out));
-    if (!te_gemm_is_fp8(g)) return TE_OK;
+    if (!te__gemm_is_fp8(g)) return TE_OK;
     TE_REQUIRE(te_is_fp8(a) && te_is_fp8(b) && !(a == TE_e5m2 && b == TE_e5m2), ctx, TE_ERROR_DTYPE,
                "%s: a product of %s and %s; both must be in FP8, and one of them e4m3", who, te_dtype_name(a),
                te_dtype_name(b));
@@ -137,7 +137,7 @@ TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t e
 /* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with
  * it. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
     TE_REQUIRE((unsigned)g->epilogue < (unsigned)TE_EPILOGUE_COUNT, ctx, TE_ERROR_VALUE, "%s: epilogue %d", who,
                (int)g->epilogue);
@@ -148,8 +148,8 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
                (long long)g->m, (long long)g->n, (long long)g->k);
     TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
-    TE_TRY(te_gemm_check(g, who, ctx));
-    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
+    TE_TRY(te__gemm_check(g, who, ctx));
+    TE_REQUIRE(!te__gemm_has_scale_arrays(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
                "%s: an FP8 product with scales of %s has none", who, te_scaling_name(g->a_fp8.scaling));
     TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
                TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
@@ -165,7 +165,7 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
                (long long)g->m);
-    TE_REQUIRE(!te_gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!te__gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
                "te_gemm_run: a product with scales of %s takes no bias", te_scaling_name(g->a_fp8.scaling));
     return TE_OK;
 }

@@ -25,7 +25,7 @@
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
 
-#include "../core/target.h" /* te_context, te_check_target */
+#include "../core/target.h" /* te_context, te__check_target */
 #include "graph_pool.h"     /* te_graph_pool */
 
 /* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
@@ -287,7 +287,7 @@ TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
  * has acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or
  * TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
 TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "graph"));
+    TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
     memset(g, 0, sizeof *g);
     const char *name = spec->name ? spec->name : "without a name";
@@ -361,7 +361,7 @@ TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
  * fails, nothing was copied or enqueued. Errors: of the inputs; TE_ERROR_STATE for a graph that was moved, belongs to
  * another context, or whose workspace was replaced; on the host also the function's own. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "graph"));
+    TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");
     TE_REQUIRE(g->at == g, ctx, TE_ERROR_STATE, "graph %s: it is a copy; replay it where it was captured", g->name);
     TE_REQUIRE(g->ctx == ctx, ctx, TE_ERROR_STATE, "graph %s: was captured with another context", g->name);

@@ -86,7 +86,7 @@ TE_API te__fp8_scale_shape te__fp8_scale_shape_of(const te_param *p, te_recipe r
     return s;
 }
 TE_API te_status te__fp8_check_models(const te_named_model *models, int count, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the models are null", who);
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
     for (int i = 0; i < count; i++) {
@@ -318,7 +318,7 @@ TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_
     te_fp8_product f;
     memset(&f, 0, sizeof f);
     f.on = 1, f.current = 1, f.scales = &s->scales, f.weight = it->products, f.x = s->scales.count / 2 + it->products;
-    f.data = at, f.own = te_scale_rule_current();
+    f.data = at, f.own = te__scale_rule_current();
     if (!TE_IS_TENSORWISE(it->recipe))
         f.inverse = (float *)(void *)(at + te__fp8_weight_bytes_of(it->param, it->recipe).data);
     return f;

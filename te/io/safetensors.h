@@ -169,7 +169,7 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 /* Whether numbers of this dtype can be converted (F32, BF16 and F16, to each other), and the library's dtype of it. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
-        if (te_safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
+        if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
     return 0;
 }
 TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *want) {

@@ -74,7 +74,7 @@ TE_API const char *te_safetensors_dtype_name(te_safetensors_dtype t) {
 #undef TE_SAFETENSORS_NAME
     return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? names[t] : "unknown";
 }
-TE_API te_safetensors_dtype te_safetensors_dtype_of(te_dtype t) {
+TE_API te_safetensors_dtype te__safetensors_dtype_of(te_dtype t) {
 #define TE_SAFETENSORS_OF(token, bytes, name) TE_SAFETENSORS_##name,
     static const te_safetensors_dtype all[] = {TE_DTYPES(TE_SAFETENSORS_OF)};
 #undef TE_SAFETENSORS_OF
@@ -106,7 +106,7 @@ TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dty
 TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
     int64_t shape[2];
     shape[0] = rows, shape[1] = cols;
-    return te_safetensor_of(name, te_safetensors_dtype_of(dtype), rows == 1 ? 1 : 2, rows == 1 ? shape + 1 : shape,
+    return te_safetensor_of(name, te__safetensors_dtype_of(dtype), rows == 1 ? 1 : 2, rows == 1 ? shape + 1 : shape,
                             data);
 }
 
@@ -115,7 +115,7 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
                                               void *data) {
     int64_t shape[2];
     shape[0] = cols, shape[1] = rows;
-    te_safetensor t = te_safetensor_of(name, te_safetensors_dtype_of(dtype), 2, shape, data);
+    te_safetensor t = te_safetensor_of(name, te__safetensors_dtype_of(dtype), 2, shape, data);
     t.transposed = 1;
     return t;
 }

@@ -252,7 +252,7 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te__weights w;
     const char *at = 0;
     int on_device = TE_CUDA; /* a variable: nvcc would warn of unreachable code behind a constant */
-    TE_TRY(te_check_target(ctx, "te_weights_use"));
+    TE_TRY(te__check_target(ctx, "te_weights_use"));
     TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
                "te_weights_use: the weights lie in host memory, and the target is %s; te_weights_load copies them",
                ctx->target->name);

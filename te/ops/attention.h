@@ -19,8 +19,8 @@
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
-#include "../plan/impl/storage.h"                    /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
-#include "../plan/impl/executor_state.h"              /* te_scratch */
+#include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/executor_state.h"              /* te__scratch */
 #include "residual.h"                           /* te__load_add */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
@@ -214,7 +214,7 @@ typedef struct te_attention_fp8_kernels {
 } te_attention_fp8_kernels;
 TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const te_attention_fp8_kernels *fp8,
                                          int heads) {
-    TE_TRY(te_scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te_capacity_rows(r))));
+    TE_TRY(te__scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te__capacity_rows(r))));
     if (!r->dry || !r->batch) return TE_OK;
     TE_TRY(fp8->ready(r->ctx));
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
@@ -232,19 +232,19 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 
 /* Whether the kernel stores its output in FP8: in inference, where the next product is its only use. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
-    return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
+    return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
 }
 TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
-    TE_TRY(te_acquire(r, y, op->out_rows, op->out, TE_e4m3));
+    TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
     if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
     return TE_OK;
 }
 /* Where the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does not need it. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
-    if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
+    if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
     const te_fp8_product *f = &r->param[i]->fp8;
     return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -258,7 +258,7 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     te_value kv;
     if (op->edge < 0) return TE_OK;
     TE_TRY(te__fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
-    TE_TRY(te_convert_value(&kv, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&kv, r, r->plan->dtype));
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
@@ -268,25 +268,25 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
-    g->target = g->computed = g->previous = te_no_value();
+    g->target = g->computed = g->previous = te__no_value();
     if (op->edge < 0) return TE_OK;
     const te_op *fork = &r->plan->op[op->edge];
-    const int first = te_is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
+    const int first = te__is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
     const te_value like = te__fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
-    if (is_input) TE_TRY(te_edge_tensor(&g->target, r, fork, like, 1));
-    else TE_TRY(te_acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
+    if (is_input) TE_TRY(te__edge_tensor(&g->target, r, fork, like, 1));
+    else TE_TRY(te__acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
     if (!g->target.data) return TE_OK; /* not wanted */
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
-    if (first) return te_begin_converted(&g->computed, &g->target, r, r->plan->dtype);
-    g->computed = te_value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te_scratch(r, &g->computed.data,
-                      (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
+    if (first) return te__begin_converted(&g->computed, &g->target, r, r->plan->dtype);
+    g->computed = te__value_of(0, r->plan->dtype, like.rows, like.cols);
+    return te__scratch(r, &g->computed.data,
+                      (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
     if (!g->target.data) return TE_OK;
-    if (!g->previous.data) TE_TRY(te_end_converted(&g->target, &g->computed, r));
+    if (!g->previous.data) TE_TRY(te__end_converted(&g->target, &g->computed, r));
     else {
-        TE_TRY(te_convert_value(&g->computed, r, g->target.dtype));
+        TE_TRY(te__convert_value(&g->computed, r, g->target.dtype));
         TE_TRY(te__load_add(r, g->target, g->previous.data, g->computed, add));
     }
     if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te__set_edge(r, op->edge, g->target);
@@ -312,7 +312,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
     if (op->flags & TE_DRAWS) te__attention_set_dropout(&a, r, op);
     if (r->batch) {
-        const te_sequences s = te_sequences_of(r);
+        const te_sequences s = te__sequences_of(r);
         a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.max_seqlen, a.rows = s.rows;
     }
     return a;
@@ -326,13 +326,13 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->current, out;
     float *max_logit;
-    TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&qkv, r, r->plan->dtype));
     if (te__attention_stores_fp8(r, s, fp8_output)) {
         TE_TRY(te__attention_fp8_output(&y, &a, r, i));
         out = y;
     } else {
-        TE_TRY(te_output(&y, r, s, i));
-        TE_TRY(te_begin_converted(&out, &y, r, r->plan->dtype));
+        TE_TRY(te__output(&y, r, s, i));
+        TE_TRY(te__begin_converted(&out, &y, r, r->plan->dtype));
     }
     TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
@@ -349,10 +349,10 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));
-    TE_TRY(te_end_converted(&y, &out, r));
-    te_set_current(r, y);
+    TE_TRY(te__end_converted(&y, &out, r));
+    te__set_current(r, y);
     r->current.amax = a.amax;
-    if (op->edge >= 0) te_release_fork(r, i);
+    if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
 /* sum: te_attention_args.sum. sinks: the kernel of their gradient, or null. bias: the kernels of a score bias. add: of
@@ -363,26 +363,26 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
                                                    te__load_launch_fn add, int fp8_output) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
-    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_capacity_rows(r)) : 0;
+    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te__capacity_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
-    te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->current, dqkv;
+    te_value y, qkv = te__input_of(r, i), out = te__output_of(r, i), dout = r->current, dqkv;
     void *delta = 0;
     te__attention_dkv dkv;
-    TE_TRY(te_gradient(&y, r, s, i));
+    TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the gradient of the bias in front of the attention needs
+    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the gradient of the bias in front of the attention needs
                                                              it, too */
         te_value own;
-        TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
+        TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;
     }
     if (y.data) {
-        TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
-        TE_TRY(te_convert_value(&out, r, r->plan->dtype));
-        TE_TRY(te_convert_value(&dout, r, r->plan->dtype));
-        TE_TRY(te_begin_converted(&dqkv, &y, r, r->plan->dtype));
-        TE_TRY(te_scratch(r, &delta, (size_t)(te_capacity_rows(r) * op->stats) * sizeof(float)));
-        if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
+        TE_TRY(te__convert_value(&qkv, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&out, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&dout, r, r->plan->dtype));
+        TE_TRY(te__begin_converted(&dqkv, &y, r, r->plan->dtype));
+        TE_TRY(te__scratch(r, &delta, (size_t)(te__capacity_rows(r) * op->stats) * sizeof(float)));
+        if (bytes) TE_TRY(te__scratch(r, &a.scratch, bytes));
         a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
         a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
@@ -394,14 +394,14 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         if (sinks) {
             float *parts = 0;
             TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_grad_blocks(r->tokens),
-                                te__attention_sinks_grad_blocks(te_capacity_rows(r))));
+                                te__attention_sinks_grad_blocks(te__capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
                 TE_TRY(te__attention_sinks_grad(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
         }
         TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
-        TE_TRY(te_end_converted(&y, &dqkv, r));
+        TE_TRY(te__end_converted(&y, &dqkv, r));
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     r->current.amax = a.amax;
     return TE_OK;
 }

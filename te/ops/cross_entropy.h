@@ -26,8 +26,8 @@
 #include "../core/rank_group.h" /* te_group_all_gather */
 #include "../core/math.h"  /* te_exp, te_exp2 */
 #include "../plan/dims.h"  /* TE_WIDTH_AT */
-#include "../plan/impl/storage.h"   /* te_output, te_gradient */
-#include "loss_mean.h"     /* te_fill_loss_grad, te_ignored_label */
+#include "../plan/impl/storage.h"   /* te__output, te__gradient */
+#include "loss_mean.h"     /* te_fill_loss_grad, te__ignored_label */
 
 /* ---- the op ------------------------------------------------------------------------------------------------------ */
 
@@ -247,7 +247,7 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
     a->labels = b->labels + te__first_row(r, op->in_rows);
-    a->ignore_index = te_ignored_label(b->ignore_index), a->dloss = b->loss_scale;
+    a->ignore_index = te__ignored_label(b->ignore_index), a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < a->vocabulary) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
@@ -259,10 +259,10 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te_cross_entropy_args a;
     te_value y;
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->current.rows));
-    TE_TRY(te_output(&y, r, s, i));
+    TE_TRY(te__output(&y, r, s, i));
     a.loss = (float *)y.data, a.stats = r->stats[i], a.x = r->current.data;
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(r->current.rows, 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 /* dy = batch.loss_scale / batch.loss_count in every row, in scratch memory, which the dry run for the sizes counts. */
@@ -275,7 +275,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     TE_REQUIRE(!b || (uintptr_t)b->loss_count % sizeof(float) == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.loss_count lies at %p, which is no multiple of 4", r->plan->name,
                (const void *)(b ? b->loss_count : 0));
-    TE_TRY(te_scratch(r, &each, (size_t)te_capacity_rows(r) * sizeof(float)));
+    TE_TRY(te__scratch(r, &each, (size_t)te__capacity_rows(r) * sizeof(float)));
     dy->data = each, dy->dtype = TE_f32;
     if (r->dry) return TE_OK;
     memset(&a, 0, sizeof a);
@@ -291,18 +291,18 @@ TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
     TE_REQUIRE(dy->data || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
                "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
-    return !b || b->loss_count ? te__cross_entropy_mean_dy(dy, r) : te_convert_value(dy, r, TE_f32);
+    return !b || b->loss_count ? te__cross_entropy_mean_dy(dy, r) : te__convert_value(dy, r, TE_f32);
 }
 TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
     te_value dx, dy;
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->dy.rows));
-    TE_TRY(te_gradient(&dx, r, s, i));
+    TE_TRY(te__gradient(&dx, r, s, i));
     TE_TRY(te__cross_entropy_dy(&dy, r));
-    a.stats = r->stats[i], a.x = te_input_of(r, i).data, a.dx = dx.data, a.dy = (const float *)dy.data;
+    a.stats = r->stats[i], a.x = te__input_of(r, i).data, a.dx = dx.data, a.dy = (const float *)dy.data;
     if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(dx.rows, 1), &a));
-    te_set_current(r, dx);
+    te__set_current(r, dx);
     return TE_OK;
 }
 
@@ -387,8 +387,8 @@ TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y
     void *parts = 0;
     memset(a, 0, sizeof *a);
     TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->current.rows));
-    TE_TRY(te_output(y, r, s, i));
-    TE_TRY(te_scratch(r, &parts, (size_t)(te_capacity_rows(r) * g->size) * sizeof(te_loss_partial)));
+    TE_TRY(te__output(y, r, s, i));
+    TE_TRY(te__scratch(r, &parts, (size_t)(te__capacity_rows(r) * g->size) * sizeof(te_loss_partial)));
     a->of.loss = (float *)y->data, a->of.stats = r->stats[i];
     a->part = (te_loss_partial *)parts, a->rows = r->current.rows, a->rank = g->rank, a->ranks = g->size;
     a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;
@@ -409,7 +409,7 @@ TE_API te_status te__vocab_parallel_forward(te_run *r, const te_step *s, const t
         TE_TRY(l->part(r->ctx, te__grid_of(a.rows, 1), &a));
         TE_TRY(te__vocab_parallel_combine(&a, r, l));
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 

@@ -23,7 +23,7 @@
 
 #include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
-#include "../plan/impl/gradients.h" /* te_accumulates */
+#include "../plan/impl/gradients.h" /* te__accumulates */
 #include "elementwise.h"       /* te_formats */
 
 /* ---- (embedding, name, vocabulary, width) ------------------------------------------------------------------------ */
@@ -235,9 +235,9 @@ typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embe
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
-    a.x = r->current.data, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
+    a.x = r->current.data, a.w = r->param[i]->data, a.rows = te__rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
-    a.of = te_sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
+    a.of = te__sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
     a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
@@ -265,10 +265,10 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_embedding_args a = te__embedding_args(r, i);
     te_value y;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
-    TE_TRY(te_output(&y, r, s, i));
+    TE_TRY(te__output(&y, r, s, i));
     a.y = y.data;
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
@@ -276,23 +276,23 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    const int64_t padded = te_capacity_rows(r);
+    const int64_t padded = te__capacity_rows(r);
     const size_t partials_bytes = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.partials, partials_bytes));
+    if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
+    if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.partials, partials_bytes));
     a.y = p->grad;
     if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
         const te_grid grid = te__grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
-        if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
+        if (!te__accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
         if (TE_CUDA)
             TE_TRY(te_sort_by_token_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
-    te_set_current(r, te_no_value());
+    te__set_current(r, te__no_value());
     return TE_OK;
 }
 
@@ -343,10 +343,10 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
         te__grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
     te_value dx = r->current;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
-    a.y = p->grad, a.accumulate = te_accumulates(r, p);
+    a.y = p->grad, a.accumulate = te__accumulates(r, p);
     if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
-    TE_TRY(te_convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
-    te_set_current(r, dx);
+    TE_TRY(te__convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
+    te__set_current(r, dx);
     return TE_OK;
 }
 

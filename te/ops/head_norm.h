@@ -362,10 +362,10 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
                                            te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     te_head_args a;
     te_value y;
-    TE_TRY(te_output(&y, r, s, s->op[s->count - 1]));
+    TE_TRY(te__output(&y, r, s, s->op[s->count - 1]));
     TE_TRY(te__head_args(&a, r, s, s->op[0], y));
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
@@ -374,14 +374,14 @@ TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
     const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* partial sums of dw: one a block */
     te_head_args a;
     te_value dx;
-    TE_TRY(te_gradient(&dx, r, s, i));
+    TE_TRY(te__gradient(&dx, r, s, i));
     TE_TRY(te__head_args(&a, r, s, i, dx));
-    a.at.rows = r->current.rows, a.saved = te_input_of(r, i).data;
+    a.at.rows = r->current.rows, a.saved = te__input_of(r, i).data;
     const int blocks = (int)te_min(a.at.rows, max_blocks);
     for (int j = 0; j < 2; j++)
         TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, max_blocks));
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(blocks, 1), &a));
-    te_set_current(r, dx);
+    te__set_current(r, dx);
     return TE_OK;
 }
 

@@ -25,7 +25,7 @@
 #define TE_OPS_RESIDUAL_H
 
 #include "../core/target.h" /* TE_KERNEL */
-#include "../plan/impl/call_checks.h"  /* te_fork_value, te_edge_tensor */
+#include "../plan/impl/call_checks.h"  /* te__fork_value, te__edge_tensor */
 #include "elementwise.h"    /* te_stage, te_place */
 
 /* ---- (fork, x), (input, x, width) ------------------------------------------------------------------------------- */
@@ -196,9 +196,9 @@ TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
 
 TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     te_value value;
-    TE_TRY(te_fork_value(&value, r, &r->plan->op[s->op[0]]));
-    te_set_current(r, value);
-    te_release_fork(r, s->op[0]);
+    TE_TRY(te__fork_value(&value, r, &r->plan->op[s->op[0]]));
+    te__set_current(r, value);
+    te__release_fork(r, s->op[0]);
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
@@ -212,21 +212,21 @@ TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b,
     return launch(r->ctx, te__grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
-    const int i = s->op[0], first = te_is_last_use(r->plan, i);
+    const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
     if (fork->flags & TE_IS_INPUT) { /* its gradient goes to the caller's tensor, if there is one */
-        TE_TRY(te_fork_value(&v, r, op));
-        TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
+        TE_TRY(te__fork_value(&v, r, op));
+        TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
     } else if (first) te__set_edge(r, op->edge, r->current);
     else {
-        TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
+        TE_TRY(te__acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    te_set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
-    te__set_edge(r, i - 1, te_no_value());
+    te__set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
+    te__set_edge(r, i - 1, te__no_value());
     return TE_OK;
 }
 

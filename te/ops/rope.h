@@ -25,7 +25,7 @@
 #include "../core/lanes.h"  /* te_lanes_here */
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/op_list.h"   /* TE_OPTION */
-#include "../plan/impl/storage.h"    /* te_output, te_gradient */
+#include "../plan/impl/storage.h"    /* te__output, te__gradient */
 #include <math.h>
 
 /* ---- the op ------------------------------------------------------------------------------------------------------ */
@@ -188,7 +188,7 @@ TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
 TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
     return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
 }
-TE_API te_rope_scale te_rope_scale_of(const te_rope_options *o) {
+TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
     te_rope_scale k = {0.0, 0.0, 0.0, 1.0 / (double)o->factor, 1.0f};
     if (o->scaling == TE_ROPE_SCALING_none) k.offset = 1.0;
     if (o->scaling == TE_ROPE_SCALING_llama3) {
@@ -342,10 +342,10 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* Arguments for rope i, from the current value into y. */
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
-    a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te_sequences_of(r);
+    a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
-    a->log2_base = log2((double)o->base), a->scale = te_rope_scale_of(o);
+    a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
 /* Applies rope i to the current value. The result y becomes the current value; no kernel runs if y has no memory. */
@@ -353,13 +353,13 @@ TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn 
     te_rope_args a;
     te__rope_args(&a, r, i, y);
     if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 TE_API te_status te__rope_run(te_run *r, const te_step *s, te_rope_launch_fn launch) {
     const int i = s->op[0];
     te_value y;
-    TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    TE_TRY(r->pass == TE_BACKWARD ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     return te__rope_apply(r, i, y, launch);
 }
 

@@ -25,7 +25,7 @@
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_DBIAS, TE_ATTENTION_RELATIVE_BIAS, TE_ATTENTION_MAX_LOGIT */
 #include "../plan/impl/call_checks.h"                  /* te__check_tensor */
-#include "../plan/impl/gradients.h"              /* te_accumulates */
+#include "../plan/impl/gradients.h"              /* te__accumulates */
 
 /* `yes` if the op has the option. The preprocessor decides this, because the option adds a parameter or kernels. */
 #define TE__IF_BIAS_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__BIAS_TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)
@@ -138,7 +138,7 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
     a->bias = p ? p->data : 0;
     if (k->relative) {
         void *by_distance = 0;
-        TE_TRY(te_scratch(r, &by_distance, (size_t)o->heads * (size_t)(2 * o->bias_dim1 + 1) * sizeof(float)));
+        TE_TRY(te__scratch(r, &by_distance, (size_t)o->heads * (size_t)(2 * o->bias_dim1 + 1) * sizeof(float)));
         a->bias_by_distance = (float *)by_distance;
     }
     if (r->dry) {
@@ -160,11 +160,11 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     const int width = o->bias_dim0 * o->heads, wanted = !r->dry && p && te_is_trained(p);
     if (!o->bias) return TE_OK;
     if (o->bias != TE_BIAS_relative) {
-        a->dbias = p ? p->grad : 0, a->accumulate = p && te_accumulates(r, p);
+        a->dbias = p ? p->grad : 0, a->accumulate = p && te__accumulates(r, p);
         return wanted ? k->dbias(r->ctx, a) : TE_OK;
     }
     void *parts = 0;
-    TE_TRY(te_scratch(r, &parts, (size_t)k->parts(te_capacity_rows(r)) * (size_t)width * sizeof(float)));
+    TE_TRY(te__scratch(r, &parts, (size_t)k->parts(te__capacity_rows(r)) * (size_t)width * sizeof(float)));
     if (!wanted) return TE_OK;
     te_sum_args sums;
     memset(&sums, 0, sizeof sums);
@@ -172,7 +172,7 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     TE_TRY(k->dbias(r->ctx, a));
     te_sum_job *j = &sums.job[0];
     j->partial = a->dbias, j->total = p->grad, j->width = width, j->count = (int)k->parts(a->seq);
-    j->accumulate = te_accumulates(r, p);
+    j->accumulate = te__accumulates(r, p);
     return te_sum_rows_launch(r->ctx, te__grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
 }
 
@@ -182,10 +182,10 @@ TE_API te_status te__max_logit_begin(te_attention_args *a, float **max_logit, te
     void *rows = 0;
     *max_logit = 0;
     if (!o->max_logit || r->pass != TE_FORWARD) return TE_OK;
-    TE_TRY(te_scratch(r, &rows, (size_t)(te_capacity_rows(r) * o->heads) * sizeof(float)));
+    TE_TRY(te__scratch(r, &rows, (size_t)(te__capacity_rows(r) * o->heads) * sizeof(float)));
     const te_edge *e = r->saved ? te__edge_named(r, op->name) : 0;
     if (!e) return TE_OK;
-    TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, te_value_of(0, TE_f32, 1, o->heads), r->ctx));
+    TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, te__value_of(0, TE_f32, 1, o->heads), r->ctx));
     a->row_max_logit = (float *)rows, *max_logit = (float *)e->value.data;
     return TE_OK;
 }

@@ -172,7 +172,7 @@ TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
 }
 
 TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "adamw"));
+    TE_TRY(te__check_target(ctx, "adamw"));
     TE_REQUIRE(opt && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised");
     TE_REQUIRE(opt->fingerprint == te__params_fingerprint(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
                "adamw: a model was bound again, or other parameters were frozen, since te_adamw_init; initialise the "

@@ -106,7 +106,7 @@ TE_API int te__moments_dtype_valid(te_dtype moments) {
     return moments == TE_f32 || moments == TE_bf16 || moments == TE_e4m3;
 }
 TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
-    const char *problem = te_schedule_problem(&c->schedule);
+    const char *problem = te__schedule_problem(&c->schedule);
     TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
                te_schedule_name(c->schedule.kind), (double)c->schedule.peak, (long long)c->schedule.warmup,
                (long long)c->schedule.total, (double)c->schedule.final_fraction, problem);

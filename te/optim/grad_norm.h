@@ -207,7 +207,7 @@ TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, c
 /* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. With
  * CUDA this is a function template: `auto f = &te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "gradient norm"));
+    TE_TRY(te__check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te__grid_of(norm->chunks, 1), norm));
     TE_TRY(te__grad_norm_sum_launch(ctx, te__grid_of(1, 1), norm));

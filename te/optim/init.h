@@ -17,11 +17,11 @@ TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float 
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
     if (p->shard == TE_SHARD_rows) /* one call, because each run is a part of a row */
-        return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
+        return te__fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
                                    seed, stream, ctx);
     for (int64_t i = 0; i < s.count; i++) {
         const te_shard_run r = te_shard_run_at(&s, i);
-        TE_TRY(te_fill_normal_part((char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype), p->dtype, 1, r.elements,
+        TE_TRY(te__fill_normal_part((char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype), p->dtype, 1, r.elements,
                                    r.whole, r.elements, mean, std, seed, stream, ctx));
     }
     return TE_OK;

@@ -67,7 +67,7 @@ TE_API size_t te__suballocate(size_t *end, size_t bytes) {
 }
 /* Check that the context is of this target, and that each model is bound, was not copied since, and is listed once. */
 TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
     TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the list of models is null", who);
     for (int i = 0; i < count; i++) {

@@ -293,7 +293,7 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 
 /* Check that the state is initialised, and that no model was bound to other memory and no weight moved since. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "recipes"));
+    TE_TRY(te__check_target(ctx, "recipes"));
     TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
     TE_REQUIRE(s->config.ranks == 1 || (s->gathered && s->config.ranks == te_world_group(ctx)->size), ctx,
                TE_ERROR_STATE, "recipes: ranks is %d in the config, of %d, and was %s at te_recipes_init",
@@ -310,7 +310,7 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
 
 /* The rule for scales that come from the amax of the tensor itself. */
 TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
-    te_scale_rule rule = te_scale_rule_current();
+    te_scale_rule rule = te__scale_rule_current();
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
@@ -443,7 +443,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_formats(&formats, s, ctx));
-    const te_status status = te_scales_reformat(&s->scales, formats, ctx);
+    const te_status status = te__scales_reformat(&s->scales, formats, ctx);
     free(formats);
     TE_TRY(status);
     te__recipes_set_begun(s, begun);
@@ -462,7 +462,7 @@ TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated,
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
     if (first && delayed && s->config.ranks > 1)
-        TE_TRY(te_scales_amax_from_history(&s->scales, s->count, 2 * s->count, ctx));
+        TE_TRY(te__scales_reduce_amax(&s->scales, s->count, 2 * s->count, ctx));
     TE_TRY(te__recipes_reduce(s, delayed ? 3 * s->count : s->count, ctx));
     if (first) te__recipes_set_begun(s, 1);
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));

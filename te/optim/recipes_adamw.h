@@ -295,7 +295,7 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
  * pointers, one of the two not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "recipes_adamw"));
+    TE_TRY(te__check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u, ctx, TE_ERROR_NULL, "recipes_adamw: the struct is null");
     TE_TRY(te__recipes_check(recipes, ctx));
     TE_TRY(te__adamw_check(opt, ctx));
@@ -318,7 +318,7 @@ TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t
 
 /* All errors that a step can return are found here, before anything is enqueued. */
 TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "recipes_adamw"));
+    TE_TRY(te__check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u && u->recipes, ctx, TE_ERROR_NULL, "recipes_adamw: not initialised");
     TE_TRY(te__adamw_check_step(u->opt, ctx));
     TE_TRY(te__recipes_check_step(u->recipes, ctx));

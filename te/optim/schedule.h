@@ -47,7 +47,7 @@ TE_API const char *te_schedule_name(te_schedule_kind kind) {
 }
 
 /* Null if the schedule is valid, else a text with the reason. */
-TE_API const char *te_schedule_problem(const te_schedule *s) {
+TE_API const char *te__schedule_problem(const te_schedule *s) {
     if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
     if (!(s->peak >= 0.0f && s->peak <= 3.4e38f)) return "the peak must be a number >= 0";

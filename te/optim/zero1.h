@@ -2,7 +2,7 @@
  * toward training trillion parameter models", SC 2020). This file says which elements of the parameters a rank updates,
  * and gathers the parameters after the update.
  *
- * Normally a model's parameter buffer, gaps included, is cut into one shard a rank, all of te_slice_elements,
+ * Normally a model's parameter buffer, gaps included, is cut into one shard a rank, all of te__slice_elements,
  * regardless of where tensors begin. The few elements that remain behind the last shard are replicated: every rank
  * updates them.
  *
@@ -128,7 +128,7 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
 /* Elements of a shard of a tensor that is cut by itself; 0: the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
-    return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te_slice_elements(n, z.ranks);
+    return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
 /* For the case that some matrices must not be cut. Returns whether this rank has a range of this kind (TE__ZERO1_SHARD
  * or _REMAINDER). */
@@ -149,7 +149,7 @@ TE_API int te__zero1_part_of_param(te_zero1_iter *it) {
     const int ranks = it->zero1.ranks, range = it->next++;
     if (ranks == 1) return te__zero1_all_of_param(it, 0);
     if (it->zero1.whole) return te__zero1_part_of_tensor(it, range);
-    const int64_t all = it->params.models[it->model]->elements, shard = te_slice_elements(all, ranks);
+    const int64_t all = it->params.models[it->model]->elements, shard = te__slice_elements(all, ranks);
     it->is_replicated = range == TE__ZERO1_REMAINDER;
     if (it->is_replicated) return te__zero1_intersect(it, shard * ranks, all);
     return te__zero1_intersect(it, shard * it->zero1.rank, shard * (it->zero1.rank + 1));
@@ -244,7 +244,7 @@ TE_API te_status te__zero1_gather(te_model *const *models, int count, te_zero1 z
     if (zero1.whole) return te__zero1_gather_by_tensor(models, count, zero1, buffer, ctx);
     for (int i = 0; i < count; i++) {
         const te_model *m = models[i];
-        const int64_t shard = te_slice_elements(m->elements, zero1.ranks);
+        const int64_t shard = te__slice_elements(m->elements, zero1.ranks);
         char *const all = (char *)(uintptr_t)m->params,
              *const mine = all + (size_t)(zero1.rank * shard) * te_dtype_bytes(m->plan->dtype);
         if (shard) TE_TRY(te_group_all_gather(te_data_group(ctx), all, mine, shard, m->plan->dtype, ctx));

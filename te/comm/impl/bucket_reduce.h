@@ -23,7 +23,7 @@
 #define TE_COMM_BUCKET_REDUCE_H
 
 #include "../../core/tensor_kernels.h" /* te_convert */
-#include "../../plan/bind.h"    /* te_model, te_slice_elements */
+#include "../../plan/bind.h"    /* te_model, te__slice_elements */
 #include "../comm.h"            /* te_group */
 
 /* ---- by DMA engines ---------------------------------------------------------------------------------------------- */
@@ -237,13 +237,13 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Reduces a model's gradients such that this rank gets the sums of its shard (te_slice_elements) and of the elements
+/* Reduces a model's gradients such that this rank gets the sums of its shard (te__slice_elements) and of the elements
  * behind the last shard: half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the memory
  * of frozen parameters is sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;
-    const int64_t shard = te_slice_elements(m->elements, shards), rest = shard * shards;
+    const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;
     if (s->dtype == TE_f32) TE_TRY(te__bucket_reduce_scatter_as(s, grads, shard, TE_f32, hidden, ctx));
     for (int64_t at = 0; s->dtype != TE_f32 && at < shard; at += s->elements / shards) {
         const int64_t n = te_min(s->elements / shards, shard - at);

@@ -18,7 +18,7 @@
 #define TE_COMM_COLLECTIVE_STEP_H
 
 #include "../../linear/impl/linear_comm_overlap.h" /* te__defers_product, te__linear_gemm */
-#include "../../plan/impl/call_checks.h"        /* te_run, te_output, te_gradient */
+#include "../../plan/impl/call_checks.h"        /* te_run, te__output, te__gradient */
 #include "symmetric_memory.h"        /* te__peers_check, te_peer_args */
 
 /* ---- GEMM + reduce_scatter --------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
                                              const te_run *r) {
     te__overlap_memory *m = r->tensor->memory;
     const int64_t local = m->rank * (of->m / m->ranks * of->n * 2);
-    te_sm90_kernel *kernel = te_gemm_is_fp8(of) ? &kernels->fp8 : &kernels->persistent;
+    te_sm90_kernel *kernel = te__gemm_is_fp8(of) ? &kernels->fp8 : &kernels->persistent;
     te_gemm g = *of;
     te__gemm_overlap ranks;
     te__gemm_scatter_params a;
@@ -163,10 +163,10 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     const te_group *group = r->tensor;
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
-    te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
+    te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
     te__gemm_overlap order; /* only for tests (m->serial): the same kernel without the collective, its tiles in the same
                                order */
-    g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
+    g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
@@ -290,9 +290,9 @@ TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) 
     te_saved_input saved = te__saved_input_of(r, i);
     if (backward) saved.x = 0, saved.inverse = 0;
     y->dtype = backward ? r->plan->fp8->gradients : TE_e4m3;
-    if (saved.x) *y = te_value_of(saved.x, y->dtype, y->rows, (int)y->cols);
+    if (saved.x) *y = te__value_of(saved.x, y->dtype, y->rows, (int)y->cols);
     if (te_is_fp8(rows.dtype)) return TE_OK;
-    TE_TRY(te_acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
+    TE_TRY(te__acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, backward ? f->dy : f->x, y->dtype, x->data, 0, saved.inverse);
 }
 /* y = the collective of the current value; y becomes the current value. An all_gather may be deferred to the GEMM of
@@ -308,7 +308,7 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         const int64_t rank_rows = te_min(x.rows, y.rows); /* the larger of the two has the rows of all ranks */
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 /* The step of a collective that is not a reduce_scatter. call: null if the op is the identity in this pass. */
@@ -317,7 +317,7 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     te_value y;
     TE_TRY(te__collective_check(r, i));
     if (!call) return TE_OK;
-    TE_TRY(backward ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    TE_TRY(backward ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     return te__collective_apply(r, s, y, call);
 }
 /* The step of a reduce_scatter. kernels: for a deferred GEMM; null: there are none. */
@@ -327,12 +327,12 @@ TE_API te_status te__reduce_scatter_run(te_run *r, const te_step *s, te_gemm_red
     te_value y;
     int is_summed = 0;
     TE_TRY(te__collective_check(r, i));
-    TE_TRY(backward ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    TE_TRY(backward ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_reduce_scatter(&is_summed, r, y, kernels));
     if (!is_summed && y.data && x.data && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, y.data, x.data, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 

@@ -233,7 +233,7 @@ TE_API int te__comm_abort_all(te_comm *comm) {
 
 /* te_synchronize that returns TE_ERROR_COMM if a rank of a group has failed, or after the communicator's timeout. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_comm_synchronize"));
+    TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));
     const te_comm *comm = ctx->comm;
     if (!comm) return te_synchronize(ctx);

@@ -441,13 +441,13 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
     int is_sent = 0;
     const te_op *op = &r->plan->op[i];
     const te_value x = r->current;
-    te_value sum = te_output_of(r, i);
-    if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
+    te_value sum = te__output_of(r, i);
+    if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te__no_value(), launch, k);
     TE_TRY(te__collective_check(r, i));
     /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
      * runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
-        TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
+        TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_all_reduce(&is_sent, r, gemm, at_once == x.rows));
@@ -500,7 +500,7 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
         y.block = saved ? -1 : block;
     }
     p.pitch = p.c.rows, p.gathered = y.data;
-    te_set_current(r, y);
+    te__set_current(r, y);
     return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
 }
 /* The step: one kernel, or reduce_scatter, the pointwise kernel `launch`, and all_gather. If the linear in front has
@@ -512,18 +512,18 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     const int i = s->op[0], last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[i];
     te_step middle = *s;
-    te_value sum = te_output_of(r, i), y;
+    te_value sum = te__output_of(r, i), y;
     int is_summed = 0;
     middle.count--;
     TE_TRY(te__collective_check(r, i));
     /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
      * runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
-        TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
+        TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_reduce_scatter(&is_summed, r, sum, gemm));
     const te_value x = r->current;
-    TE_TRY(te_output(&y, r, s, last));
+    TE_TRY(te__output(&y, r, s, last));
     if (!is_summed && te__fused_reduce_scatter_rows(r, s, x, y, kernels, k)) {
         const int fp8_linear = k.fp8 ? te__gather_consumer(r, s) : -1;
         return te__fused_reduce_scatter_launch(r, &middle, x, sum, y, fp8_linear, kernels, k);

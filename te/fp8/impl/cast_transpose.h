@@ -217,7 +217,7 @@ TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transpose
 
 /* The checks that every call of such a kernel makes. who: the calling function, for the text. */
 TE_API te_status te__fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
     TE_REQUIRE(o->rows >= 0 && o->cols >= 0, ctx, TE_ERROR_SHAPE, "%s: a tensor of %lld x %lld", who,
                (long long)o->rows, (long long)o->cols);
@@ -290,7 +290,7 @@ TE_API void te__quantize_flatten(te_fp8_out *o) {
 }
 TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q, const char *who, te_context *ctx) {
     memset(a, 0, sizeof *a);
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt, a->out.amax = q->amax, a->out.scale = q->scale;
     a->out.inverse = q->inverse, a->out.yt_cols = q->yt_cols;

@@ -38,7 +38,7 @@ typedef struct te_quantize_blockwise {
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
     te_quantize_blockwise q;
     memset(&q, 0, sizeof q);
-    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
+    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te__scale_rule_current();
     return q;
 }
 
@@ -235,7 +235,7 @@ TE_FN void te_blockwise_body(const te_blockwise_args *a, te_block b, te_blockwis
 TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_blockwise *q, const char *who,
                                        te_context *ctx) {
     memset(a, 0, sizeof *a);
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     a->q = *q, a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt;
     a->out.rows = q->rows, a->out.cols = q->cols, a->out.yt_cols = q->yt_cols, a->out.to = q->to;

@@ -32,7 +32,7 @@ typedef struct te_quantize_rowwise {
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
     te_quantize_rowwise q;
     memset(&q, 0, sizeof q);
-    q.rows = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
+    q.rows = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te__scale_rule_current();
     return q;
 }
 
@@ -87,7 +87,7 @@ TE_FN void te_rowwise_body(const te_quantize_rowwise *q, te_block b, const te_dt
 }
 
 TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     TE_REQUIRE(te_is_fp8(q->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(q->to));
     TE_REQUIRE(q->rows >= 0 && q->cols >= 0 && q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,

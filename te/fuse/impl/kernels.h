@@ -93,7 +93,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
     /* a sequence of at least sum_rows rows has at most twice as many partial sums as rows / sum_rows */
-    const int64_t max_attention_sums = sum_rows ? 2 * te_capacity_rows(r) / sum_rows + 1 : 0;
+    const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
     TE_TRY(te_defer_column_sum(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks,

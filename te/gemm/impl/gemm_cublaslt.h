@@ -265,7 +265,7 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
 /* Whether te_gemm_run runs this product with its epilogue. In f32 the gelu epilogues are left to a pointwise kernel:
  * cuBLASLt approximates tanh too coarsely for 1e-5. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
-    if (te_gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
+    if (te__gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
@@ -283,7 +283,7 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     te__gemm_set_epilogue(p, g->bias, g->aux);
-    if (te_gemm_is_fp8(g)) te__gemm_set_scales(p, g->a_fp8.inverse, g->b_fp8.inverse);
+    if (te__gemm_is_fp8(g)) te__gemm_set_scales(p, g->a_fp8.inverse, g->b_fp8.inverse);
     return te__blas_status(ctx,
                            cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
                                           g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace,

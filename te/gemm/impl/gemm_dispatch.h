@@ -101,7 +101,7 @@ TE_API int te__skinny_pays(const te_gemm *g) {
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
-        return te_gemm_is_fp8(g) || (te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K_NO_CUBLASLT && g->m > TE_TILE_M &&
+        return te__gemm_is_fp8(g) || (te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K_NO_CUBLASLT && g->m > TE_TILE_M &&
                                      2 * tiles >= ctx->processors);
     return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
 }
@@ -110,24 +110,24 @@ TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
 TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
     return te__persistent_pays(g, ctx) &&
-           (!TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || te__persistent_tiles(g) >= (int64_t)waves * ctx->processors);
+           (!TE_HAS_CUBLASLT || !te__gemm_is_fp8(g) || te__persistent_tiles(g) >= (int64_t)waves * ctx->processors);
 }
 
 /* ---- dispatch of a fused pattern, or of a GEMM alone ------------------------------------------------------------- */
 
 TE_API te_sm90_kernel *te__gemm_persistent_of(te_product_kernels *kernels, const te_gemm *g) {
-    return te_gemm_is_fp8(g) ? &kernels->persistent_fp8 : &kernels->persistent;
+    return te__gemm_is_fp8(g) ? &kernels->persistent_fp8 : &kernels->persistent;
 }
 TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_gemm *g) {
-    return te_gemm_is_fp8(g) ? &kernels->skinny_fp8 : &kernels->skinny;
+    return te__gemm_is_fp8(g) ? &kernels->skinny_fp8 : &kernels->skinny;
 }
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
-    return te_gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
+    return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
 /* Whether the skinny kernel runs the GEMM, if a custom kernel does. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
-    if (te_gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
+    if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
 /* Whether the small-m kernel runs the GEMM, if a custom kernel does. */
@@ -167,7 +167,7 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
-    if (!te__persistent_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
+    if (!te__persistent_pays(g, ctx) || te__gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
 /* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It does so even if cuBLASLt
@@ -202,7 +202,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
     const int can = te__sm90_gemm_supports(&bare) || te__skinny_can(&bare) || te__small_m_can(&bare);
     const int custom = ctx->gemm_custom && ctx->capability == 900 && can && (g->beta == 0 || g->beta == 1);
-    TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || custom, ctx, TE_ERROR_BLAS,
+    TE_REQUIRE(TE_HAS_CUBLASLT || !te__gemm_is_fp8(g) || custom, ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
                "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, and forward those of "
                "%d rows, with scales of tensors or of rows those of %d, on compute capability 9.0", who,
@@ -277,7 +277,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
 /* Whether the custom kernel can run it. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_without_bias(g);
-    return te_gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
+    return te__gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
            te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
 /* The rule if nothing was timed: from TE_FP8_MIN_WAVES waves on the custom kernel is faster than cuBLASLt's first
@@ -324,7 +324,7 @@ TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int candidate, int repe
 }
 /* Point g at scratch memory from `base` on. Returns its bytes. */
 TE_API size_t te__fp8_trial_layout(te_gemm *g, char *base) {
-    const int arrays = te_gemm_has_scale_arrays(g);
+    const int arrays = te__gemm_has_scale_arrays(g);
     const int64_t scales_a = arrays ? te_scaling_count(g->a_fp8.scaling, g->m, g->k) : 0;
     const int64_t scales_b = arrays ? te_scaling_count(g->b_fp8.scaling, g->n, g->k) : 0;
     const int64_t at_b = te_round_up(g->m * g->k, TE_ALIGN), at_d = at_b + te_round_up(g->n * g->k, TE_ALIGN);
@@ -409,7 +409,7 @@ TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_ge
 }
 TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
 #ifdef TE_NO_CUBLASLT
-    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
+    TE_REQUIRE(!TE_CUDA || !te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld in a build with neither cuBLASLt nor custom kernels", who,
                (long long)g->m, (long long)g->n, (long long)g->k);
 #endif

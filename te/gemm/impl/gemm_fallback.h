@@ -322,7 +322,7 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
 /* The gelu epilogues are left to a pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
-    return (void)ctx, !te_gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
+    return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
 /* Floats of host scratch that te_gemm_run needs: none here. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
@@ -387,11 +387,11 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
 /* te_gemm_run for products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
-    TE_REQUIRE(!te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
+    TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
                "te_gemm_run: an FP8 product %lld x %lld x %lld in a build without cuBLASLt (TE_NO_CUBLASLT)",
                (long long)g->m, (long long)g->n, (long long)g->k);
     TE_REQUIRE(te__gemm_supports(g, ctx), ctx, TE_ERROR_VALUE,
-               "te_gemm_run: epilogue %s in a build without cuBLASLt (TE_NO_CUBLASLT)", te_epilogue_name(g->epilogue));
+               "te_gemm_run: epilogue %s in a build without cuBLASLt (TE_NO_CUBLASLT)", te__epilogue_name(g->epilogue));
     TE_TRY(te__gemm_open(ctx));
     if (!g->m || !g->n) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;

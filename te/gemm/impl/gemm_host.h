@@ -23,7 +23,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
 /* Floats of scratch that te_gemm_run needs: none if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;
-    if (te_gemm_has_scale_arrays(g)) return 0;
+    if (te__gemm_has_scale_arrays(g)) return 0;
     if (te__gemm_a_dtype(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
     if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
     return n;
@@ -224,16 +224,16 @@ TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
     TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
-               te_epilogue_name(product->epilogue));
+               te__epilogue_name(product->epilogue));
     TE_REQUIRE(product->scratch || !te__gemm_scratch(product), ctx, TE_ERROR_NULL,
                "te_gemm_run: scratch is null, te__gemm_scratch says how many floats it has");
     TE_TRY(te__gemm_check_blockwise(product, ctx));
-    if (te_gemm_has_scale_arrays(product)) return te__scaled_run(product, ctx);
+    if (te__gemm_has_scale_arrays(product)) return te__scaled_run(product, ctx);
     te_gemm scaled = *product, *g = &scaled;
     float *scratch = g->scratch;
     const float *a = (const float *)g->a, *b = (const float *)g->b;
-    if (g->a_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->a_fp8.inverse;
-    if (g->b_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->b_fp8.inverse;
+    if (g->a_fp8.inverse && te__gemm_is_fp8(g)) g->alpha *= *g->a_fp8.inverse;
+    if (g->b_fp8.inverse && te__gemm_is_fp8(g)) g->alpha *= *g->b_fp8.inverse;
     if (te__gemm_a_dtype(g) != TE_f32) {
         a = te__widened(ctx, &scratch, g->a, g->m * g->k, te__gemm_a_dtype(g));
         b = te__widened(ctx, &scratch, g->b, g->k * g->n, te__gemm_b_dtype(g));

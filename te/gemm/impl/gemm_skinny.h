@@ -232,20 +232,20 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
 
 /* The operands that a kernel for this GEMM would read. */
 TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
-    return !te_gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
+    return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
 /* Whether this kernel supports the GEMM. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
-    const int aligned = te_gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
+    const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
                                                 g->b_fp8.scaling != TE_SCALING_BLOCKWISE_1D && g->k % 16 == 0
                                           : g->k % 8 == 0;
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
 /* The GEMM's k in elements of 16 bits. */
-TE_API int64_t te__skinny_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
+TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Fill in p for this GEMM, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,
                                 te_context *ctx) {

@@ -176,7 +176,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 /* ---- host: supported products ------------------------------------------------------------------------------------ */
 
 /* k in 16-bit units, in which TMA and the pipeline also count FP8. */
-TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
+TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
@@ -188,13 +188,13 @@ TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
 }
 /* FP8: one scale a tensor (or none), fast accumulation, both operands stored along k. */
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
-    return g->fast && g->trans_b && g->k % 16 == 0 && !te_gemm_has_scale_arrays(g);
+    return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
 /* Whether the kernel supports such a product. */
 TE_API int te__sm90_gemm_supports(const te_gemm *g) {
     const int sixteen_bits = g->dtype != TE_f32 && g->out == g->dtype;
     return sixteen_bits && !g->trans_a && te__sm90_gemm_shape_fits(g) && g->epilogue == TE_EPILOGUE_NONE &&
-           (!te_gemm_is_fp8(g) || te__sm90_gemm_fp8_fits(g));
+           (!te__gemm_is_fp8(g) || te__sm90_gemm_fp8_fits(g));
 }
 TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);

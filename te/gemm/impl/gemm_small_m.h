@@ -345,7 +345,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 /* Whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
 TE_API int te__small_m_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
-    const int aligned = te_gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
+    const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
                                                 g->fast && g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D && g->k % 16 == 0
                                           : g->k % 8 == 0;
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m > TE_SKINNY_ROWS &&

@@ -27,7 +27,7 @@
  * Returns how many there are. */
 TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     int n = 0, at = 0;
-    if (!ctx || te_check_target(ctx, "te_gemm_report") != TE_OK) return 0;
+    if (!ctx || te__check_target(ctx, "te_gemm_report") != TE_OK) return 0;
     for (const te_gemm_tuned *t; (t = te__gemm_next_tuned(&at, ctx)) != 0; n++)
         if (list && n < capacity) list[n] = *t;
     return n;
@@ -36,7 +36,7 @@ TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strateg
 /* The same for the steps whose strategies were timed, and for FP8 GEMMs that are not part of a pattern. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
-    if (!ctx || te_check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
+    if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
     const te_gemm_choice *all = te__gemm_choices(&count, ctx);
     for (int i = 0; count && i < *count; i++)
         if (te__gemm_was_timed(&all[i]) && n++ < capacity && list) list[n - 1] = all[i];
@@ -46,13 +46,13 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const strategies[] = {"bare", "bias", "epilogue", "custom"};
     int at = 0, *count = 0;
-    if (!f || !ctx || te_check_target(ctx, "te_gemm_print") != TE_OK) return;
+    if (!f || !ctx || te__check_target(ctx, "te_gemm_print") != TE_OK) return;
     fprintf(f, "%8s %8s %8s  ab  dtype out   %-13s beta  tried  first us   best us  ratio\n", "m", "n", "k",
             "epilogue");
     for (const te_gemm_tuned *t; (t = te__gemm_next_tuned(&at, ctx)) != 0;)
         fprintf(f, "%8lld %8lld %8lld  %c%c  %-5s %-5s %-13s %4d  %5d %9.2f %9.2f  %.3f\n", (long long)t->m,
                 (long long)t->n, (long long)t->k, t->trans_a ? 't' : 'n', t->trans_b ? 't' : 'n',
-                te__operands_text_of(t).text, te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
+                te__operands_text_of(t).text, te_dtype_name(t->out), te__epilogue_name(t->epilogue), t->beta,
                 t->candidates,
                 (double)t->first_ns / 1e3, (double)t->best_ns / 1e3, (double)t->best_ns / (double)t->first_ns);
     const te_gemm_choice *c = te__gemm_choices(&count, ctx);
@@ -108,7 +108,7 @@ TE_API te_status te__tune_write_product(te__tune_writer *w, const te_gemm_tuned 
     char line[TE__TUNE_LINE];
     int n = snprintf(line, sizeof line, "gemm %lld %lld %lld %c%c %s %s %s %d %lld %lld %lld %d %d %lld %lld",
                      (long long)t->m, (long long)t->n, (long long)t->k, t->trans_a ? 't' : 'n', t->trans_b ? 't' : 'n',
-                     te__operands_text_of(t).text, te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
+                     te__operands_text_of(t).text, te_dtype_name(t->out), te__epilogue_name(t->epilogue), t->beta,
                      (long long)(t->trans_a ? t->m : t->k), (long long)(t->trans_b ? t->k : t->n), (long long)t->n,
                      (int)TE_ACCESS, t->candidates, (long long)t->first_ns, (long long)t->best_ns);
     for (int i = 0; i < 8; i++)
@@ -141,7 +141,7 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
  * TE_ERROR_IO. */
 TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
     te__tune_writer w;
-    TE_TRY(te_check_target(ctx, "te_gemm_save"));
+    TE_TRY(te__check_target(ctx, "te_gemm_save"));
     TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_gemm_save: the path is null");
     TE_TRY(te__new_file_open(&w.file, path, ctx));
     w.checksum = te__tune_checksum_start, w.lines = 0;
@@ -271,7 +271,7 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     TE_TRY(te__tune_dtype(&t->out, r, 6));
     TE__TUNE_REQUIRE(t->out == t->dtype || t->out == TE_f32, r, TE_ERROR_FORMAT, "a product of %s in %s",
                      te_dtype_name(t->dtype), te_dtype_name(t->out));
-    while (epilogue < TE_EPILOGUE_COUNT && strcmp(r->word[7], te_epilogue_name((te_epilogue)epilogue))) epilogue++;
+    while (epilogue < TE_EPILOGUE_COUNT && strcmp(r->word[7], te__epilogue_name((te_epilogue)epilogue))) epilogue++;
     TE__TUNE_REQUIRE(epilogue < TE_EPILOGUE_COUNT, r, TE_ERROR_FORMAT, "there is no epilogue %.32s", r->word[7]);
     t->epilogue = (te_epilogue)epilogue;
     TE_TRY(te__tune_number(&v, r, 8, "beta", 0, 1));
@@ -401,7 +401,7 @@ TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
  * no valid tuning file; TE_ERROR_DEVICE: it was made on another device or with another cuBLASLt. The text names the
  * line. */
 TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_gemm_load"));
+    TE_TRY(te__check_target(ctx, "te_gemm_load"));
     TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_gemm_load: the path is null");
     te__tune_reader *r = (te__tune_reader *)calloc(1, sizeof *r);
     TE_REQUIRE(r, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *r);

@@ -265,18 +265,18 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     te_value v;
     if (r->pass == TE_INFER || te__gathered_consumer(r, next) >= 0) return TE_OK;
     p->persistent.transposed_rows = (int)te__fp8_rows(r->current.rows);
-    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
+    TE_TRY(te__acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
         te__attach_transposed(&current, v);
-        te_set_current(r, current);
+        te__set_current(r, current);
         p->persistent.transposed = (uint8_t *)v.data;
     } else if (te__saved_input_of(r, next).x) {
         p->persistent.transposed = (uint8_t *)te__saved_input_of(r, next).x;
         v.scaling = r->current.scaling, p->pointwise.fp8.y = v.data;
         te__set_saved_transposed(r, next, 1);
-        te_set_current(r, v);
+        te__set_current(r, v);
     }
     return TE_OK;
 }
@@ -292,7 +292,7 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     if (!light)
         p->persistent.scale = p->pointwise.fp8.scale,
         p->persistent.inverse = p->pointwise.fp8.y ? p->pointwise.fp8.inverse : 0;
-    if (p->pointwise.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
+    if (p->pointwise.fp8.y && te__gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p->pointwise.op[k.reads];
         p->persistent.source = k.backward && reads->saved ? reads->saved : reads->edge;
@@ -322,7 +322,7 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     te_product p;
     te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.pointwise);
     const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int capacity = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    const int capacity = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te__capacity_rows(r), TE_TILE_M);
     const int max_blocks = (int)te_max(capacity, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
     const te_sum_blocks sums = {blocks, max_blocks};

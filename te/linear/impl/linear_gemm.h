@@ -77,7 +77,7 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, then + C where beta is 1. */
-TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
@@ -88,7 +88,7 @@ TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm 
 #else
 #define TE_UNFUSED_GEMM(dtype, pass) 0
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass) 0
-TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif
