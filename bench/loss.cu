@@ -71,7 +71,7 @@ const char *loss_products(int64_t rows, int64_t vocabulary, int64_t hidden, void
     te_product_kernels *kernels[3] = {TE_UNFUSED_GEMM(bf16, forward), TE_UNFUSED_GEMM(bf16, backward), nullptr};
     for (int i = 0; i < 3; i++) {
         if (!(only >> i & 1)) continue;
-        const te_status s = te_gemm_is_custom(kernels[i], &all[i], &context) ? te_unfused_gemm_run(kernels[i], &all[i], &context) : te_gemm_run(&all[i], &context);
+        const te_status s = te_gemm_is_custom(kernels[i], &all[i], &context) ? te__unfused_gemm_run(kernels[i], &all[i], &context) : te_gemm_run(&all[i], &context);
         if (s) return text_of(s);
     }
     return nullptr;

@@ -29,7 +29,7 @@ extern "C" {
 const char *products_run(int which, int m, int n, int k, void *out, const void *a, const void *b) {
     const te_gemm g = product_of(which, m, n, k, out, a, b);
     te_product_kernels *kernels = which == FORWARD ? TE_UNFUSED_GEMM(bf16, forward) : which == DGRAD ? TE_UNFUSED_GEMM(bf16, backward) : nullptr;
-    return text_of(te_gemm_is_custom(kernels, &g, &context) ? te_unfused_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
+    return text_of(te_gemm_is_custom(kernels, &g, &context) ? te__unfused_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
 }
 // The time of cuBLASLt's first candidate over that of its fastest; 1 where a kernel of our own runs.
 double products_gain(int which, int m, int n, int k) {

@@ -174,7 +174,7 @@ TEST_CASE("schedules") {
         te_adamw_config c = te_adamw_defaults(0);
         c.schedule = te_schedule_of((te_schedule_kind)kind, peak, 10, 110, 0.25f);
         CAPTURE(te_schedule_name(c.schedule.kind));
-        CHECK(te_schedule_problem(&c.schedule) == nullptr);
+        CHECK(te__schedule_problem(&c.schedule) == nullptr);
         reference r(c, {});
         for (r.step = 0; r.step < 130; r.step++) CHECK(te_lr(&c.schedule, r.step) == Approx(r.lr()).epsilon(1e-5));
         CHECK(te_lr(&c.schedule, 0) == Approx(0.2f));
@@ -183,15 +183,15 @@ TEST_CASE("schedules") {
         CHECK(te_lr(&c.schedule, INT64_MAX) == Approx(kind == TE_SCHEDULE_constant ? peak : peak / 4));
     }
     te_schedule s = te_schedule_of(TE_SCHEDULE_linear, 1, 5, 5, 0);
-    CHECK(te_schedule_problem(&s) != nullptr);
+    CHECK(te__schedule_problem(&s) != nullptr);
     s.total = 6;
-    CHECK(te_schedule_problem(&s) == nullptr);
+    CHECK(te__schedule_problem(&s) == nullptr);
     s.peak = NAN;
-    CHECK(te_schedule_problem(&s) != nullptr);
+    CHECK(te__schedule_problem(&s) != nullptr);
     s.peak = 1, s.warmup = -1;
-    CHECK(te_schedule_problem(&s) != nullptr);
+    CHECK(te__schedule_problem(&s) != nullptr);
     s.warmup = 0, s.kind = (te_schedule_kind)7; // there are only four kinds
-    CHECK(te_schedule_problem(&s) != nullptr);
+    CHECK(te__schedule_problem(&s) != nullptr);
 }
 
 TEST_CASE("many steps match the reference, with all dtypes in one launch") {

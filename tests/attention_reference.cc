@@ -82,12 +82,12 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
             }
     return r;
 }
-distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to) {
+distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double floor) {
     double norm = 0, difference = 0, worst = 0;
     size_t n = 0;
     for (size_t i = 0; i < ref.size(); i++)
         if (i % width >= from && i % width < to) norm += ref[i] * ref[i], difference += (x[i] - ref[i]) * (x[i] - ref[i]), n++;
-    const double rms = std::max(std::sqrt(norm / (double)n), 0.05);
+    const double rms = std::max(std::sqrt(norm / (double)n), floor);
     for (size_t i = 0; i < ref.size(); i++)
         if (i % width >= from && i % width < to) {
             const double e = std::fabs(x[i] - ref[i]) / (rms + std::fabs(ref[i]));

@@ -42,9 +42,9 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                     const drawn &from = drawn(), const std::vector<double> *stored = nullptr, const std::vector<double> *sinks = nullptr);
 
 // Of columns [from, to) of rows of `width`. whole: ||x - ref|| / ||ref||. worst: the largest error of one element, relative to the RMS of ref plus
-// the element. The RMS counts as at least 0.05, the usual size of gradients: if all of them cancel (seq 1), ||ref|| is 0.
+// the element. The RMS counts as at least `floor`: if all gradients cancel (seq 1), ||ref|| is 0, and 0.05 is their usual size.
 struct distance { double whole, worst; };
-distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to);
+distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double floor = 0.05);
 
 } // namespace attention_reference
 

@@ -74,7 +74,7 @@ struct trial {
     }
     te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
     te_tensor dy_or_none() const { return dy_ref.empty() ? te_none() : out_of(dy); }
-    bool recomputes_logits() const { return to_loss && plan->op_count > 1 && te_recomputes_logits(plan, plan->op_count - 2); }
+    bool recomputes_logits() const { return to_loss && plan->op_count > 1 && te__recomputes_logits(plan, plan->op_count - 2); }
     bool is_gemm(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
     // On CUDA it depends on the kernel whether the output of a GEMM is rounded before the next op of its pattern. The
     // reference does not round it, and the bound allows for the rounding.

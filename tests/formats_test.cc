@@ -96,7 +96,7 @@ static void check_formats(const subject &s, int batch_count, int seq) {
     instance m(s, ctx);
     m.draw(random);
     const bool tokens = te__from_tokens(plan);
-    const size_t rows = (size_t)(batch_count * seq), out_rows = te_out_rows(plan) == TE_ROWS_sequences ? (size_t)batch_count : rows;
+    const size_t rows = (size_t)(batch_count * seq), out_rows = te__out_rows(plan) == TE_ROWS_sequences ? (size_t)batch_count : rows;
     const size_t in = tokens ? 0 : rows * (size_t)plan->in, out = out_rows * (size_t)plan->out;
     const double rounding = plan->dtype == TE_f32 ? 0 : plan->dtype == TE_f16 ? std::ldexp(1, -12) : std::ldexp(1, -9);
     const double tolerance = 2e-5 + 8 * rounding * std::sqrt((double)plan->op_count), floor = 0.05;
@@ -202,7 +202,7 @@ TEST_CASE("the plan has the format and rows of each edge", "[formats]") {
     const te_plan *last = last_residual_bf16_plan();
     CHECK(last->in_dtype == TE_f32);
     CHECK(last->out_dtype == TE_bf16);
-    CHECK(te_out_rows(last) == TE_ROWS_sequences);
+    CHECK(te__out_rows(last) == TE_ROWS_sequences);
     CHECK(in_bf16_plan()->in_dtype == TE_f32);
     CHECK(out_bf16_plan()->out_dtype == TE_f32);
     CHECK(residual_out_bf16_plan()->in_dtype == TE_bf16);

@@ -169,7 +169,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_small_m(int64_t m, int64
     te_product_kernels *kernels = te__unfused_gemm_kernels<T, 1, 0, FORM>();
     if (processors) ctx->processors = processors;
     REQUIRE((m > TE_SKINNY_ROWS ? te__gemm_is_small_m(kernels, &g, ctx) : te__gemm_is_skinny(kernels, &g, ctx)));
-    REQUIRE(te_unfused_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te__unfused_gemm_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -186,7 +186,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_small_m(int64_t m, int64
     check_within("d", d.read(T), should, off);
     const std::vector<uint8_t> bits = d.raw();
     d.poison();
-    REQUIRE(te_unfused_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te__unfused_gemm_run(kernels, &g, ctx) == TE_OK);
     CHECK(d.raw() == bits);
 }
 } // namespace
@@ -307,7 +307,7 @@ TEST_CASE("unsupported FP8 GEMMs are refused with their sizes", "[gemm_fp8]") {
     const product p = {32, 48, 64, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     operands o(ctx, p, 1);
     const auto refused = [&](const te_gemm &g, te_status status, const char *text) {
-        CHECK(te_gemm_check(&g, "(linear, fc1)", ctx) == status);
+        CHECK(te__gemm_check(&g, "(linear, fc1)", ctx) == status);
         CHECK(std::string(te_last_error(ctx)).find("(linear, fc1): ") == 0);
         CHECK(te_gemm_fp8_run(&g, ctx) == status);
         INFO(te_last_error(ctx));
@@ -315,7 +315,7 @@ TEST_CASE("unsupported FP8 GEMMs are refused with their sizes", "[gemm_fp8]") {
         CHECK(o.d.poisoned());
     };
     te_gemm g = o.gemm();
-    CHECK(te_gemm_check(&g, "fc1", ctx) == TE_OK);
+    CHECK(te__gemm_check(&g, "fc1", ctx) == TE_OK);
     g.k = 40, refused(g, TE_ERROR_SHAPE, "32 x 48 x 40; n and k, the last two, must be multiples of 16"), g = o.gemm();
     g.n = 24, refused(g, TE_ERROR_SHAPE, "32 x 24 x 64"), g = o.gemm();
     g.trans_a = 1, refused(g, TE_ERROR_SHAPE, "store the transposed operand"), g = o.gemm();
@@ -373,7 +373,7 @@ void check_patterns(under_recipe &u, micro_batch &b, bool stored, bool custom) {
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
         const int recomputed = te__policy(&r, op)->input != TE_INPUT_saved_fp8;
-        buffer memory(u.ctx, (size_t)te_capacity_rows(&r) * cols + 2 * TE_ALIGN);
+        buffer memory(u.ctx, (size_t)te__capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
         if (recomputed) {

@@ -101,7 +101,7 @@ struct operands {
 std::string name_of(const product &p) {
     std::ostringstream s;
     s << p.m << " x " << p.n << " x " << p.k << " " << (p.trans_a ? "t" : "n") << (p.trans_b ? "t" : "n") << " " << te_dtype_name(p.dtype) << " -> "
-      << te_dtype_name(p.out) << " " << te_epilogue_name(p.epilogue) << " beta " << p.beta;
+      << te_dtype_name(p.out) << " " << te__epilogue_name(p.epilogue) << " beta " << p.beta;
     return s.str();
 }
 
@@ -754,13 +754,13 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
             CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || ctx_owner.c.capability != 900));
             continue;
         }
-        const te_status status = te_unfused_gemm_run(kernels, &g, &ctx_owner.c);
+        const te_status status = te__unfused_gemm_run(kernels, &g, &ctx_owner.c);
         INFO(te_last_error(&ctx_owner.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te_unfused_gemm_run(kernels, &g, &ctx_owner.c) == TE_OK);
+        REQUIRE(te__unfused_gemm_run(kernels, &g, &ctx_owner.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }

@@ -172,7 +172,7 @@ inline void context_calls(table &t) {
     fine<cs>(t, "te_last_error: no context", [](cs &) { return std::string(te_last_error(nullptr)) == "the context is null"; });
     fine<cs>(t, "names of what is none", [](cs &) {
         for (int n : {-1, 99, INT32_MAX})
-            if (!te_status_string((te_status)n) || !te_dtype_name((te_dtype)n) || !te_schedule_name((te_schedule_kind)n) || !te_epilogue_name((te_epilogue)n) ||
+            if (!te_status_string((te_status)n) || !te_dtype_name((te_dtype)n) || !te_schedule_name((te_schedule_kind)n) || !te__epilogue_name((te_epilogue)n) ||
                 !te_safetensors_dtype_name((te_safetensors_dtype)n) || te_safetensors_dtype_bytes((te_safetensors_dtype)n))
                 return false;
         return true;

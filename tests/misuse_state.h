@@ -148,7 +148,7 @@ inline void optimizer_calls(table &t) {
         refuse<cs>(t, "te_adamw_set: step " + std::to_string(n), TE_ERROR_VALUE, "step", [=](cs &s) { return memset(&state, 0, sizeof state), state.step = n, te_adamw_set(&state, &s.opt, s.ctx); });
         refuse<cs>(t, "te_adamw_set: skipped " + std::to_string(n), TE_ERROR_VALUE, "skipped", [=](cs &s) { return memset(&state, 0, sizeof state), state.skipped = n, te_adamw_set(&state, &s.opt, s.ctx); });
     }
-    fine<cs>(t, "te_schedule_problem: of none", [](cs &) { return te_schedule_problem(nullptr) != nullptr; });
+    fine<cs>(t, "te__schedule_problem: of none", [](cs &) { return te__schedule_problem(nullptr) != nullptr; });
     fine<cs>(t, "te_adamw_tensors: of none, before te_adamw_init", [](cs &) {
         memset(&opt, 0, sizeof opt);
         te_adamw_iter none = te_adamw_tensors(nullptr), zero = te_adamw_tensors(&opt);
@@ -169,7 +169,7 @@ inline void recipe_calls(table &t) {
     other_targets(t, "te_recipes_switch", [](cs &s, te_context *c) { return te_recipes_switch(&s.recipes, 0, c); });
     other_targets(t, "te_recipes_loaded", [](cs &s, te_context *c) { return te_recipes_loaded(&s.recipes, 1, c); });
     other_targets(t, "te_scales_init", [](cs &s, te_context *c) { return te_scales_init(&sc, s.free_memory, s.free_bytes, formats, 2, 4, c); });
-    static const te_scale_rule rule = te_scale_rule_current();
+    static const te_scale_rule rule = te__scale_rule_current();
     other_targets(t, "te_scales_update", [](cs &s, te_context *c) { return te_scales_update(&s.scales, 0, 2, &rule, c); });
     wrong_models(t, "te_recipes_init", false, [](cs &s, te_model *const *m, int n) { return te_recipes_init(&r, s.free_memory, s.free_bytes, m, n, &s.recipes_config, s.ctx); });
     wrong_memory(t, "te_recipes_init", init), wrong_memory(t, "te_scales_init", scales);

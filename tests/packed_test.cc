@@ -67,7 +67,7 @@ TEST_CASE("separate tensors are loaded into one parameter, and saved as separate
                 write_floats(t, there.back()->p, values.back(), stored);
                 names.push_back("layers.3." + std::string(s.first));
             }
-            for (size_t i = 0; i < shapes.size(); i++) list.push_back(te_safetensor_of(names[i].c_str(), te_safetensors_dtype_of(stored), (int)shapes[i].second.size(), shapes[i].second.data(), there[i]->p));
+            for (size_t i = 0; i < shapes.size(); i++) list.push_back(te_safetensor_of(names[i].c_str(), te__safetensors_dtype_of(stored), (int)shapes[i].second.size(), shapes[i].second.data(), there[i]->p));
             REQUIRE(te_safetensors_write(first, list.data(), (int)list.size(), nullptr, 0, t) == TE_OK);
 
             hand_model m(t, "block", dtype, block_params(), false);

@@ -127,7 +127,7 @@ void check(const producer &p, int64_t rows, bool finite) {
         REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
         REQUIRE(cast(pair, y, k, rows, out, transposed, ctx) == TE_OK);
         te_pointwise f = c;
-        f.y = nullptr, f.scaled.y = fused.y.data(), f.scaled.inverse = (float *)fused.s.data(), f.scaled.rule = te_scale_rule_current();
+        f.y = nullptr, f.scaled.y = fused.y.data(), f.scaled.inverse = (float *)fused.s.data(), f.scaled.rule = te__scale_rule_current();
         f.scaled.yt_cols = te_round_up(rows, 16), f.scaled.norm_x = k.norm > 0 ? side.data() : x.data();
         if (transposed) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
         if (k.sums >= 0) f.op[k.sums].sum[0] = (float *)tile_sums.data();

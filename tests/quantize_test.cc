@@ -349,14 +349,14 @@ TEST_CASE("scales that are bound to a copy of their bytes continue with the same
     te_scales c;
     REQUIRE(te_scales_init(&c, third.data(), bytes, all_e4m3, 3, 4, ctx) == TE_OK);
     for (const float v : {1.0f, 9.0f, 2.0f, 3.0f, 4.0f, 5.0f}) step(&c, v);
-    REQUIRE(te_scales_reformat(&b, all_e4m3, ctx) == TE_OK);
+    REQUIRE(te__scales_reformat(&b, all_e4m3, ctx) == TE_OK);
     CHECK(second.raw() == third.raw());
-    REQUIRE(te_scales_reformat(&b, formats, ctx) == TE_OK);
+    REQUIRE(te__scales_reformat(&b, formats, ctx) == TE_OK);
     CHECK(second.raw() == first.raw());
     const float none = 100;
     REQUIRE(te_copy(ctx, b.format_max + 2, &none, sizeof none) == TE_OK);
     const auto before = second.raw();
-    CHECK(te_scales_reformat(&b, all_e4m3, ctx) == TE_ERROR_FORMAT);
+    CHECK(te__scales_reformat(&b, all_e4m3, ctx) == TE_ERROR_FORMAT);
     CHECK(second.raw() == before);
     CHECK(te_scales_bind(&b, second.data(), bytes - 1, 3, 4, ctx) == TE_ERROR_MEMORY);
     CHECK(te_scales_bind(&b, second.data(), bytes, 3, 1025, ctx) == TE_ERROR_SHAPE);

@@ -290,14 +290,14 @@ TEST_CASE("slices of a tensor, transposed or not") {
         for (int64_t i = 0; i < rows * cols; i++) te_store(file.data(), i, (float)(random() % 17) - 8, is); // exact in all formats
         for (int64_t i = 0; i < m; i++)
             for (int64_t j = 0; j < n; j++) te_store(want.data(), transposed ? j * m + i : i * n + j, te_load(file.data(), (row + i) * cols + col + j, is), as);
-        te_safetensor e = te_safetensor_of("x", te_safetensors_dtype_of(is), 2, size, file.data());
+        te_safetensor e = te_safetensor_of("x", te__safetensors_dtype_of(is), 2, size, file.data());
         REQUIRE(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
         te_safetensors f;
         REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
         void *memory = nullptr;
         REQUIRE(te_allocate(t, &memory, want.size()) == TE_OK);
         REQUIRE(te_fill(t, memory, 0xee, want.size()) == TE_OK);
-        e = transposed ? te_safetensor_transposed("x", as, cols, rows, memory) : te_safetensor_of("x", te_safetensors_dtype_of(as), 2, size, memory);
+        e = transposed ? te_safetensor_transposed("x", as, cols, rows, memory) : te_safetensor_of("x", te__safetensors_dtype_of(as), 2, size, memory);
         e = te_safetensor_slice(e, row, m, col, n);
         CAPTURE(rows, cols, row, m, col, n, te_dtype_name(is), te_dtype_name(as), transposed);
         REQUIRE(te_safetensors_load(&f, &e, 1, 1, t) == TE_OK);

@@ -31,7 +31,7 @@ struct packed {
 
     packed(const subject &sub, const std::vector<int> &lengths, unsigned seed)
         : s(sub), random(seed), m(sub, ctx), plan(sub.plan()), cu(starts(lengths)), tokens((size_t)cu.back()), labels((size_t)cu.back()),
-          rows((size_t)cu.back()), out_rows(te_out_rows(plan) == TE_ROWS_tokens ? rows : lengths.size()), cu_there(ctx, cu.size() * 4),
+          rows((size_t)cu.back()), out_rows(te__out_rows(plan) == TE_ROWS_tokens ? rows : lengths.size()), cu_there(ctx, cu.size() * 4),
           tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4), x(ctx, rows * (size_t)plan->in * 4, 16),
           y(ctx, out_rows * (size_t)plan->out * 4, 16), dx(ctx, x.bytes, 16), dy(ctx, y.bytes, 16), memory(ctx, s.saved_bytes((int64_t)rows)) {
         m.draw(random);
@@ -73,7 +73,7 @@ struct packed {
             if (to.empty()) to.assign(v.size(), 0);
             for (size_t i = 0; i < v.size(); i++) to[i] += v[i];
         };
-        const bool last = te_out_rows(plan) != TE_ROWS_tokens;
+        const bool last = te__out_rows(plan) != TE_ROWS_tokens;
         reference::vec want_y, want_dx;
         std::vector<reference::vec> want(m.param.size());
         for (size_t i = 0; i + 1 < cu.size(); i++) {

@@ -53,7 +53,7 @@ TE_KERNEL_IF_USED(te_convert_kernel, TE_CONVERT_THREADS, 1, te_convert_args, te_
 
 TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
                                    te_context *ctx) {
-    TE_TRY(te_check_target(ctx, "te_convert"));
+    TE_TRY(te__check_target(ctx, "te_convert"));
     TE_REQUIRE((unsigned)to <= (unsigned)TE_f16 && (unsigned)from <= (unsigned)TE_f16, ctx, TE_ERROR_DTYPE,
                "te_convert: %s to %s; FP8 has a scale, which te_quantize takes", te_dtype_name(from),
                te_dtype_name(to));
@@ -122,8 +122,9 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* whose random words u holds */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* sine, cosine and the stores of all formats are much code */
+        int64_t block = -1; /* u holds the random words of this block */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled: sine, cosine and the stores of all formats are much
+                                                     code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
@@ -137,15 +138,21 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_normal, TE_NORMAL_LANES, 1, te_normal_args, te_normal_body(te_args, te_at))
 
-/* Fill w[rows, cols] with a part of the numbers that te_fill_normal gives a larger tensor: row r gets those of `cols`
- * elements from element first + r * pitch on. So shards of a tensor on several ranks have the numbers of the whole. */
-TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t rows, int64_t cols, int64_t first,
-                                                int64_t pitch, float mean, float std, uint64_t seed, uint32_t stream,
-                                                te_context *ctx) {
+/* The part [rows, cols] of a larger tensor whose row r begins at the larger tensor's element first + r * pitch. */
+typedef struct te__normal_part { int64_t rows, cols, first, pitch; } te__normal_part;
+TE_API te__normal_part te__normal_part_of(int64_t rows, int64_t cols, int64_t first, int64_t pitch) {
+    te__normal_part part;
+    part.rows = rows, part.cols = cols, part.first = first, part.pitch = pitch;
+    return part;
+}
+/* Fill w, a part of a larger tensor, with the numbers that te_fill_normal would store there in the whole tensor. So the
+ * shards of a tensor together have the numbers of the unsharded tensor. */
+TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__normal_part part, float mean, float std,
+                                                 uint64_t seed, uint32_t stream, te_context *ctx) {
     te_normal_args a;
-    const int64_t count = rows * cols;
+    const int64_t count = part.rows * part.cols;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
-    TE_TRY(te_check_target(ctx, "te_fill_normal"));
+    TE_TRY(te__check_target(ctx, "te_fill_normal"));
     TE_REQUIRE(count >= 0 && count / TE_NORMAL_BLOCK < INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "te_fill_normal: %lld elements", (long long)count);
     TE_REQUIRE((unsigned)dtype < (unsigned)TE_DTYPE_COUNT, ctx, TE_ERROR_DTYPE, "te_fill_normal: dtype %d", (int)dtype);
@@ -153,20 +160,21 @@ TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t
                "te_fill_normal: %p is no multiple of an element's %d bytes", w, (int)te_dtype_bytes(dtype));
     TE_REQUIRE(fabsf(mean) <= FLT_MAX && fabsf(std) <= FLT_MAX, ctx, TE_ERROR_VALUE,
                "te_fill_normal: mean %g, std %g", (double)mean, (double)std);
-    TE_REQUIRE(cols >= 0 && pitch >= cols && first >= 0, ctx, TE_ERROR_SHAPE,
-               "te_fill_normal: %lld columns, of rows of %lld from element %lld on", (long long)cols, (long long)pitch,
-               (long long)first);
+    TE_REQUIRE(part.cols >= 0 && part.pitch >= part.cols && part.first >= 0, ctx, TE_ERROR_SHAPE,
+               "te_fill_normal: %lld columns, of rows of %lld from element %lld on", (long long)part.cols,
+               (long long)part.pitch, (long long)part.first);
     memset(&a, 0, sizeof a);
     a.w = w, a.count = count, a.dtype = dtype, a.mean = mean, a.std = std, a.seed = seed, a.stream = stream;
-    a.first = first, a.cols = cols, a.pitch = pitch;
+    a.first = part.first, a.cols = part.cols, a.pitch = part.pitch;
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
 /* Fill w[count], target memory, with normally distributed numbers; std 0 fills with the mean. The same seed and stream
- * give the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,
+ * produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,
  * TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {
-    return te_fill_normal_part(w, dtype, 1, count, 0, te_max(count, 0), mean, std, seed, stream, ctx);
+    const te__normal_part whole = te__normal_part_of(1, count, 0, te_max(count, 0));
+    return te__fill_normal_part(w, dtype, whole, mean, std, seed, stream, ctx);
 }
 
 #endif

@@ -110,12 +110,12 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = op->stats * (long)sizeof(float);
-    const int reads = (op->flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i);
-    if (reads && !(i && te_recomputes_logits(p, i - 1))) n += op->in * size;
+    const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
+    if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += op->out * size; /* an input's gradient was stored for the caller by the ops
                             * that use it */
-    const int joins = op->edge >= 0 && !te_is_last_use(p, i); /* the gradient so far is read, the sum written */
+    const int joins = op->edge >= 0 && !te__is_last_use(p, i); /* the gradient so far is read, the sum written */
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
     if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and its gradient */
@@ -129,7 +129,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     const int back = pass == TE_BACKWARD, leaves_gradient = back && te__step_leaves_gradient(p, s);
-    if (first->flags & TE_IS_LOAD) return !back || te_is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
+    if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* rows of the table; its gradient

@@ -5,9 +5,9 @@
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: input width
  * (heads + 2 kv_heads) head_dim, output width heads head_dim. Grouped-query attention where kv_heads < heads; kv_heads
- * must divide heads. Sequences are te_batch's batch and seq. Softmax is online (Milakov & Gimelshein 2018; Dao 2023):
- * memory grows with the rows, the matrix of scores is never stored. It saves its input, its output and the log-sum-exp
- * of each row and head for backward.
+ * must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax is online (Milakov
+ * & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with the number of rows.
+ * Forward saves its input, its output and the log-sum-exp of each row and head for backward.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
@@ -19,8 +19,8 @@
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
-#include "../plan/impl/storage.h"                    /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
-#include "../plan/impl/executor_state.h"              /* te_scratch */
+#include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/executor_state.h"              /* te__scratch */
 #include "residual.h"                           /* te__load_add */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
@@ -31,13 +31,13 @@
  * the window.
  *
  * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
- * off. It costs two more special-function instructions a score, of which exponentials are made.
+ * off. It costs two more instructions of the special function unit (the one that computes exponentials) per score.
  *
  * dropout: each probability is dropped with this probability, else divided by 1 - dropout, after the softmax
  * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is Philox of (seed, draw, op;
- * sequence, head, query, key). Backward recomputes it, and several ranks draw the mask that one rank would: heads of a
- * tensor group count among all heads, sequences among those of all replicas. With sequences of different lengths each
- * replica draws its own. Inference drops nothing.
+ * sequence, head, query, key). Backward recomputes it, and the mask does not depend on the number of ranks: the counter
+ * has the head's index among all heads of the tensor group, and the sequence's index among those of all replicas. With
+ * sequences of different lengths each replica draws a mask of its own. Inference drops nothing.
  *
  * alibi: 1: slope |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
  * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). It costs two instructions a score.
@@ -46,10 +46,10 @@
  * value (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets zeros.
  *
  * value_dim: the head size of v where it differs from that of q and k: 1 to 256, on CUDA in bf16 and f16 a multiple of
- * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows then are
- * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output heads value_dim. rope has the option, too;
- * head_norm requires packed rows whose heads all have one size. A rank of a tensor group that has some of the heads is
- * refused: the parts of the product before it would have different sizes.
+ * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows are then
+ * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the rows of the output heads value_dim. rope has the
+ * option, too; head_norm requires packed rows whose heads all have one size. Attention whose heads are split over a
+ * tensor group does not take the option, because the parts q, k and v of the GEMM before it would have different sizes.
  *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. It is a constant of the list,
  * because kernels for sequences of equal length are smaller and a little faster.
@@ -68,10 +68,11 @@
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                                      \
+    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
-/* A rank that has some of the heads does not know which ones, but slopes and biases depend on the head. With value_dim
- * the parts of the product before the attention (te/ops/linear.h) would have different sizes. */
+/* Options that exclude tensor parallelism: ALiBi slopes and biases depend on the head, and a rank does not know which
+ * heads it has; with value_dim the parts of the GEMM before the attention (te/ops/linear.h) would have different
+ * sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -101,7 +102,8 @@
 #define TE__CAUSAL_OF_attention 1
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
-/* `yes` if the op has (sinks, 1): the preprocessor has to know, because sinks are a parameter. */
+/* `yes` if the op has (sinks, 1). The preprocessor decides this, because sinks add a parameter to the model's
+ * struct. */
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
@@ -175,14 +177,19 @@
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
     TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                   \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,              \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0, \
-                                      TE__ATTENTION_FP8_OUTPUT_BACKWARD(model));                 \
+        const te__attention_backward_kernels kernels = {                                         \
+            TE_MEMBER(launch, name##_launch),                                                    \
+            TE_MEMBER(scratch_bytes, name##_scratch_bytes),                                      \
+            TE_MEMBER(sinks, TE__IF_SINKS(op, name##_sinks_launch, 0)),                          \
+            TE_MEMBER(score_bias, &name##_bias),                                                 \
+            TE_MEMBER(add, 0),                                                                   \
+            TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model))};                    \
+        return te__attention_backward(r, s, &kernels, 0);                                        \
     }
 
 /* ---- the option fp8 ---------------------------------------------------------------------------------------------- */
 
-/* `yes` if the op has (fp8, 1): the preprocessor has to know, because it selects other kernels. */
+/* `yes` if the op has (fp8, 1). The preprocessor decides this, because it selects other kernels. */
 #define TE__IF_FP8(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, fp8, 0)), yes, no)
 #define TE__FP8(op) TE__IF_FP8(op, 1, 0)
 #define TE__CHECK_FP8(model, op, head_dim)                                                                           \
@@ -205,6 +212,16 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
+/* The kernels of attention's backward. */
+typedef struct te__attention_backward_kernels {
+    te_attention_launch_fn launch;
+    te_attention_scratch_fn scratch_bytes; /* that launch takes */
+    te_sinks_grad_fn sinks;                /* the gradient of sinks; null: there are none */
+    const te_score_bias_kernels *score_bias;
+    te__load_launch_fn add; /* of a cross_attention: adds two gradients of its keys and values; else null */
+    int fp8_output;         /* launch has the option fp8_output */
+} te__attention_backward_kernels;
+
 /* ready: whether the context's device can run the kernel; scratch_bytes: of rows of the call. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
@@ -212,15 +229,16 @@ typedef struct te_attention_fp8_kernels {
 } te_attention_fp8_kernels;
 TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const te_attention_fp8_kernels *fp8,
                                          int heads) {
-    TE_TRY(te_scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te_capacity_rows(r))));
+    TE_TRY(te__scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te__capacity_rows(r))));
     if (!r->dry || !r->batch) return TE_OK;
     TE_TRY(fp8->ready(r->ctx));
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
 }
 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
- * In a list with a recipe the kernels save a pass over the tensor each: in inference they store the output in e4m3, as
- * the operand of the next product; and they find the amax of the output, or of its gradient, where a cast needs it. */
+ * In a list with a recipe the attention kernels do work that would otherwise cost one more pass over the tensor: in
+ * inference they store the output in e4m3, as the operand of the next GEMM; in training they compute the amax of the
+ * output, and backward that of dqkv, where a cast needs it. */
 
 /* The kernels' option fp8_output. In backward it costs 2 to 4% at some head sizes, so it is on only where the recipe
  * needs the amax of every tensor. */
@@ -229,19 +247,19 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 
 /* Whether the kernel stores its output in FP8: in inference, where the next product is its only use. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
-    return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
+    return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
 }
 TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
-    TE_TRY(te_acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
+    TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
     return TE_OK;
 }
-/* Where the kernel puts the amax of its output y, the operand of product i, if the cast of y needs it; else null. */
+/* Where the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does not need it. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
-    if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
+    if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
     const te_fp8_product *f = &r->param[i]->fp8;
     return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -255,33 +273,35 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     te_value kv;
     if (op->edge < 0) return TE_OK;
     TE_TRY(te__fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
-    TE_TRY(te_convert_value(&kv, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&kv, r, r->plan->dtype));
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
-/* Their gradient: `computed` by the kernels in the list's own format, and stored to `target`, the caller's tensor or
- * the gradient of the fork, plus `previous`, the sum of the gradients from later uses of the same fork. */
+/* The gradient of the keys and values. The kernels write `computed` in the list's own format. target = computed +
+ * previous: `target` is the caller's tensor or the gradient of the fork, `previous` the sum of the gradients from later
+ * uses of the same fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
-    g->target = g->computed = g->previous = te_no_value();
+    g->target = g->computed = g->previous = te__no_value();
     if (op->edge < 0) return TE_OK;
     const te_op *fork = &r->plan->op[op->edge];
-    const int first = te_is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
+    const int first = te__is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
     const te_value like = te__fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
-    if (is_input) TE_TRY(te_edge_tensor(&g->target, r, fork, like, 1));
-    else TE_TRY(te_acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
+    if (is_input) TE_TRY(te__edge_tensor(&g->target, r, fork, like, 1));
+    else TE_TRY(te__acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
     if (!g->target.data) return TE_OK; /* not wanted */
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
-    if (first) return te_begin_converted(&g->computed, &g->target, r, r->plan->dtype);
-    g->computed = te_value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te_scratch(r, &g->computed.data, (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
+    if (first) return te__begin_converted(&g->computed, &g->target, r, r->plan->dtype);
+    g->computed = te__value_of(0, r->plan->dtype, like.rows, like.cols);
+    return te__scratch(r, &g->computed.data,
+                      (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
     if (!g->target.data) return TE_OK;
-    if (!g->previous.data) TE_TRY(te_end_converted(&g->target, &g->computed, r));
+    if (!g->previous.data) TE_TRY(te__end_converted(&g->target, &g->computed, r));
     else {
-        TE_TRY(te_convert_value(&g->computed, r, g->target.dtype));
+        TE_TRY(te__convert_value(&g->computed, r, g->target.dtype));
         TE_TRY(te__load_add(r, g->target, g->previous.data, g->computed, add));
     }
     if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te__set_edge(r, op->edge, g->target);
@@ -290,7 +310,7 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* The random state, and which heads of all ranks these are (te_attention_shard). */
+/* Sets the random state, and the position of this rank's heads among those of all ranks (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -307,7 +327,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
     if (op->flags & TE_DRAWS) te__attention_set_dropout(&a, r, op);
     if (r->batch) {
-        const te_sequences s = te_sequences_of(r);
+        const te_sequences s = te__sequences_of(r);
         a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.max_seqlen, a.rows = s.rows;
     }
     return a;
@@ -321,13 +341,13 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->current, out;
     float *max_logit;
-    TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&qkv, r, r->plan->dtype));
     if (te__attention_stores_fp8(r, s, fp8_output)) {
         TE_TRY(te__attention_fp8_output(&y, &a, r, i));
         out = y;
     } else {
-        TE_TRY(te_output(&y, r, s, i));
-        TE_TRY(te_begin_converted(&out, &y, r, r->plan->dtype));
+        TE_TRY(te__output(&y, r, s, i));
+        TE_TRY(te__begin_converted(&out, &y, r, r->plan->dtype));
     }
     TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
@@ -344,58 +364,58 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));
-    TE_TRY(te_end_converted(&y, &out, r));
-    te_set_current(r, y);
+    TE_TRY(te__end_converted(&y, &out, r));
+    te__set_current(r, y);
     r->current.amax = a.amax;
-    if (op->edge >= 0) te_release_fork(r, i);
+    if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* sum: te_attention_args.sum. sinks: the kernel of their gradient, or null. bias: the kernels of a score bias. add: of
- * a cross_attention, the kernel that adds two gradients of its keys and values. fp8_output: the kernels' option. */
-TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                                   te_attention_scratch_fn scratch_bytes, float *sum,
-                                                   te_sinks_grad_fn sinks, const te_score_bias_kernels *bias,
-                                                   te__load_launch_fn add, int fp8_output) {
+/* sum: te_attention_args.sum. */
+TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
+                                                   const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
-    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_capacity_rows(r)) : 0;
+    const size_t bytes = r->ctx ? kernels->scratch_bytes(r->ctx, te__capacity_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
-    te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->current, dqkv;
+    te_value y, qkv = te__input_of(r, i), out = te__output_of(r, i), dout = r->current, dqkv;
     void *delta = 0;
     te__attention_dkv dkv;
-    TE_TRY(te_gradient(&y, r, s, i));
+    TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the gradient of the bias before it needs it, too */
+    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the gradient of the bias in front of the attention needs
+                                                             it, too */
         te_value own;
-        TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
+        TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;
     }
     if (y.data) {
-        TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
-        TE_TRY(te_convert_value(&out, r, r->plan->dtype));
-        TE_TRY(te_convert_value(&dout, r, r->plan->dtype));
-        TE_TRY(te_begin_converted(&dqkv, &y, r, r->plan->dtype));
-        TE_TRY(te_scratch(r, &delta, (size_t)(te_capacity_rows(r) * op->stats) * sizeof(float)));
-        if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
+        TE_TRY(te__convert_value(&qkv, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&out, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&dout, r, r->plan->dtype));
+        TE_TRY(te__begin_converted(&dqkv, &y, r, r->plan->dtype));
+        TE_TRY(te__scratch(r, &delta, (size_t)(te__capacity_rows(r) * op->stats) * sizeof(float)));
+        if (bytes) TE_TRY(te__scratch(r, &a.scratch, bytes));
         a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
         a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, fp8_output);
-        TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
-        if (!r->dry) TE_TRY(launch(r->ctx, &a));
-        TE_TRY(te__score_bias_backward(&a, r, op, bias));
-        if (sinks) {
+        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y,
+                                                             kernels->fp8_output);
+        TE_TRY(te__score_bias_prepare(&a, r, op, kernels->score_bias, s->kernels));
+        if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
+        TE_TRY(te__score_bias_backward(&a, r, op, kernels->score_bias));
+        if (kernels->sinks) {
             float *parts = 0;
             TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_grad_blocks(r->tokens),
-                                te__attention_sinks_grad_blocks(te_capacity_rows(r))));
+                                te__attention_sinks_grad_blocks(te__capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
-                TE_TRY(te__attention_sinks_grad(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
+                TE_TRY(te__attention_sinks_grad(r->ctx, kernels->sinks, &a, parts, op->stats,
+                                                (op->flags & TE_VARLEN) != 0));
         }
-        TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
-        TE_TRY(te_end_converted(&y, &dqkv, r));
+        TE_TRY(te__attention_dkv_end(&dkv, r, op, kernels->add));
+        TE_TRY(te__end_converted(&y, &dqkv, r));
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     r->current.amax = a.amax;
     return TE_OK;
 }

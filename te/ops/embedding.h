@@ -14,15 +14,16 @@
  * rows are sorted by token, and the rows of each token are added in order. dweight[position] is the sum over sequences.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
- * vocabulary / N rows of the weight from r * vocabulary / N on. For each token one rank has its row in y and all others
- * zeros: a partial sum with the bits of the whole table's, which a reduce_scatter or all_reduce must follow.
+ * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank that has its row of the table
+ * writes it to y and all others write zeros. So y is a partial sum, which a reduce_scatter or all_reduce must follow;
+ * the result has the bits of the unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
 #include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
-#include "../plan/impl/gradients.h" /* te_accumulates */
+#include "../plan/impl/gradients.h" /* te__accumulates */
 #include "elementwise.h"       /* te_formats */
 
 /* ---- (embedding, name, vocabulary, width) ------------------------------------------------------------------------ */
@@ -57,13 +58,13 @@ typedef struct te_embedding_args {
     int accumulate;  /* add to dweight */
     int width;       /* read where it is not a constant of the list */
     int64_t first;   /* (rows, shard): this rank has the batch's rows from here on */
-    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at this row of so many */
+    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of `vocabulary` */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
     TE_EMBEDDING_SEGMENT = 32, /* sorted rows that a group sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* of which it loads so many at once */
+    TE_EMBEDDING_UNROLL = 8    /* rows whose loads are in flight at once */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -86,8 +87,8 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table for a token; outside of 0 to a->size - 1 where another rank, or none, has it. `sharded`,
- * a constant: with (ranks, N). */
+/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if another rank has the token's row, or
+ * none has. `sharded`, a constant: whether the op has (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
@@ -117,8 +118,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     }
 }
 
-/* order[place] = row, the place of a row among all rows sorted by (token, row): the number of rows that precede it. A
- * group counts them for one row, rows^2 comparisons in all: 67 million at 8192 rows. */
+/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row. A group
+ * of lanes counts them for one row: rows^2 comparisons in all, 67 million at 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -230,13 +231,13 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
-/* Arguments of op i; y, and in backward what only that needs, is left to the caller. */
+/* Arguments of op i. The caller sets y and the members that only backward needs. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
-    a.x = r->current.data, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
+    a.x = r->current.data, a.w = r->param[i]->data, a.rows = te__rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
-    a.of = te_sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
+    a.of = te__sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
     a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
@@ -264,10 +265,10 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_embedding_args a = te__embedding_args(r, i);
     te_value y;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
-    TE_TRY(te_output(&y, r, s, i));
+    TE_TRY(te__output(&y, r, s, i));
     a.y = y.data;
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
@@ -275,23 +276,23 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    const int64_t padded = te_capacity_rows(r);
+    const int64_t padded = te__capacity_rows(r);
     const size_t partials_bytes = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.partials, partials_bytes));
+    if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
+    if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.partials, partials_bytes));
     a.y = p->grad;
     if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
         const te_grid grid = te__grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
-        if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
+        if (!te__accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
         if (TE_CUDA)
             TE_TRY(te_sort_by_token_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
-    te_set_current(r, te_no_value());
+    te__set_current(r, te__no_value());
     return TE_OK;
 }
 
@@ -342,10 +343,10 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
         te__grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
     te_value dx = r->current;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
-    a.y = p->grad, a.accumulate = te_accumulates(r, p);
+    a.y = p->grad, a.accumulate = te__accumulates(r, p);
     if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
-    TE_TRY(te_convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
-    te_set_current(r, dx);
+    TE_TRY(te__convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
+    te__set_current(r, dx);
     return TE_OK;
 }
 

@@ -3,8 +3,8 @@
  * Do this:
  *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
  *
- * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: behind the
- * op a value has one row for each sequence, and so has te_batch.labels. Saves nothing. Backward: dx[last row] =
+ * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: the values
+ * behind the op have one row for each sequence, and so must te_batch.labels. Saves nothing. Backward: dx[last row] =
  * dy[sequence], 0 elsewhere. Of an empty sequence (te_batch.cu_seqlens) y is 0 and its dy is dropped.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
@@ -12,7 +12,7 @@
 
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/dims.h"   /* TE_WIDTH_AT */
-#include "../plan/impl/storage.h"    /* te_output, te_gradient */
+#include "../plan/impl/storage.h"    /* te__output, te__gradient */
 
 #define TE_OP_last_token (last_token, custom)
 #define TE_SHAPES_last_token(op) (0)
@@ -80,11 +80,11 @@ TE_API te_status te__last_token_run(te_run *r, const te_step *s,
     const int i = s->op[0];
     te_last_token_args a;
     te_value y;
-    TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    TE_TRY(r->pass == TE_BACKWARD ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     memset(&a, 0, sizeof a);
-    a.y = y.data, a.x = r->current.data, a.rows = y.rows, a.of = te_sequences_of(r), a.width = y.cols;
+    a.y = y.data, a.x = r->current.data, a.rows = y.rows, a.of = te__sequences_of(r), a.width = y.cols;
     if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 

@@ -11,8 +11,9 @@
  * Gradient accumulation: the mean over all rows of several micro-batches needs one count of all their labels before the
  * first backward. Count the first micro-batch with accumulate 0 and the others with 1, then run them as usual;
  * te_mean_loss with accumulate 1 adds a micro-batch's part. A count for each micro-batch, with loss_scale 1 /
- * micro-batches, gives the mean of their means instead, another number if the counts differ. Data-parallel ranks, whose
- * gradients are summed, need one count, too: te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
+ * micro-batches, yields the mean of the micro-batches' means instead, which is a different number if the counts differ.
+ * Data-parallel ranks, whose gradients are summed, need one count, too: te_group_all_reduce(te_data_group(ctx), count,
+ * count, 1, TE_f32, ctx).
  *
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
@@ -20,13 +21,13 @@
 #define TE_OPS_LOSS_MEAN_H
 
 #include "../core/lanes.h"  /* te_lanes_here, te_lanes_sum */
-#include "../core/target.h" /* TE_KERNEL, te_check_target */
+#include "../core/target.h" /* TE_KERNEL, te__check_target */
 
-/* A sum has one block of threads: 64 Ki labels are 64 loads a thread. */
+/* One block computes a sum: with 64 Ki labels each of its threads loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
 /* The label that te_batch.ignore_index means: 0 stands for -100. */
-TE_API int te_ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
+TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
     float *out;            /* [1]; te_fill_loss_grad: [rows] */
@@ -68,7 +69,7 @@ TE_KERNEL_IF_USED(te_fill_loss_grad, TE_FILL_LOSS_GRAD_THREADS, 1, te_loss_mean_
                   te_fill_loss_grad_body(te_args, te_at))
 
 TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t rows, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(rows >= 0, ctx, TE_ERROR_SHAPE, "%s: %lld rows", who, (long long)rows);
     TE_REQUIRE(out && (in || !rows), ctx, TE_ERROR_NULL, "%s: %s is null", who, out ? "the input" : "the result");
     TE_REQUIRE(((uintptr_t)out | (uintptr_t)in) % sizeof(float) == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -82,7 +83,7 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     te_loss_mean_args a;
     TE_TRY(te__loss_mean_check(count, labels, rows, "te_count_labels", ctx));
     memset(&a, 0, sizeof a);
-    a.out = count, a.labels = labels, a.rows = rows, a.ignored = te_ignored_label(ignore_index);
+    a.out = count, a.labels = labels, a.rows = rows, a.ignored = te__ignored_label(ignore_index);
     a.accumulate = accumulate;
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }

@@ -10,19 +10,21 @@
 #include "../core/tensor_kernels.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
 
-/* A parameter that is sharded over the tensor group gets the numbers that the unsharded one would have on one rank, if
- * the seed is the same on all ranks. */
+/* If the seed is the same on all ranks, the shards of a parameter get the numbers that the unsharded parameter would
+ * get. */
 TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) /* one call, because each run is a part of a row */
-        return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
-                                   seed, stream, ctx);
+    if (p->shard == TE_SHARD_rows) { /* one call, because each run is a part of a row */
+        const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
+        return te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx);
+    }
     for (int64_t i = 0; i < s.count; i++) {
         const te_shard_run r = te_shard_run_at(&s, i);
-        TE_TRY(te_fill_normal_part((char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype), p->dtype, 1, r.elements,
-                                   r.whole, r.elements, mean, std, seed, stream, ctx));
+        const te__normal_part part = te__normal_part_of(1, r.elements, r.whole, r.elements);
+        char *data = (char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype);
+        TE_TRY(te__fill_normal_part(data, p->dtype, part, mean, std, seed, stream, ctx));
     }
     return TE_OK;
 }

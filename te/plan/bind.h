@@ -90,7 +90,7 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 }
 /* The format of an op's parameters: the list's. Only the weight of a product under a recipe may have another one, if
  * the list says (weights, f32). */
-TE_API te_dtype te_plan_param_dtype(const te_plan *plan, const te_op *op) {
+TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
 /* Bytes of a parameter in the buffer, including the gap behind it; 0: it is tied, and lies elsewhere. */
@@ -102,12 +102,12 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++)
-            bytes += te__param_padded_bytes(&plan->op[i].param[k], te_plan_param_dtype(plan, &plan->op[i]));
+            bytes += te__param_padded_bytes(&plan->op[i].param[k], te__plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
 /* Elements of each slice, if `elements` of a buffer are cut into `ranks` equal slices (ZeRO-1). Less than
  * ranks * TE_PARAM_ALIGN elements remain behind the last slice; all ranks have these. */
-TE_API int64_t te_slice_elements(int64_t elements, int ranks) {
+TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
 /* Bytes of the gradient buffer, in f32; 0: the widths are not known yet, or the list is for inference alone. */
@@ -171,7 +171,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
-            param->dtype = te_plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
+            param->dtype = te__plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);
             param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);

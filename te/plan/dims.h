@@ -110,7 +110,7 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     return TE_OK;
 }
 /* The plan of an instance: `sized` once its dims are set. Until then the list's plan, which every call refuses. */
-TE_API const te_plan *te_plan_at(const te_plan *sized, const te_plan *plan) {
+TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }
 

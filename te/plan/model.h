@@ -342,17 +342,17 @@ TE_API int te_is_trained(const te_param *p) {
     return p->grad && owner && !owner->frozen;
 }
 /* Whether op i is the last op that uses its fork's value: in backward it is the first with a gradient for the fork. */
-TE_API int te_is_last_use(const te_plan *p, int i) {
+TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
 /* Whether op i is a product whose output, the logits, is not saved: backward has it in one step with the loss, which
  * computes them again. */
-TE_API int te_recomputes_logits(const te_plan *p, int i) {
+TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }
-TE_API te_rows te_out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
+TE_API te_rows te__out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 
 #endif

@@ -178,7 +178,7 @@ static void compare(const char *name, const net *n, const float *got, const floa
         for (int k = 0; k < n->all[m]->param_count; k++) {
             const te_param *p = &n->all[m]->param[k];
             const int64_t at = p->grad - n->grads, in_model = p->grad - n->all[m]->grads;
-            const int64_t shard = te_slice_elements(n->all[m]->elements, shards);
+            const int64_t shard = te__slice_elements(n->all[m]->elements, shards);
             if (p->tied || p->frozen) continue;
             for (int64_t i = 0; i < p->rows * p->cols; i++) {
                 const int is_local = in_model + i >= shard * shards || (in_model + i) / shard == rank;

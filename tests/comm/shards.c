@@ -446,7 +446,7 @@ static te_status run_scales(void) {
     static fp8 m;
     static te_recipes recipes;
     const int ranks = comm.world.size;
-    const te_scale_rule rule = te_scale_rule_current();
+    const te_scale_rule rule = te__scale_rule_current();
     te_model *models[1] = {&m.model};
     te_recipes_config config = te_recipes_defaults();
     te_saved saved;

@@ -8,9 +8,9 @@
  *
  * scale = the format's largest number / amax of the row; 1 where amax is 0, infinite or NaN.
  *
- * A block casts a row. Its lanes hold the first 8192 elements in registers between taking amax and rounding, and load
- * the others twice, the second time from the L1. Floor: a copy of the same bytes, x read and one byte an element
- * written.
+ * A block casts a row. Its lanes compute the amax and then round: they hold the first 8192 elements in registers in
+ * between, and load the others a second time, from the L1. Floor: a copy of the same bytes, x read and one byte an
+ * element written.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -32,7 +32,7 @@ typedef struct te_quantize_rowwise {
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
     te_quantize_rowwise q;
     memset(&q, 0, sizeof q);
-    q.rows = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
+    q.rows = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te__scale_rule_current();
     return q;
 }
 
@@ -87,7 +87,7 @@ TE_FN void te_rowwise_body(const te_quantize_rowwise *q, te_block b, const te_dt
 }
 
 TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who, te_context *ctx) {
-    TE_TRY(te_check_target(ctx, who));
+    TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     TE_REQUIRE(te_is_fp8(q->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(q->to));
     TE_REQUIRE(q->rows >= 0 && q->cols >= 0 && q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
@@ -112,7 +112,7 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__grid_of(q->rows, 1), q) : TE_OK;                  \
     }
 
-/* Several tensors in one launch: tensors are te_quantize_rowwise of e4m3, chunks are rows.
+/* Several tensors in one launch: the tensors of the table are te_quantize_rowwise of e4m3, its chunks are rows.
  * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
 #define TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name, from)                                                               \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b) {                                    \

@@ -55,7 +55,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__BEHIND_fixed(name)
 #define TE__BEHIND_dims(name) , const name *m
 #define TE__PLAN_OF_fixed(name) name##_plan()
-#define TE__PLAN_OF_dims(name) te_plan_at(m ? &m->te_sized : 0, name##_plan())
+#define TE__PLAN_OF_dims(name) te__plan_at(m ? &m->te_sized : 0, name##_plan())
 
 /* `passes` is training (all passes) or inference (inference alone, inference.h). TE__DECLARE_LIST makes the constants,
  * the checks and the struct; TE__DECLARE_CALLS and TE__DECLARE_training the prototypes. `of` is the list's dtype and

@@ -57,14 +57,10 @@
 
 /* The kernels of such a step. */
 typedef struct te__attention_bias_kernels {
-    te_attention_launch_fn attention;      /* of attention's backward, */
-    te_attention_scratch_fn scratch_bytes; /* which take so much scratch memory, */
-    int sum_rows; /* and can leave partial sums of dqkv's columns, each of so many rows of one sequence; 0: they cannot
-                   */
-    te_sinks_grad_fn sinks;                    /* the gradient of sinks; null: there are none */
-    const te_score_bias_kernels *score_bias;   /* of attention's own bias on the scores */
-    int fp8_output;                            /* attention's kernels have the option fp8_output */
-    te_pointwise_launch_fn bias;               /* the gradient of the bias, where the attention kernels do not sum it */
+    te__attention_backward_kernels attention;
+    int sum_rows; /* the attention kernels can leave partial sums of dqkv's columns, each of so many rows of one
+                   * sequence; 0: they cannot */
+    te_pointwise_launch_fn bias; /* the gradient of the bias, where the attention kernels do not sum it */
 } te__attention_bias_kernels;
 
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
@@ -72,12 +68,14 @@ typedef struct te__attention_bias_kernels {
     TE__ATTENTION_PARAM_GRADS(name##_attention, dtype, op)                                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te__attention_bias_kernels kernels = {                                                               \
-            TE_MEMBER(attention, name##_attention_launch),                                                         \
-            TE_MEMBER(scratch_bytes, name##_attention_scratch_bytes),                                              \
+            TE_MEMBER(attention, {                                                                                 \
+                TE_MEMBER(launch, name##_attention_launch),                                                        \
+                TE_MEMBER(scratch_bytes, name##_attention_scratch_bytes),                                          \
+                TE_MEMBER(sinks, TE__IF_SINKS(op, name##_attention_sinks_launch, 0)),                              \
+                TE_MEMBER(score_bias, &name##_attention_bias),                                                     \
+                TE_MEMBER(add, 0),                                                                                 \
+                TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model))}),                                 \
             TE_MEMBER(sum_rows, name##_attention_sum_rows),                                                        \
-            TE_MEMBER(sinks, TE__IF_SINKS(op, name##_attention_sinks_launch, 0)),                                  \
-            TE_MEMBER(score_bias, &name##_attention_bias),                                                         \
-            TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model)),                                       \
             TE_MEMBER(bias, name##_launch)};                                                                       \
         return te__attention_bias_backward(r, s, &kernels, name##_shape(te__pointwise_half(r, s, 1)));             \
     }
@@ -93,22 +91,20 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
     /* a sequence of at least sum_rows rows has at most twice as many partial sums as rows / sum_rows */
-    const int64_t max_attention_sums = sum_rows ? 2 * te_capacity_rows(r) / sum_rows + 1 : 0;
+    const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
     TE_TRY(te_defer_column_sum(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks,
                                (int)te_max(max_blocks, max_attention_sums)));
     if (!te_is_trained(r->param[s->op[1]])) sum = 0;
-    TE_TRY(te__attention_backward(r, s, kernels->attention, kernels->scratch_bytes, attention_sums ? sum : 0,
-                                  kernels->sinks, kernels->score_bias, 0, kernels->fp8_output));
+    TE_TRY(te__attention_backward(r, s, &kernels->attention, attention_sums ? sum : 0));
     if (attention_sums || !sum || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
     c.x = r->current.data, c.rows = r->current.rows, c.half = k.half, c.op[0].sum[0] = sum;
     return kernels->bias(r->ctx, te__grid_of((int64_t)blocks * tiles, 1), &c);
 }
 
-/* ---- a step, by the class of its first op
- * --------------------------------------------------------------------------- */
+/* ---- a step, by the class of its first op ------------------------------------------------------------------------ */
 
 /* TE__KERNELS(x, ops...): the kernels of a step, and its function <kernels>_run. x is (widths, model, dtype, pass,
  * suffix), as in sequential.h. */

@@ -24,7 +24,7 @@ typedef struct te__linear_trial {
 
 /* The product for which the step stores its result in FP8; -1: there is none. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
-    const int next = te_last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
+    const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
@@ -34,12 +34,12 @@ TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p;
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
-        TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
+        TE_TRY(te__scratch(r, &p, (size_t)(te__capacity_rows(r) * cols)));
         return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? saved : 0,
                                   0);
     }
     if (r->pass != TE_FORWARD || !saved || te__saved_is_transposed(r->saved_transposed, next)) return TE_OK;
-    return te__fp8_transpose(r, &p, te_value_of(saved, TE_e4m3, r->current.rows, cols), 1);
+    return te__fp8_transpose(r, &p, te__value_of(saved, TE_e4m3, r->current.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int candidate, int repetition, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;
@@ -75,7 +75,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
         at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
         if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
             r->act[op->edge] = base + at;
-            r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out),
+            r->edge[op->edge] = te__value_of(base + at, op->edge_dtype, te__rows_in(r, op->in_rows), op->out),
             at += bytes;
         }
         r->param[i] = t->param[j];
@@ -87,9 +87,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     }
     r->x.data = base + at, at += widest; /* these two stand for an input and an output of the list */
     r->y.data = base + at, at += widest;
-    r->current =
-        te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
-    at += widest;
+    const te_op *first = &r->plan->op[s->op[0]];
+    r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
     const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and 1 / its scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     r->pool.base = base + at; /* a strategy acquires up to four blocks, the work behind it two, and each fork one */
@@ -99,11 +98,11 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
-    te__set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
+    te__set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te__gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
     if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
 }
 TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
-    if (!te_gemm_is_fp8(g)) return TE_OK;
+    if (!te__gemm_is_fp8(g)) return TE_OK;
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
@@ -161,7 +160,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
 /* The key of this step in a tuning file: its pattern and, in FP8, its operands. Returns 0 if that name is too long. */
 TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
-    const int fp8 = te_gemm_is_fp8(g);
+    const int fp8 = te__gemm_is_fp8(g);
     memset(c, 0, sizeof *c);
     const int n = snprintf(c->pattern, sizeof c->pattern, "%s%s%s", s->pattern, fp8 ? ":" : "",
                            fp8 ? te__operands_text_of(&t).text : "");
@@ -200,7 +199,7 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (te_gemm_has_scale_arrays(&unfused)) return TE_OK; /* its epilogue takes no ops that could be timed */
+    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* its epilogue takes no ops that could be timed */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         return TE_OK; /* one kernel where that should pay: it stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;

@@ -46,13 +46,13 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
                       : r->pass == TE_INFER  ? p->infer_count
                                              : p->forward_count;
     for (int i = 0; TE_HAS_COMM_OVERLAP && has && i + 1 < count; i++)
-        if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
+        if (s == &all[i]) return te__last_step(r, s) ? 0 : s + 1;
     return 0;
 }
 /* The product that reads the rows which step s gathers (an all_gather, in backward a reduce_scatter), if they can be
  * gathered in FP8: all ranks have the scale, and know it beforehand. -1: there is none. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
-    return te_last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
+    return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* Whether the step behind an all_gather (in backward a reduce_scatter) may overlap it. Steps with a custom op do not,
  * except those of linear_rope.h. */
@@ -83,9 +83,9 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;
     te_value a = r->current;
-    if (g->a != a.data) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
+    if (g->a != a.data) a = te__no_value(), a.block = te__pool_block_at(&r->pool, g->a);
     te__defer(r, &y, TE_VALUE_deferred_product, a);
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 
@@ -143,8 +143,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
 
 /* The operands of dweight[out, in] (+)= dy^T x, in f32, where dy and x are in the list's format. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
-    te_value x = te_input_of(r, i);
-    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
+    te_value x = te__input_of(r, i);
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     w->a = dy.data, w->trans_a = 1, w->b = x.data;
     return TE_OK;
 }
@@ -152,7 +152,7 @@ TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
  * workspace does not depend on what is frozen. */
 TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
-    te_value a = te_no_value(), b = te_no_value();
+    te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* no x was saved for it */
     wgrad->runs = te_is_trained(r->param[i]);
@@ -172,7 +172,7 @@ TE_API te_status te__wgrad_now(void *run) {
     te_deferred_wgrad wgrad = r->deferred_wgrad;
     const int dry = r->dry;
     if (!wgrad.is_there) return TE_OK;
-    te__set_root(r, &r->deferred_wgrad.a, te_no_value()), te__set_root(r, &r->deferred_wgrad.b, te_no_value());
+    te__set_root(r, &r->deferred_wgrad.a, te__no_value()), te__set_root(r, &r->deferred_wgrad.b, te__no_value());
     r->deferred_wgrad.is_there = 0, r->dry |= !wgrad.runs;
     const te_status status = te__linear_gemm(r, &wgrad.product, TE_ROWS_OF_k, 0);
     r->dry = dry;

@@ -115,24 +115,24 @@ typedef struct te__linear_loss {
 
 /* Memory for a pass: a fraction of all logits, which the f32 sum of dx shares, whatever the shape of the pieces. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
-    const int64_t capacity = te_capacity_rows(r);
+    const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
     const int64_t hidden = l->linear->in, vocabulary = l->linear->out;
     const int64_t elements = te__logits_of_forward(capacity, vocabulary).rows * vocabulary;
     void *logits = 0, *scratch = 0;
     te_gemm any = te_gemm_of(1, 1, 1);
-    TE_TRY(te_convert_value(&l->x, r, r->plan->dtype));
-    TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
+    TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
+    TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
     if (te__gemm_scratch(&any)) /* the operands of any product here are x, a weight and logits, or parts of them */
-        TE_TRY(te_scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
-    if (r->dry) TE_TRY(te_gemm_check(&any, r->plan->name, r->ctx));
+        TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
+    if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
     return TE_OK;
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *unfused) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_custom(unfused, g, r->ctx) ? te_unfused_gemm_run(unfused, g, r->ctx)
+    return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
 /* The address of row `row` of a tensor; of the weight, row c belongs to column c of the logits. */
@@ -175,13 +175,13 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
                                                     te_product_kernels *unfused) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int saves = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
-    const int64_t rows = r->current.rows, capacity = te_capacity_rows(r);
+    const int64_t rows = r->current.rows, capacity = te__capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value y;
     if (saves || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, unfused);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
-    TE_TRY(te_output(&y, r, s, s->op[1]));
+    TE_TRY(te__output(&y, r, s, s->op[1]));
     r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.data == r->y.data &&
                           te__loss_in_backward_pays(capacity, linear->out, linear->in);
     if (!r->loss_in_backward) {
@@ -197,7 +197,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
             TE_TRY(launch(r->ctx, te__grid_of(p.rows, 1), &a));
         }
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 
@@ -213,7 +213,7 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     te_gemm w = te_gemm_of(p.columns, hidden, p.rows), x = te_gemm_of(p.rows, hidden, p.columns);
     w.a = logits, w.trans_a = 1, w.b = te__row_address(l->x.data, row, hidden, dtype), w.out = TE_f32;
     w.c = w.d = te__row_address(l->weight->grad, column, hidden, TE_f32);
-    w.beta = te_accumulates(r, l->weight) || row ? 1.0f : 0.0f;
+    w.beta = te__accumulates(r, l->weight) || row ? 1.0f : 0.0f;
     if (te_is_trained(l->weight)) TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
     if (!dx.data) return TE_OK;
     x.a = logits, x.b = te__row_address(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
@@ -227,8 +227,8 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     te_cross_entropy_args a = te__linear_loss_rows(all, row);
     const int64_t hidden = l->linear->in, max_columns = p.columns;
     char *logits = l->logits;
-    const te_value to = te_value_of(te__row_address(dx.data, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
-    const te_value made = sums ? te_value_of(dx.data ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
+    const te_value to = te__value_of(te__row_address(dx.data, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
+    const te_value made = sums ? te__value_of(dx.data ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
     for (int64_t column = 0; column < l->linear->out; column += max_columns) {
         p.columns = te_min(max_columns, l->linear->out - column);
         a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
@@ -252,14 +252,14 @@ TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_s
 TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
     const te_op *op = &r->plan->op[linear];
-    const int64_t rows = r->dy.rows, capacity = te_capacity_rows(r);
+    const int64_t rows = r->dy.rows, capacity = te__capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value dx, dy;
     if (op->recipe != TE_RECIPE_none) return te__linear_loss_backward_apart(r, s, kernels);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[loss], rows));
-    TE_TRY(te_gradient(&dx, r, s, linear));
-    l.x = te_input_of(r, linear);
+    TE_TRY(te__gradient(&dx, r, s, linear));
+    l.x = te__input_of(r, linear);
     TE_TRY(te__linear_loss_open(&l, r, linear, loss));
     TE_TRY(te__cross_entropy_dy(&dy, r));
     all.loss = (float *)r->y.data, all.stats = r->stats[loss], all.dy = (const float *)dy.data;
@@ -274,7 +274,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
         p.rows = te_min(max_rows, rows - row);
         TE_TRY(te__linear_loss_slices(&l, r, &all, kernels, dx, sums, row, p));
     }
-    te_set_current(r, dx);
+    te__set_current(r, dx);
     return TE_OK;
 }
 
@@ -299,7 +299,7 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
                                                      te_product_kernels *unfused) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int saves = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
-    te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
+    te__logits_piece p = te__logits_of_forward(te__capacity_rows(r), linear->out);
     const int64_t rows = r->current.rows, max_rows = p.rows;
     te_vocab_parallel_args all;
     te__linear_loss l;
@@ -317,7 +317,7 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
         TE_TRY(loss->part(r->ctx, te__grid_of(p.rows, 1), &a));
     }
     if (!r->dry) TE_TRY(te__vocab_parallel_combine(&all, r, loss));
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 

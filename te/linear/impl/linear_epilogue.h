@@ -25,7 +25,95 @@
 #include "../../pointwise/impl/pointwise.h" /* te_pointwise, te_pointwise_result */
 #include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
-#include "linear_gemm.h" /* TE_UNFUSED_GEMM */
+
+/* ---- a GEMM without an epilogue of the list's, by the library's own kernels (te/gemm/impl/gemm_dispatch.h) ------- */
+
+#define TE__IS_BACKWARD_forward 0
+#define TE__IS_BACKWARD_backward 1
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+typedef struct te_unfused_gemm {
+    union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
+    void *d;
+    const void *c; /* added to the product; null: nothing is */
+    int n;
+} te_unfused_gemm;
+
+template <te_dtype T>
+TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                            te_epilogue_state *state) {
+    const te_unfused_gemm *p = (const te_unfused_gemm *)arg;
+    const int64_t at = (int64_t)row * p->n + col;
+    float v[8], c[8];
+    te_vec8 e;
+    TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
+    te_vec8_floats(v, &e, T);
+    if (p->c) {
+        TE_UNROLL for (int i = 0; ahead && i < 4; i++) e.w[i] = ahead[i];
+        if (ahead) te_vec8_floats(c, &e, T);
+        else te_load8(c, p->c, at, 8, 1, T);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += c[i];
+    }
+    te_store8(p->d, at, v, 8, 1, T);
+    (void)state;
+}
+template <te_dtype T, int FORWARD>
+TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
+/* The FP8 kernel exists to overlap collectives; without one such a product is cuBLASLt's. */
+template <te_dtype T, te_dtype A>
+TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
+template <te_dtype T, te_gemm_operands FORM, int EXISTS>
+TE_SKINNY_KERNEL(te_unfused_gemm_skinny, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
+template <te_dtype T, te_gemm_operands FORM, int EXISTS>
+TE_SMALL_M_KERNEL(te_unfused_gemm_small_m, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent, (T, FORWARD), te_unfused_gemm)
+TE_KERNEL_IF(TE_HAS_COMM_OVERLAP && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_unfused_gemm_fp8, (T, A),
+             te_unfused_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_skinny, (T, FORM, EXISTS),
+             te_unfused_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
+             te_unfused_gemm)
+/* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
+ * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
+template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
+TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
+    constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
+    constexpr te_dtype persistent = SIXTEEN ? T : TE_f32;
+    constexpr int small_m = skinny && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
+    static te_product_kernels kernels = {
+        {(const void *)te_unfused_gemm_persistent_if<persistent, FORWARD>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, skinny>(), 0, 0},
+        {(const void *)te_unfused_gemm_fp8_if<T, A>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
+        FORM,
+        {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, small_m>(), 0, 0},
+        {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
+    return &kernels;
+}
+#define TE_UNFUSED_GEMM(dtype, pass) \
+    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
+/* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
+#define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
+    te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
+                             (te_gemm_operands)name##_skinny_form,                         \
+                             name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
+
+/* D = alpha A op(B), rounded, then + C where beta is 1. */
+TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    te_unfused_gemm p;
+    memset(&p, 0, sizeof p);
+    p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
+    if (!te__gemm_is_skinny_or_small_m(kernels, g, ctx)) p.persistent.source = p.c;
+    return te__gemm_run_custom(kernels, &p, sizeof p, &p.skinny, &p.small_m, &p.persistent, g, ctx);
+}
+
+#else
+#define TE_UNFUSED_GEMM(dtype, pass) 0
+#define TE_UNFUSED_GEMM_OF(name, dtype, pass) 0
+TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return (void)kernels, (void)g, (void)ctx, TE_OK;
+}
+#endif
 
 /* ---- what is known of the arguments ------------------------------------------------------------------------------
  *
@@ -265,18 +353,18 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     te_value v;
     if (r->pass == TE_INFER || te__gathered_consumer(r, next) >= 0) return TE_OK;
     p->persistent.transposed_rows = (int)te__fp8_rows(r->current.rows);
-    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
+    TE_TRY(te__acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
         te__attach_transposed(&current, v);
-        te_set_current(r, current);
+        te__set_current(r, current);
         p->persistent.transposed = (uint8_t *)v.data;
     } else if (te__saved_input_of(r, next).x) {
         p->persistent.transposed = (uint8_t *)te__saved_input_of(r, next).x;
         v.scaling = r->current.scaling, p->pointwise.fp8.y = v.data;
         te__set_saved_transposed(r, next, 1);
-        te_set_current(r, v);
+        te__set_current(r, v);
     }
     return TE_OK;
 }
@@ -292,7 +380,7 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     if (!light)
         p->persistent.scale = p->pointwise.fp8.scale,
         p->persistent.inverse = p->pointwise.fp8.y ? p->pointwise.fp8.inverse : 0;
-    if (p->pointwise.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
+    if (p->pointwise.fp8.y && te__gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p->pointwise.op[k.reads];
         p->persistent.source = k.backward && reads->saved ? reads->saved : reads->edge;
@@ -322,7 +410,7 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     te_product p;
     te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.pointwise);
     const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int capacity = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    const int capacity = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te__capacity_rows(r), TE_TILE_M);
     const int max_blocks = (int)te_max(capacity, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
     const te_sum_blocks sums = {blocks, max_blocks};

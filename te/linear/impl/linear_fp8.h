@@ -62,10 +62,10 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
         g->a = x.data, g->a_fp8 = te__fp8_operand(TE_SCALING_ROWWISE, TE_e4m3, x.inverse_scale);
         return TE_OK;
     }
-    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     te_quantize_rowwise q = te__quantize_rowwise_of(x.rows, x.cols);
-    TE_TRY(te_scratch(r, &q.y, (size_t)(te_capacity_rows(r) * x.cols)));
-    TE_TRY(te_scratch(r, &inverse, (size_t)te_capacity_rows(r) * sizeof(float)));
+    TE_TRY(te__scratch(r, &q.y, (size_t)(te__capacity_rows(r) * x.cols)));
+    TE_TRY(te__scratch(r, &inverse, (size_t)te__capacity_rows(r) * sizeof(float)));
     q.x = x.data, q.inverse = (float *)inverse, q.rule = f->own;
     g->a = q.y, g->a_fp8 = te__fp8_operand(TE_SCALING_ROWWISE, TE_e4m3, q.inverse);
     return r->dry ? TE_OK : r->plan->fp8->quantize_rowwise(&q, r->ctx);
@@ -78,19 +78,19 @@ typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_
 
 /* Scratch memory for a value of `cols` columns, as it lies or transposed. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
-    const int64_t rows = te_capacity_rows(r);
+    const int64_t rows = te__capacity_rows(r);
     const int64_t scales = transposed ? te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows)
                                       : te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols);
     void *inverse = 0;
-    TE_TRY(te_scratch(r, &t->data, (size_t)(rows * cols)));
-    TE_TRY(te_scratch(r, &inverse, (size_t)scales * sizeof(float)));
+    TE_TRY(te__scratch(r, &t->data, (size_t)(rows * cols)));
+    TE_TRY(te__scratch(r, &inverse, (size_t)scales * sizeof(float)));
     t->inverse = (float *)inverse;
     return TE_OK;
 }
 /* Cast v: as it lies to `to` and transposed to `transposed`, where these have memory. */
 TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
-    TE_TRY(te_convert_value(&v, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&v, r, r->plan->dtype));
     te_quantize_blockwise q = te__quantize_blockwise_of(v.rows, v.cols);
     q.x = v.data, q.y = to.data, q.y_inverse = to.inverse, q.yt = transposed.data, q.yt_inverse = transposed.inverse;
     q.yt_cols = te__fp8_rows(v.rows), q.rule = f->own;
@@ -118,7 +118,7 @@ TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix t
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
     if (te__policy(r, i)->input == TE_INPUT_saved_for_others)
-        return te__blockwise_cast_value(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
+        return te__blockwise_cast_value(r, te__input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
 /* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
@@ -160,7 +160,7 @@ enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
-    TE_TRY(te_convert_value(&v, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&v, r, r->plan->dtype));
     te_quantize q = te__quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
     q.x = v.data, q.to = to, q.amax = f->scales->amax + index;
@@ -181,17 +181,17 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
 }
 /* The same, to scratch memory; wanted 0: only the memory. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
-    TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * v.cols)));
+    TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
 /* The transpose of linear i's input, which forward did not save, with the scale that forward had; wanted 0: only the
  * memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
-    te_value x = te_input_of(r, i);
-    TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * x.cols)));
+    te_value x = te__input_of(r, i);
+    TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * x.cols)));
     if (r->policy[0][i].input == TE_INPUT_saved_for_others) {
-        TE_TRY(te_convert_value(&x, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&x, r, r->plan->dtype));
         te_quantize q = te__quantize_of(x.rows, x.cols);
         q.x = x.data, q.yt = *transposed, q.yt_cols = te__fp8_rows(x.rows), q.scale = saved.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
@@ -212,7 +212,7 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     const te_saved_input saved = te__saved_input_of(r, i);
     void *y = x.data;
     if (!te_is_fp8(x.dtype)) {
-        TE_TRY(te_scratch(r, &y, (size_t)(te_capacity_rows(r) * x.cols)));
+        TE_TRY(te__scratch(r, &y, (size_t)(te__capacity_rows(r) * x.cols)));
         if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 1);
         if (x.state == TE_VALUE_amax_only) TE_TRY(te__fp8_run_producer(r, i, y));
         else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, saved.x, saved.inverse));
@@ -229,7 +229,7 @@ TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
     /* memory for a transpose in any case: the workspace is sized before a forward says how it saved x */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
-    const te_value x = te_value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
+    const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
     if (transposed) *xt = saved.x;
     return TE_OK;
@@ -237,13 +237,13 @@ TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int
 TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_saved_input saved = te__saved_input_of(r, i);
-    const size_t bytes = (size_t)(te_capacity_rows(r) * dy.cols);
+    const size_t bytes = (size_t)(te__capacity_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.data, *yt = dy.transposed, *xt = saved.x;
     if (te_is_fp8(dy.dtype) && !yt && !frozen) TE_TRY(te__fp8_transpose(r, &yt, dy, trains && !x->ranks));
     else if (!te_is_fp8(dy.dtype)) {
-        TE_TRY(te_scratch(r, &y, bytes));
-        if (!frozen) TE_TRY(te_scratch(r, &yt, bytes));
+        TE_TRY(te__scratch(r, &y, bytes));
+        if (!frozen) TE_TRY(te__scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, r->plan->fp8->gradients, y, trains ? yt : 0, 0));
     }
     if (!frozen) TE_TRY(te__tensorwise_saved_transpose(&xt, r, i, dy.rows, trains));

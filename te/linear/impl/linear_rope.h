@@ -163,7 +163,7 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     TE_TRY(te__linear_operands(g, r, first->op[0]));
     for (int j = 0; j < first->count; j++) /* as much memory as the two steps take, because the number of rows
                                             * decides which way is taken */
-        TE_TRY(te_acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
+        TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
@@ -172,7 +172,7 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
         TE_TRY(kernels->table(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__sm90_gemm_run(kernels->fused->persistent.kernel, &p, sizeof p, &p.persistent, g, r->ctx));
     }
-    te_set_current(r, y);
+    te__set_current(r, y);
     return TE_OK;
 }
 #else
@@ -209,7 +209,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     te_step first = *s;
     te_value y;
     first.count--;
-    TE_TRY(te_output(&y, r, s, rope));
+    TE_TRY(te__output(&y, r, s, rope));
     if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->fused, &g, r->ctx)) {
         TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->fused, r->current.block < 0));
         return te__linear_rope_fused(r, &first, kernels, rope, &g, y);

@@ -18,7 +18,7 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
 /* The operands of that product. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
-    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     g->a = x.data, g->b = r->param[i]->data;
     return TE_OK;
 }
@@ -34,7 +34,7 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
     if (!g.ranks && te__defers_product(r, s)) {
         te_value y;
-        TE_TRY(te_output(&y, r, s, s->op[0]));
+        TE_TRY(te__output(&y, r, s, s->op[0]));
         return te__defer_product(r, &g, y, kernels->unfused);
     }
     if (!g.ranks) TE_TRY(te__linear_choose(&g, &strategy, &taken, r, s, kernels));
@@ -53,33 +53,33 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     fused.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
     const int is_fused = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &fused, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
-    TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
+    TE_TRY(te__acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
     if (is_fused) return te__product_step_backward(r, s, kernels->fused, &fused, kernels->shape, dx);
-    TE_TRY(te_begin_converted(&converted, &dx, r, x->out));
+    TE_TRY(te__begin_converted(&converted, &dx, r, x->out));
     x->d = converted.data;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->unfused));
-    TE_TRY(te_end_converted(&dx, &converted, r));
+    TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
 /* dx[rows, in] = dy weight (+ the gradient of the fork's other use). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;
-    TE_TRY(te_gradient(&dx, r, s, last));
+    TE_TRY(te__gradient(&dx, r, s, last));
     if (dx.data && !x->ranks && te__defers_product(r, s)) return te__defer_product(r, x, dx, kernels->unfused);
     if (dx.data) {
-        TE_TRY(te_begin_converted(&converted, &dx, r, x->out));
+        TE_TRY(te__begin_converted(&converted, &dx, r, x->out));
         x->d = converted.data;
         if (s->count > 1 && r->edge[last].data) {
             te_value edge = r->edge[last];
-            TE_TRY(te_convert_value(&edge, r, x->out));
+            TE_TRY(te__convert_value(&edge, r, x->out));
             x->c = edge.data, x->beta = 1.0f;
         }
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->unfused));
-        TE_TRY(te_end_converted(&dx, &converted, r));
+        TE_TRY(te__end_converted(&dx, &converted, r));
     }
-    if (s->count > 1) te__set_edge(r, last, te_no_value());
-    te_set_current(r, dx);
+    if (s->count > 1) te__set_edge(r, last, te__no_value());
+    te__set_current(r, dx);
     return TE_OK;
 }
 TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
@@ -91,20 +91,20 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     te__gemm_overlap ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
-    if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
+    if (!te__needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
     TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->unfused, te_is_trained(p)));
     dy.data = r->current.data;
-    w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
+    w.c = w.d = p->grad, w.beta = te__accumulates(r, p) ? 1.0f : 0.0f;
     if (te__policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
-        TE_TRY(te_convert_value(&dy, r, r->plan->dtype));
+        TE_TRY(te__convert_value(&dy, r, r->plan->dtype));
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
     /* where dy is still being gathered dx comes first, because it can begin with a part of dy */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
-    if (!te_needs_input_grad(r, i)) return te_set_current(r, te_no_value()), TE_OK;
+    if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
     TE_TRY(te__wgrad_now(r)); /* if nothing runs beside products (te__overlap_memory.serial) */

@@ -6,7 +6,7 @@
 #define TE_LINEAR_STRATEGY_H
 
 #include "../../ops/elementwise.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te__product_step_forward, te_unfused_gemm_run */
+#include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
 /* The kernels of a step: the pointwise kernel behind the product, the product with its epilogue, and the product alone;
  * null: there is none. */
@@ -21,7 +21,7 @@ typedef struct te__linear_kernels {
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
-    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
+    return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
 /* Which size of a product is the number of rows of the call. */
@@ -31,17 +31,17 @@ typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_produc
  * none. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
     te_gemm capacity = *g; /* a product of as many rows as the workspace is sized for */
-    *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te_capacity_rows(r);
+    *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
-    if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
-    if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    if (r->dry) TE_TRY(te__gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_custom(unfused, g, r->ctx)) return r->dry ? TE_OK : te_unfused_gemm_run(unfused, g, r->ctx);
+    if (te_gemm_is_custom(unfused, g, r->ctx)) return r->dry ? TE_OK : te__unfused_gemm_run(unfused, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
-    return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
+    return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
 /* ---- the strategies ---------------------------------------------------------------------------------------------- */
@@ -102,17 +102,17 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
     te_value y, c, converted;
-    TE_TRY(te_output(&y, r, s, last));
-    TE_TRY(te_begin_converted(&converted, &y, r, g->out));
+    TE_TRY(te__output(&y, r, s, last));
+    TE_TRY(te__begin_converted(&converted, &y, r, g->out));
     g->d = converted.data;
     if (g->beta != 0) {
-        TE_TRY(te_fork_value(&c, r, op));
+        TE_TRY(te__fork_value(&c, r, op));
         g->c = c.data;
-        te_release_fork(r, last);
+        te__release_fork(r, last);
     }
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
-    TE_TRY(te_end_converted(&y, &converted, r));
-    te_set_current(r, y);
+    TE_TRY(te__end_converted(&y, &converted, r));
+    te__set_current(r, y);
     return TE_OK;
 }
 /* The product's epilogue does the first `taken` ops, a pointwise kernel the rest. */
@@ -127,12 +127,12 @@ TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__
                                   te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
-    te_value product = te_output_of(r, s->op[taken]), middle;
+    te_value product = te__output_of(r, s->op[taken]), middle;
     /* Memory for the product alone, whatever the strategy: the number of rows and timings decide which strategy it is,
      * and the workspace must not depend on that. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
-        TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
-    else middle = te_no_value();
+        TE_TRY(te__acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
+    else middle = te__no_value();
     if (r->pass != TE_FORWARD || !te__policy(r, s->op[taken])->output_saved || !product.data)
         product.data = middle.data, product.block = middle.block;
     if (strategy == TE_STRATEGY_CUSTOM)

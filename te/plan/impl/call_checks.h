@@ -52,7 +52,7 @@ TE_API te_status te__check_memory(const te_batch *b, const char *name, te_contex
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "the plan is null");
     const char *name = plan->name;
-    TE_TRY(te_check_target(ctx, name));
+    TE_TRY(te__check_target(ctx, name));
     TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
     TE_TRY(te__check_dims(plan, ctx));
     TE_TRY(te__check_model(plan, m, ctx));
@@ -105,7 +105,7 @@ TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_
 /* The caller's value of an input or output of the list, or, with grad, its gradient; both of the shape and format of
  * `like`. v->data null: the caller brings no gradient, or wants none. While sizes are measured, x's address stands for
  * it. */
-TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
+TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
     TE_TRY(te__find_edge(&e, r, op));
@@ -120,16 +120,16 @@ TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) 
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
-    return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
+    return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
 /* That value, in forward, inference or backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
-    *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
+    if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
+    *v = r->pass == TE_INFER ? r->edge[op->edge] : te__output_of(r, op->edge);
     return TE_OK;
 }
-TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) {
+TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
     return te__fork_value_of_width(v, r, op, op->out);
 }
 
@@ -184,7 +184,7 @@ TE_API int te__reads_x(const te_plan *p) {
         if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
             !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
-    return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
+    return (p->op[i].flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
 }
 /* Whether backward reads the forward's y. */
@@ -261,7 +261,7 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
                           (size_t)m->grad_elements * sizeof(float), 1, 0));
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
-                          (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));
+                          (size_t)te__rows_in(r, te__out_rows(r->plan)) * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.positions", r->batch->positions, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.cu_seqlens", r->batch->cu_seqlens,
                           ((size_t)r->batch->sequences + 1) * sizeof(int32_t), 0, 0));

@@ -40,7 +40,7 @@ TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
     if (r->backward_stop == p->op_count) return 0;
-    while (n < p->backward_count && !te_last_step(r, &p->backward[n])) n++;
+    while (n < p->backward_count && !te__last_step(r, &p->backward[n])) n++;
     return n + 1;
 }
 TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
@@ -66,7 +66,7 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
-    te_value v = te_no_value();
+    te_value v = te__no_value();
     TE_TRY(te__acquire_bytes(r, &v, bytes));
     te__set_root(r, &r->region[k], v);
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
@@ -75,7 +75,7 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
 /* Free it. Of what the region's ops saved only the forks at its begin have an address then: that of its input. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
-    te__set_root(r, &r->region[k], te_no_value());
+    te__set_root(r, &r->region[k], te__no_value());
 }
 /* A backward that stops before the beginning of the list may leave a region open. */
 TE_API void te__recompute_close_all(te_run *r) {
@@ -101,13 +101,13 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     TE_TRY(te__recompute_open(r, k));
     te__recompute_steps(r, k, &from, &to);
     te_run forward = *r;
-    forward.pass = TE_FORWARD, forward.current = te_input_of(r, s->first);
+    forward.pass = TE_FORWARD, forward.current = te__input_of(r, s->first);
     forward.y.data = 0, forward.act[s->last] = 0, forward.stats[s->last] = 0;
     for (int i = from; i < to; i++) {
         TE_TRY(r->plan->forward[i].run(&forward, &r->plan->forward[i]));
         te__pool_sweep(&forward.pool);
     }
-    te_set_current(&forward, te_no_value());
+    te__set_current(&forward, te__no_value());
     te__pool_sweep(&forward.pool);
     r->pool = forward.pool;
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
@@ -201,7 +201,7 @@ TE_API te_status te__deliver(te_run *r) {
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
-    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
+    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
 /* The dry run. The workspace may have been measured for more rows than this call has, and still be too small for it:
@@ -212,7 +212,7 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));
     const size_t needs = r->pool.high;
-    const int64_t first = te_capacity_rows(r);
+    const int64_t first = te__capacity_rows(r);
     for (r->capacity = first; r->pool.high > there && r->capacity < TE__MAX_CAPACITY * first;) {
         r->capacity += TE_ROW_PAD;
         TE_TRY(te__run_from(r, now));
@@ -373,7 +373,7 @@ TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, in
  * off. 0, and the text of an error in ctx, if ctx was not created, m is not bound, or no call can have so many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t max_bytes = 0;
-    if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
+    if (!plan || te__check_target(ctx, plan->name) != TE_OK) return 0;
     if (te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
     if (!te__can_rows(rows))
         return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;

@@ -106,7 +106,7 @@ TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
 
-TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
+TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     switch (rows) {
     case TE_ROWS_sequences: return r->sequences;
     case TE_ROWS_shard: return r->tokens / r->tensor->size;
@@ -116,13 +116,13 @@ TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
 }
 /* The first of these rows among those of the batch, and among those of all replicas. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
-    return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
+    return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
-    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
+    return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
 /* Where the batch's sequences lie. */
-TE_API te_sequences te_sequences_of(const te_run *r) {
+TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
     s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
@@ -130,17 +130,17 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
     return s;
 }
 /* Rows that saved memory is sized for. */
-TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
+TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that blocks of the workspace are sized for, whatever rows a value has: a call then places them where the dry run
  * that measured the workspace did, which did not know how many sequences there would be. */
-TE_API int64_t te_capacity_rows(const te_run *r) {
+TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
 /* Memory for this step. */
-TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
+TE_API te_status te__scratch(te_run *r, void **p, size_t bytes) {
     TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
     return TE_OK;
@@ -153,14 +153,14 @@ TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
     return TE_OK;
 }
 /* A value in the workspace. It outlives the step if it becomes the current value or a fork's. */
-TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
-    *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
-    return te__acquire_bytes(r, v, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
+TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
+    *v = te__value_of(0, dtype, te__rows_in(r, rows), cols);
+    return te__acquire_bytes(r, v, (size_t)(te__capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
 /* A matrix in e4m3 in the workspace, with its scales behind it: one for each row, or for each 1 x 128. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
-    const int64_t capacity = te_capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
-    *v = te_value_of(0, TE_e4m3, rows, cols);
+    const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
+    *v = te__value_of(0, TE_e4m3, rows, cols);
     v->scaling = scaling;
     TE_TRY(te__acquire_bytes(r, v, (size_t)(capacity * cols + scales * (int64_t)sizeof(float))));
     v->inverse_scale = (float *)(void *)((char *)v->data + capacity * cols);
@@ -175,7 +175,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     *root = v;
 }
 /* Make v the value that the next step reads. */
-TE_API void te_set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
+TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
 /* The same value without its transpose, whose block may then go. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
@@ -189,15 +189,15 @@ TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value fro
 /* That is done, or enqueued. */
 TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
-    te__set_root(r, &r->deferred.from, te_no_value());
+    te__set_root(r, &r->deferred.from, te__no_value());
 }
-/* Keep v for the other end of fork i, without its transpose; te_no_value(): it is no longer needed. */
+/* Keep v for the other end of fork i, without its transpose; te__no_value(): it is no longer needed. */
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
 /* Forward: op i has read the value of its fork. Behind the last op that does nobody needs it. */
-TE_API void te_release_fork(te_run *r, int i) {
-    if (te_is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te_no_value());
+TE_API void te__release_fork(te_run *r, int i) {
+    if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
 /* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
@@ -221,20 +221,20 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->memory = te__has_memory(plan) ? tokens : 0, r->capacity = 0;
     r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
     r->batch = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
-    memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te_no_value();
+    memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te__no_value();
     memset(&r->deferred_wgrad, 0, sizeof r->deferred_wgrad);
-    r->deferred_wgrad.a = r->deferred_wgrad.b = te_no_value();
+    r->deferred_wgrad.a = r->deferred_wgrad.b = te__no_value();
     r->backward_stop = TE_BACKWARD_STOP_dx, r->watch = 0;
     r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0, r->loss_in_backward = 0;
-    r->current = r->dx = r->dy = te_no_value(), r->pass_input = r->last_step_input = 0;
-    r->x = te_value_of(0, plan->in_dtype, te_rows_in(r, plan->op[0].in_rows), plan->in);
-    r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
+    r->current = r->dx = r->dy = te__no_value(), r->pass_input = r->last_step_input = 0;
+    r->x = te__value_of(0, plan->in_dtype, te__rows_in(r, plan->op[0].in_rows), plan->in);
+    r->y = te__value_of(0, plan->out_dtype, te__rows_in(r, te__out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
     memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
-    for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
-    for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
+    for (int i = 0; i < plan->op_count; i++) r->edge[i] = te__no_value(), r->param[i] = 0;
+    for (int k = 0; k < plan->region_count; k++) r->region[k] = te__no_value();
     r->use = TE_USE_off;
     te__init_policies(r->policy, plan, TE_USE_off, r->param);
 }

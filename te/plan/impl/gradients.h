@@ -57,7 +57,7 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
 /* Whether backward adds to the parameter's gradient instead of overwriting it. */
-TE_API int te_accumulates(const te_run *r, const te_param *p) {
+TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate);
 }
 
@@ -126,7 +126,7 @@ TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param 
     r->sum_of[r->sum_count] = p, r->partial[r->sum_count++] = block;
     *partial = (float *)memory;
     j->partial = *partial, j->total = p->grad, j->width = trains ? width : 0, j->count = blocks,
-    j->accumulate = te_accumulates(r, p);
+    j->accumulate = te__accumulates(r, p);
     if (is_one && trains) te__sum_columns(r, j, *partial + (size_t)max_blocks * (size_t)width);
     return TE_OK;
 }

@@ -9,13 +9,13 @@
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
 /* Whether backward computes the gradient of op i's input. */
-TE_API int te_needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
+TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
 /* The op that reads the output of op i or, in backward, the gradient of its input: the next one in this pass or, where
  * that passes it through, the one behind. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
-        if (i - 1 <= 0 || !te_needs_input_grad(r, i - 1)) return i - 1;
+        if (i - 1 <= 0 || !te__needs_input_grad(r, i - 1)) return i - 1;
         return i - te__consumer_distance(op[i - 1].flags, TE_PASSES_GRAD);
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
@@ -27,7 +27,7 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
     const te_rows from = back ? op->out_rows : op->in_rows, to = back ? op->in_rows : op->out_rows;
     if (from != TE_ROWS_shard || to != TE_ROWS_tokens || next < 0 || next >= r->plan->op_count) return -1;
-    if (back && !te_needs_input_grad(r, i)) return -1;
+    if (back && !te__needs_input_grad(r, i)) return -1;
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Whether the kernel that produces the operand of product i, stored as `dtype`, finds its amax. Not in a forward that
@@ -87,30 +87,30 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 /* ---- values of ops, and in other formats ------------------------------------------------------------------------- */
 
 /* What op i produced in forward, and what it read. */
-TE_API te_value te_output_of(const te_run *r, int i) {
+TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
-    return te_value_of(r->act[i], op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+    return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
 }
-TE_API te_value te_input_of(const te_run *r, int i) { return i ? te_output_of(r, i - 1) : r->x; }
+TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(r, i - 1) : r->x; }
 
 /* The same value in this format: itself, or a copy converted for this step. */
-TE_API te_status te_convert_value(te_value *v, te_run *r, te_dtype dtype) {
-    te_value to = te_value_of(0, dtype, v->rows, v->cols);
+TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
+    te_value to = te__value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->data) return TE_OK;
-    TE_TRY(te__acquire_bytes(r, &to, (size_t)(te_capacity_rows(r) * v->cols) * te_dtype_bytes(dtype)));
+    TE_TRY(te__acquire_bytes(r, &to, (size_t)(te__capacity_rows(r) * v->cols) * te_dtype_bytes(dtype)));
     if (!r->dry) TE_TRY(r->plan->convert(to.data, dtype, v->data, v->dtype, v->rows * v->cols, r->ctx));
     *v = to;
     return TE_OK;
 }
 /* A kernel stores `dtype` alone, and v may have another format: `made` is where it stores, v itself or scratch memory;
- * te_end_converted, behind the kernel, converts that to v. */
-TE_API te_status te_begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
+ * te__end_converted, behind the kernel, converts that to v. */
+TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
     made->dtype = dtype;
-    return te_scratch(r, &made->data, (size_t)(te_capacity_rows(r) * v->cols) * te_dtype_bytes(dtype));
+    return te__scratch(r, &made->data, (size_t)(te__capacity_rows(r) * v->cols) * te_dtype_bytes(dtype));
 }
-TE_API te_status te_end_converted(const te_value *v, const te_value *made, te_run *r) {
+TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_run *r) {
     if (v->data == made->data || r->dry) return TE_OK;
     return r->plan->convert(v->data, v->dtype, made->data, made->dtype, v->rows * v->cols, r->ctx);
 }
@@ -166,7 +166,7 @@ TE_API size_t te__lay_out(te_run *r, char *base) {
 
 /* ---- where a step's result goes ---------------------------------------------------------------------------------- */
 
-TE_API int te_last_step(const te_run *r, const te_step *s) {
+TE_API int te__last_step(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     if (r->pass == TE_BACKWARD)
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
@@ -175,18 +175,18 @@ TE_API int te_last_step(const te_run *r, const te_step *s) {
 /* Whether forward saves the output of op i: its memory is then not the step's own. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
 /* Forward: memory for the output of op i, the last of step s. */
-TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
+TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
-    *v = te_output_of(r, i);
-    if (te_last_step(r, s) && r->y.dtype == op->out_dtype) *v = r->y;
+    *v = te__output_of(r, i);
+    if (te__last_step(r, s) && r->y.dtype == op->out_dtype) *v = r->y;
     else if (!te__saves_output(r, i)) v->data = 0;
-    return v->data ? TE_OK : te_acquire(r, v, op->out_rows, op->out, op->out_dtype);
+    return v->data ? TE_OK : te__acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
 /* Backward: memory for the gradient of op i's input, i the last of step s. data is null if nobody wants it. */
-TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
+TE_API te_status te__gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = r->dx;
-    return te_last_step(r, s) ? TE_OK : te_acquire(r, v, op->in_rows, op->in, op->in_dtype);
+    return te__last_step(r, s) ? TE_OK : te__acquire(r, v, op->in_rows, op->in, op->in_dtype);
 }
 
 #endif

@@ -36,15 +36,15 @@ typedef struct te_value {
     int transposed_block;
 } te_value;
 
-TE_API te_value te_value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
+TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
     te_value v;
     v.data = data, v.rows = rows, v.cols = cols, v.dtype = dtype, v.block = -1;
     v.state = TE_VALUE_ready, v.scaling = TE_SCALING_NONE, v.inverse_scale = 0, v.amax = 0;
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
 }
-TE_API te_value te_no_value(void) { return te_value_of(0, TE_f32, 0, 0); }
-TE_API te_value te__value_of_tensor(te_tensor t) { return te_value_of(t.data, t.dtype, t.rows, (int)t.cols); }
+TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
+TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
 /* Attach a transpose: a value of its own up to here, with the block that it lies in. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
@@ -62,7 +62,7 @@ typedef struct te_block_info {
 } te_block_info;
 
 /* First fit; blocks are sorted by address. A step acquires blocks and releases none. A block stays as long as a value
- * of the run lies in it (te_set_current, te__set_edge, te_defer_column_sum); all others are freed when the step ends.
+ * of the run lies in it (te__set_current, te__set_edge, te_defer_column_sum); all others are freed when the step ends.
  */
 typedef struct te_pool {
     char *base;  /* null in the dry run, where addresses are offsets that are never 0 */

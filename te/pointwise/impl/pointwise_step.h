@@ -7,8 +7,9 @@
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
 
-#include "../../plan/impl/call_checks.h" /* te_fork_value, te_edge_tensor */
+#include "../../plan/impl/call_checks.h" /* te__fork_value, te__edge_tensor */
 #include "../../plan/impl/gradients.h" /* te_defer_column_sum */
+#include "../../plan/impl/value.h" /* te_value, te__value_of */
 #include "pointwise_kernel.h" /* te_pointwise_body, for the macros that make kernels */
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
@@ -64,7 +65,7 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
-    if (te_last_step(r, w->step) || (r->pass == TE_BACKWARD && i == 0)) return e;
+    if (te__last_step(r, w->step) || (r->pass == TE_BACKWARD && i == 0)) return e;
     e.consumer = te__consumer_of(r, i), e.gathered = te__gathered_consumer(r, e.consumer);
     if (dtype == r->plan->dtype && te__pointwise_quantizes(r, e.consumer, w->shape, saved))
         e.form = TE_RESULT_with_scales;
@@ -78,8 +79,8 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
                                                  void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
-    if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
-    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
+    if (at) *v = te__value_of(at, TE_e4m3, te__rows_in(r, rows), v->cols);
+    else TE_TRY(te__acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
     v->scaling = TE_SCALING_TENSORWISE;
     c->fp8.y = v->data;
     if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 0);
@@ -111,7 +112,7 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     te_value transposed;
     c->scaled.tiles = 1;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te__acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_BLOCKWISE_1D));
+    TE_TRY(te__acquire_scaled(r, &transposed, te__capacity_rows(r), v->cols, TE_SCALING_BLOCKWISE_1D));
     te__attach_transposed(v, transposed);
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
@@ -126,9 +127,9 @@ TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, voi
 /* It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on that. Nor
  * does the memory on what is frozen for a while. */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
-    te_value transposed = te_no_value();
+    te_value transposed = te__no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
-        TE_TRY(te_acquire(r, &transposed, r->plan->op[i].out_rows, v->cols, v->dtype));
+        TE_TRY(te__acquire(r, &transposed, r->plan->op[i].out_rows, v->cols, v->dtype));
     te__attach_transposed(v, transposed);
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
@@ -149,19 +150,19 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
     te_pointwise *c = w->args;
     w->launches = 1;
     if (e.form == TE_RESULT_in_list_format) {
-        TE_TRY(te_output(v, r, w->step, i));
+        TE_TRY(te__output(v, r, w->step, i));
         c->y = v->data;
         if (e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype)) te__pointwise_find_amax(v, r, c, e.consumer);
         return TE_OK;
     }
-    *v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+    *v = te__value_of(0, op->out_dtype, te__rows_in(r, op->out_rows), op->out);
     if (e.form == TE_RESULT_in_fp8 && e.gathered >= 0)
         return te__pointwise_store_fp8_operand(v, r, c, e.gathered, op->out_rows, 0);
     if (e.form == TE_RESULT_in_fp8)
         return te__pointwise_store_fp8_operand(v, r, c, e.consumer, op->out_rows, te__saved_input_of(r, e.consumer).x);
     if (te__saves_output(r, i)) {
-        *v = te_output_of(r, i);
-        if (!v->data) TE_TRY(te_acquire(r, v, op->out_rows, op->out, op->out_dtype));
+        *v = te__output_of(r, i);
+        if (!v->data) TE_TRY(te__acquire(r, v, op->out_rows, op->out, op->out_dtype));
     }
     TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
     if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_BLOCKWISE_1D)
@@ -173,12 +174,12 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
     const te_op *op = &r->plan->op[i];
     te_value v;
     if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
-        TE_TRY(te_fork_value(&v, r, op));
+        TE_TRY(te__fork_value(&v, r, op));
         st->edge = v.data;
-        te_release_fork(r, i);
+        te__release_fork(r, i);
     }
     if (op->flags & TE_IS_OUTPUT) {
-        TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out), 0));
+        TE_TRY(te__edge_tensor(&v, r, op, te__value_of(0, op->out_dtype, te__rows_in(r, op->out_rows), op->out), 0));
         st->out = v.data, w->launches = 1;
     }
     return TE_OK;
@@ -197,7 +198,7 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
         te_stage *st = &w->args->op[j - w->skip];
         te__stage_of(st, r, i);
         if (op[i].op_class == TE_CLASS_norm)
-            w->args->scaled.norm_x = j == w->skip ? x.data : te_input_of(r, i).data;
+            w->args->scaled.norm_x = j == w->skip ? x.data : te__input_of(r, i).data;
         if (j < w->skip + w->applied) {
             st->w[0] = 0;
             if (j != last) continue;
@@ -213,13 +214,13 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
             if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te__saves_output(r, i));
             TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
         } else if (r->pass == TE_FORWARD ? te__saves_output(r, i) : is_forked) {
-            stored = te_output_of(r, i);
+            stored = te__output_of(r, i);
             if (r->pass != TE_FORWARD || !stored.data)
-                TE_TRY(te_acquire(r, &stored, op[i].out_rows, op[i].out, op[i].out_dtype));
+                TE_TRY(te__acquire(r, &stored, op[i].out_rows, op[i].out, op[i].out_dtype));
             st->out = stored.data;
         }
     }
-    te_set_current(r, stored);
+    te__set_current(r, stored);
     return TE_OK;
 }
 
@@ -235,15 +236,15 @@ typedef struct te_pointwise_grad {
  * (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
-    const int first = te_is_last_use(r->plan, i);
+    const int first = te__is_last_use(r->plan, i);
     te_value v;
     if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
-        const te_value like = te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out);
-        TE_TRY(te_edge_tensor(&v, r, fork, like, 1));
+        const te_value like = te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out);
+        TE_TRY(te__edge_tensor(&v, r, fork, like, 1));
         if (!v.data) return TE_OK;
         st->edge = first ? 0 : v.data;
     } else {
-        TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
+        TE_TRY(te__acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
         st->edge = first ? 0 : r->edge[op->edge].data;
         te__set_edge(r, op->edge, v);
     }
@@ -254,22 +255,22 @@ TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, 
 TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st,
                                               te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[i];
-    const int64_t rows = te_rows_in(r, op->out_rows);
+    const int64_t rows = te__rows_in(r, op->out_rows);
     te_value v;
     if (op->flags & TE_IS_ADD) {
-        if ((r->plan->op[op->edge].flags & TE_IS_INPUT) || !te_is_last_use(r->plan, i))
+        if ((r->plan->op[op->edge].flags & TE_IS_INPUT) || !te__is_last_use(r->plan, i))
             return te__pointwise_store_fork_grad(r, w, i, st);
         if (g->changed || g->stored.dtype != op->edge_dtype) {
-            TE_TRY(te_acquire(r, &g->stored, op->out_rows, op->out, op->edge_dtype));
+            TE_TRY(te__acquire(r, &g->stored, op->out_rows, op->out, op->edge_dtype));
             st->out = g->stored.data, g->changed = 0, w->launches = 1;
         }
         te__set_edge(r, op->edge, g->stored);
     } else if (op->flags & TE_IS_MUL) {
-        TE_TRY(te_fork_value(&v, r, op));
+        TE_TRY(te__fork_value(&v, r, op));
         st->w[0] = v.data, g->changed = 1;
         TE_TRY(te__pointwise_store_fork_grad(r, w, i, st));
     } else if (op->flags & TE_IS_OUTPUT) {
-        TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, rows, op->out), 1));
+        TE_TRY(te__edge_tensor(&v, r, op, te__value_of(0, op->out_dtype, rows, op->out), 1));
         if (v.data) st->edge = v.data, g->changed = 1;
     } else if (op->flags & TE_IS_FORK) {
         st->edge = r->edge[i].data;
@@ -297,7 +298,7 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
-    const int to_dx = te_last_step(r, w->step) && r->dx.data && g->stored.data != r->dx.data;
+    const int to_dx = te__last_step(r, w->step) && r->dx.data && g->stored.data != r->dx.data;
     te_pointwise *c = w->args;
     te_value *v = &g->stored;
     if (g->changed && e.form == TE_RESULT_in_fp8) {
@@ -305,11 +306,11 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         TE_TRY(te__pointwise_store_fp8_operand(v, r, c, e.gathered >= 0 ? e.gathered : e.consumer, op->in_rows, 0));
         if (w->shape.transposes && e.gathered < 0) return te__pointwise_transpose_tensorwise(v, r, c, e.consumer);
     } else if (g->changed && e.form == TE_RESULT_with_scales) {
-        *v = te_value_of(0, r->plan->dtype, te_rows_in(r, op->in_rows), op->in), w->launches = 1;
+        *v = te__value_of(0, r->plan->dtype, te__rows_in(r, op->in_rows), op->in), w->launches = 1;
         TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
         return te__pointwise_transpose_blockwise(v, r, c, e.consumer);
     } else if (g->changed || to_dx || v->dtype != op->in_dtype) {
-        TE_TRY(te_gradient(v, r, w->step, end));
+        TE_TRY(te__gradient(v, r, w->step, end));
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
@@ -329,7 +330,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
         const int i = s->op[j];
         te_stage *st = &w->args->op[j - w->skip];
         te__stage_of(st, r, i);
-        if (r->plan->op[i].flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).data;
+        if (r->plan->op[i].flags & TE_SAVES_INPUT) st->saved = te__input_of(r, i).data;
         TE_TRY(te__pointwise_backward_edges(r, w, i, st, &g));
         TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
@@ -338,8 +339,8 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
-        if (r->plan->op[s->op[j]].flags & TE_IS_FORK) te__set_edge(r, s->op[j], te_no_value());
-    te_set_current(r, g.stored);
+        if (r->plan->op[s->op[j]].flags & TE_IS_FORK) te__set_edge(r, s->op[j], te__no_value());
+    te__set_current(r, g.stored);
     return TE_OK;
 }
 
@@ -366,7 +367,7 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
     const int last = w->step->count - 1, i = w->step->op[last];
-    const te_value x = te_input_of(r, i);
+    const te_value x = te__input_of(r, i);
     te_pointwise *c = w->args;
     memset(c, 0, sizeof *c);
     te__stage_of(&c->op[last - w->skip], r, i);
@@ -386,7 +387,7 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
  * nothing in the second run (a bias without its parameter). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
-    if (r->pass != TE_FORWARD || te_last_step(r, s)) return 0;
+    if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
     if (k.norm >= 0 || k.in_halves + k.out_halves != 2 || k.out == TE_f32) return 0;
     const int consumer = te__consumer_of(r, last);
     if (!te__finds_amax(r, consumer, r->plan->op[last].out_dtype)) return 0;
@@ -421,7 +422,7 @@ TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int sk
     te_pointwise c;
     te_pointwise_work w = te__pointwise_work_of(s, skip, k, &c);
     if (r->describe) return *r->describe = k, TE_OK;
-    const int tiles = k.transposes ? (int)te_fp8_blocks(te_capacity_rows(r)) : 0;
+    const int tiles = k.transposes ? (int)te_fp8_blocks(te__capacity_rows(r)) : 0;
     const te_sum_blocks blocks = {te__pointwise_blocks(r, dy.rows, k),
                                   (int)te_max(te__max_blocks(r, k, te_pointwise_tiles(k)), tiles)};
     memset(&c, 0, sizeof c), c.half = k.half, (void)applied;
