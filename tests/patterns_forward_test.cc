@@ -33,6 +33,7 @@ static void check_listed(const std::string &prefix, const std::vector<std::strin
     const std::string text = fusions_text;
     size_t found = 0;
     for (size_t at = text.find("#define " + prefix); at != std::string::npos; at = text.find("#define " + prefix, at + 1)) {
+        if (text[at - 1] != '\n') continue; // an example in a comment
         const size_t from = at + 8 + prefix.size(), to = text.find_first_of(" (\n", from);
         if (text.compare(to, 9, " TE_FUSED") != 0) continue; // not a pattern, but the X-list itself
         const std::string pattern = text.substr(from, to - from);
