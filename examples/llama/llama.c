@@ -1,14 +1,14 @@
-/* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 as it lies in a folder from Hugging Face: config.json,
- * and model.safetensors or several files with model.safetensors.index.json, as they are.
+/* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 from a folder as Hugging Face publishes it: config.json,
+ * and model.safetensors, or several files and model.safetensors.index.json.
  *
  *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
- *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens behind these
- *     ./llama FOLDER --check expected.safetensors 1e-4     the logits of its `ids` beside its `logits`
+ *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens to follow these
+ *     ./llama FOLDER --check expected.safetensors 1e-4     compares the logits for the file's `ids` with its `logits`
  *
- * Sizes are constants (models.h), so each model has a program of its own: `-include sizes.h` before llama.c, with
- * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in it, makes that of Qwen3 0.6B.
- * Weights become MODEL_DTYPE, f32 on the host and bf16 on CUDA if nothing else is said.
+ * Sizes are compile-time constants (models.h), so each size of a model needs its own build: `-include sizes.h`, with
+ * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in that file, builds it for Qwen3 0.6B.
+ * Weights are converted to MODEL_DTYPE, by default f32 on the host and bf16 on CUDA.
  */
 #include "models.h"
 
@@ -17,18 +17,18 @@
 
 enum { MOST_FILES = 256, MOST_PARAMS = 24, MOST_NAME = 256, TOP = 5 };
 
-/* A list with its own memory. */
+/* The instance of a list: its model, and its parameters. */
 typedef struct part {
     const te_plan *plan;
     te_model model;
     te_param param[MOST_PARAMS];
-    te_packed_list views; /* of its parameters, as the files have them */
+    te_packed_list views; /* of its parameters, in the shapes of the files' tensors */
 } part;
 
-/* The files of a model. used: by tensor, whether it went somewhere. */
+/* The files of a model. used: for each tensor of a file, whether a parameter was loaded from it. */
 typedef struct checkpoint {
     const char *folder;
-    te_json config, index; /* index: of no values if there is one file */
+    te_json config, index; /* index: empty if there is one file */
     const family *is;
     const char *prefix;
     int files, layers, tied;
@@ -41,6 +41,7 @@ static part *parts; /* [1 + layers + 1]: embedding, blocks, head */
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
+/* The value of a key of config.json; null if it is missing or null. */
 static const te_json_value *said(const char *key) {
     const te_json_value *v = te_json_find(&from.config, key);
     return v && v->kind != TE_JSON_null ? v : 0;
@@ -61,7 +62,7 @@ static te_status check_want(const want *w, te_context *ctx) {
                "examples/llama/models.h", w->key, is, w->number, from.is->sizes);
     return TE_OK;
 }
-/* Gemma 2: the first of two layers has the window. */
+/* Gemma 2: layers 0, 2, .. have the sliding window. */
 static te_status check_layers(te_context *ctx) {
     char key[MOST_NAME];
     for (int i = 0; i < from.layers && from.is->first != from.is->second; i++) {
@@ -122,7 +123,7 @@ static te_status open_files(te_context *ctx) {
     int number;
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
     if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
-    from.prefix = from.is->prefix; /* the first files of GPT-2 have none */
+    from.prefix = from.is->prefix; /* the original files of GPT-2 have no prefix */
     snprintf(name, sizeof name, "%s%s", from.prefix, from.is->embed_from->name);
     if (file_of(&number, name, ctx) != TE_OK || !te_safetensors_find(&from.file[number], name)) from.prefix = "";
     return TE_OK;
@@ -151,7 +152,8 @@ static te_status load_part(part *p, const te_plan *plan, const te_packed *packed
     TE_TRY(te_packed_add(&p->views, &p->model, packed, tensors, prefix, ctx));
     return load_views(p, 0, ctx);
 }
-/* All that the files have is used; masks and angles that old files keep, and a tied head, need not be. */
+/* Every tensor of the files must have been used, except attention masks and rotary frequencies, which old files
+ * contain, and the head of a model whose head is tied. */
 static te_status check_used(te_context *ctx) {
     for (int i = 0; i < from.files; i++)
         for (int k = 0; k < from.file[i].count; k++) {
@@ -230,7 +232,7 @@ static void print_top(const float *row, int vocabulary) {
         printf("token %d, logit %.4f\n", best[count], (double)row[best[count]]);
     }
 }
-/* Beside the ids and logits of a file: ||logits - expected|| / ||expected|| <= tolerance. */
+/* Check that ||logits - expected|| / ||expected|| <= tolerance, for the `ids` and `logits` of a file. */
 static te_status check(const char *path, double tolerance, te_context *ctx) {
     te_safetensors f;
     const int vocabulary = parts[from.layers + 1].plan->out;

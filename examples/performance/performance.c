@@ -1,25 +1,25 @@
-/* performance.c -- one Transformer layer, forward and backward, in the ways that make training large: each with its time
- * beside the plain layer's, and checked: all compute the same numbers.
+/* performance.c -- one Transformer layer, forward and backward, by each technique of large-scale training. It prints each
+ * variant's time beside the plain layer's, and checks that all variants compute the same numbers.
  *
  *     1  the plain layer, the whole batch on one rank
- *     2  gradient accumulation: micro-batches, whose weight gradients the products add up in f32
- *     3  products in FP8, weights cast for each micro-batch
- *     4  products in FP8, weights cast once a step and cached
- *     5  data parallel: each rank a part of the batch; gradients summed in buckets while backward runs
- *     6  tensor parallel: each rank a part of the heads and columns
- *     7  tensor and sequence parallel: and its own rows of what is between
+ *     2  gradient accumulation: micro-batches, whose weight gradients the wgrad GEMMs add up in f32
+ *     3  GEMMs in FP8, weights cast for each micro-batch
+ *     4  GEMMs in FP8, weights cast once a step and cached
+ *     5  data parallel: each rank has a part of the batch; gradients are summed in buckets while backward runs
+ *     6  tensor parallel: each rank has a part of the heads and columns
+ *     7  tensor and sequence parallel: between the sharded GEMMs each rank has a part of the rows, too
  *     8  all together: replicas of tensor groups, sequence parallel, micro-batches, FP8 with cached weights
  *
- * 5 to 8 are of RANKS processes (4, or -DRANKS=2, 8), and need -DTE_COMM. On a GPU the layer has 4096 columns and 8192
- * tokens, on the host it is small, and ranks share the processors.
+ * 5 to 8 run on RANKS processes (4; -DRANKS=2 or 8 chooses another number) and need -DTE_COMM. On a GPU the layer has
+ * 4096 columns and 8192 tokens. On the host it is small, and the ranks share the processors.
  *
  *     cc    -O3 -march=native -I. examples/performance/performance.c -o performance -lm && ./performance
  *     mpicc -O3 -march=native -DTE_COMM -I. examples/performance/performance.c -o performance -lm
  *     nvcc  -O3 -DTE_COMM -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/performance/performance.c \
  *           -o performance -lcublasLt -lnccl
- *     mpirun -n 4 ./performance /tmp/run    (GPU: the begin of names of files, not there yet, by which ranks meet)
+ *     mpirun -n 4 ./performance /tmp/run    (GPU: ranks find each other by new files whose names begin with /tmp/run)
  *
- * Rank 0 prints. Ends with 1 if a call fails or numbers differ on any rank.
+ * Rank 0 prints. Exit code 1: a call failed, or the numbers differ on a rank.
  */
 #include "te/te.h"
 
@@ -48,7 +48,7 @@ static_assert(RANKS % 2 == 0 && BATCH % RANKS == 0 && SEQ % RANKS == 0 && HEADS 
     (attention, attn, HEADS, HEADS, (H) / HEADS), (linear, proj, H, H), (bias, proj_b, H), (add, x1),                 \
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act),                              \
     (linear, fc2, F, H), (bias, fc2_b, H), (add, x2)
-/* The same of N ranks. ENTER and LEAVE: the collectives around what they share. */
+/* The same on N ranks. ENTER and LEAVE: the collectives in front of and behind each sharded part. */
 #define SHARED(H, F, N, ENTER, LEAVE)                                                                                 \
     (fork, x1), (layernorm, ln1, H), (ENTER, e1), (linear, qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)),        \
     (bias, qkv_b, 3 * (H) / N), (attention, attn, HEADS / N, HEADS / N, (H) / HEADS),                                 \
@@ -66,11 +66,11 @@ TE_SEQUENTIAL(together, (DTYPE, (rows, shard), (recipe, fp8_delayed)),
 #endif
 /* [lists] */
 
-/* One of the ways. Tensors have the rows of the whole batch, of which a rank reads and writes its own. */
+/* One variant. Its tensors have the rows of the whole batch; a rank reads and writes only its part of them. */
 typedef struct way {
     const char *name;
     const te_plan *plan;
-    int micro_batches, casts_each; /* casts_each: weights are cast for each micro-batch */
+    int micro_batches, casts_each; /* casts_each: cast the weights for each micro-batch */
     te_context *ctx;
     te_model model, *models[1];
     te_param param[PARAMS];
@@ -81,7 +81,7 @@ typedef struct way {
     char *x, *y, *dy, *dx;
 } way;
 
-/* ---- which rows, and which part of a gradient, a rank has -------------------------------------------------------- */
+/* ---- a rank's rows, and its part of a gradient ------------------------------------------------------------------- */
 
 static int replicas(const way *w) { return te_data_group(w->ctx)->size; }
 static int sharers(const way *w) { return te__has_sharded_rows(w->plan) ? te_tensor_group(w->ctx)->size : 1; }
@@ -94,7 +94,7 @@ static te_tensor rows_of(const way *w, char *data, int micro_batch) {
     const size_t row = HIDDEN * te_dtype_bytes(w->plan->dtype);
     return te_matrix(data + (size_t)first_row(w, micro_batch) * row, w->plan->dtype, own_rows(w), HIDDEN);
 }
-/* Where element i of a parameter lies in the whole one. */
+/* The index, in the unsharded parameter, of element i of a rank's shard. */
 static int64_t whole_index(const way *w, const te_param *p, int64_t i) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(w->ctx));
     const te_shard_run r = te_shard_run_at(&s, te_shard_run_with(&s, i));
@@ -113,7 +113,7 @@ static te_status make(way *w, const char *name, const te_plan *plan, int micro_b
     TE_TRY(te_allocate(ctx, &grads, te_plan_grad_bytes(plan)));
     w->grads = (float *)grads;
     TE_TRY(te_model_bind(&w->model, plan, w->param, PARAMS, params, w->grads, ctx));
-    TE_TRY(te_model_randomize(&w->model, 0.05f, 1, 0, ctx)); /* of shards: as the whole one has them */
+    TE_TRY(te_model_randomize(&w->model, 0.05f, 1, 0, ctx)); /* a shard gets the same values as in the unsharded model */
     TE_TRY(te_allocate(ctx, &w->saved.memory, w->saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, ctx)));
     TE_TRY(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &w->model, rows, ctx)));
     TE_TRY(te_buckets_init(&w->buckets, w->models, 1, &buckets, ctx));
@@ -124,7 +124,7 @@ static te_status make(way *w, const char *name, const te_plan *plan, int micro_b
     }
     if (!plan->fp8) return TE_OK;
     te_recipes_config config = te_recipes_defaults();
-    config.history = 16, config.ranks = te_world_group(ctx)->size; /* all ranks have the scales of whole tensors */
+    config.history = 16, config.ranks = te_world_group(ctx)->size; /* the scales are those of the unsharded tensors, the same on all ranks */
     const size_t bytes = te_recipes_bytes(w->models, 1, &config);
     TE_TRY(te_allocate(ctx, &memory, bytes));
     return te_recipes_init(&w->recipes, memory, bytes, w->models, 1, &config, ctx);
@@ -143,7 +143,7 @@ static te_status step(way *w) {
         if (i + 1 == w->micro_batches) TE_TRY(te_buckets_begin(&w->buckets, w->ctx));
         TE_TRY(te_plan_backward(dx, dy, &w->saved, w->plan, &w->model, &batch, w->ctx));
     }
-    TE_TRY(te_buckets_finish(&w->buckets, w->ctx)); /* here an optimizer would make its step */
+    TE_TRY(te_buckets_finish(&w->buckets, w->ctx)); /* an optimizer step would follow here */
     return w->plan->fp8 ? te_recipes_step(&w->recipes, w->ctx) : TE_OK;
 }
 /* [step] */
@@ -156,7 +156,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Not for a rank that has failed. */
+/* Wait for the device. If another rank has failed, this ends with an error after a while. */
 static te_status wait_for(te_context *ctx) {
 #ifdef TE_COMM
     return te_comm_synchronize(ctx);
@@ -165,7 +165,7 @@ static te_status wait_for(te_context *ctx) {
 #endif
 }
 
-/* What the plain layer leaves behind, on the host. */
+/* The results of the plain layer, on the host. */
 static struct { char *y, *dx; float *grads; const way *of; double ms; } first;
 
 typedef struct distance { double error, size; } distance;
@@ -177,8 +177,8 @@ static te_status read_back(char **to, const void *from, size_t bytes, te_context
     TE_REQUIRE(*to, ctx, TE_ERROR_MEMORY, "performance: no memory for %zu bytes", bytes);
     return te_copy(ctx, *to, from, bytes);
 }
-/* The largest of the differences of y, dx and each gradient from the plain layer's: each the root mean square of those
- * of this rank, over that of the numbers themselves. */
+/* Compare y, dx and each gradient on this rank with the plain layer's. *worst: the largest relative difference, the root
+ * mean square of the differences over that of the plain layer's numbers. */
 static te_status compare(double *worst, const way *w) {
     const size_t bytes = (size_t)ROWS * HIDDEN * te_dtype_bytes(w->plan->dtype);
     char *y, *dx, *grads;
@@ -208,14 +208,15 @@ static te_status compare(double *worst, const way *w) {
     if (first.of != w) free(y), free(dx), free(grads);
     return TE_OK;
 }
-/* What a step leaves from the one before must not pass for its own. */
+/* Overwrite the results with NaN, so that old results cannot pass for those of the next step. */
 static te_status spoil(way *w) {
     const size_t bytes = (size_t)ROWS * HIDDEN * te_dtype_bytes(w->plan->dtype);
     TE_TRY(te_fill(w->ctx, w->y, 0xff, bytes));
     TE_TRY(te_fill(w->ctx, w->dx, 0xff, bytes));
     return te_fill(w->ctx, w->grads, 0xff, te_plan_grad_bytes(w->plan));
 }
-/* A few roundings of the dtype apart; in FP8 a rounding of dy, to two bits of mantissa, and of x and w, to three. */
+/* The difference that is allowed: a few roundings of the dtype; in FP8 a rounding of dy to two bits of mantissa, and of x
+ * and w to three bits. */
 static double allowed(const way *w) {
     if (w->plan->fp8) return 0x1p-3 + 2 * 0x1p-4;
     return w->plan->dtype == TE_f32 ? 1e-5 : 0x1p-7;
@@ -223,7 +224,7 @@ static double allowed(const way *w) {
 static te_status show(way *w, int *same) {
     double worst = 0;
     TE_TRY(spoil(w));
-    TE_TRY(step(w)); /* the first run also times candidates for its products */
+    TE_TRY(step(w)); /* the first run also times the candidate kernels of its GEMMs */
     TE_TRY(wait_for(w->ctx));
     const double start = now();
     for (int i = 0; i < ROUNDS; i++) TE_TRY(step(w));
@@ -248,7 +249,7 @@ static te_status drop(way *w) {
     return TE_OK;
 }
 
-/* ---- the ways ---------------------------------------------------------------------------------------------------- */
+/* ---- the variants ------------------------------------------------------------------------------------------------ */
 
 static te_status alone(te_context *ctx, int *same) {
     static way whole, accumulated, cast, cached;
@@ -266,7 +267,7 @@ static te_status alone(te_context *ctx, int *same) {
     return TE_OK;
 }
 #ifdef TE_COMM
-/* Ranks in tensor groups of so many; each way has a context, and groups, of its own. */
+/* Run a variant on ranks that form tensor groups of `group` ranks. Each variant has its own context and groups. */
 static te_status on_ranks(const char *name, const te_plan *plan, int group, int micro_batches, const char *file,
                           te_context *ctx, te_comm *comm, int *same) {
     static way w;
@@ -314,7 +315,7 @@ int main(int argc, char **argv) {
     if (size != RANKS) printf("5 to 8 are of %d processes, and here %s %d\n", RANKS, size == 1 ? "is" : "are", size);
     if (status != TE_OK) fprintf(stderr, "rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(failed));
 #ifdef TE_COMM
-    for (int i = 3; i >= 0; i--) te_comm_destroy(&comm[i]); /* the first one has begun MPI, and ends it */
+    for (int i = 3; i >= 0; i--) te_comm_destroy(&comm[i]); /* in reverse order: the first communicator initialised MPI, and finalises it */
 #endif
     for (int i = 3; i >= 0; i--) te_context_destroy(&ctx[i]);
     te_context_destroy(&one);

@@ -1,18 +1,18 @@
-/* quickstart.c -- one Transformer layer in five steps, each with the time it takes beside the step before, and checked: all
- * compute the same numbers.
+/* quickstart.c -- one Transformer layer in five steps. It prints each step's time beside that of the step before, and
+ * checks that all steps compute the same numbers.
  *
  *     1  every op a kernel of its own
  *     2  two modules, each of them fused: attention and MLP with their norms
  *     3  the layer as one list
- *     4  the training pass of 3 as one CUDA graph
- *     5  inference of 3, which keeps nothing for a backward
+ *     4  forward and backward of 3 as one CUDA graph
+ *     5  inference of 3, which saves nothing for a backward
  *
  *     cc   -O3 -march=native -fopenmp -I. examples/quickstart/quickstart.c -o quickstart -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/quickstart/quickstart.c -o quickstart -lcublasLt
  *     ./quickstart
  *
- * -DDTYPE=f16 chooses another dtype: bf16, f16 or f32. Sizes: 4 x 2048 tokens of a layer of 4096 columns on a GPU, less on
- * the host. Ends with 1 if a call fails or numbers differ.
+ * -DDTYPE=f16 chooses another dtype: bf16, f16 or f32. Sizes: 4 x 2048 tokens of a layer of 4096 columns on a GPU, less
+ * on the host. Exit code 1: a call failed, or the numbers differ.
  */
 #include "te/te.h"
 
@@ -50,13 +50,13 @@ TE_SEQUENTIAL(mlp_module, DTYPE, MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(layer, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
 /* [lists] */
 
-/* What all steps share: parameters and gradients (the lists lay them out alike), tensors, and the context. */
+/* The parameters, gradients, tensors and the context, which all steps share: the lists lay out their parameters alike. */
 static struct {
     te_context ctx;
     char *params;
     float *grads;
-    te_tensor x, y, dy, dx, middle, dmiddle; /* middle: what the first module hands to the second */
-    float *wide;                             /* y or dx as f32, to be compared */
+    te_tensor x, y, dy, dx, middle, dmiddle; /* middle: the first module's output and the second's input */
+    float *wide;                             /* y or dx in f32, for the comparison */
     te_batch batch;
 } at;
 
@@ -69,7 +69,8 @@ static mlp_module_saved mlp_kept;
 static layer layer_m;
 static layer_saved layer_kept;
 
-/* An instance looks at parameters and gradients; what a forward keeps, and the workspace, are the caller's. */
+/* An instance points to its parameters and gradients. The memory that forward saves in, and the workspace, are the
+ * caller's. */
 #define BIND(list, m, kept, first_param, first_grad)                                                    \
     TE_TRY(list##_bind(&m, at.params + (first_param), at.grads + (first_grad), &at.ctx));               \
     TE_TRY(te_allocate(&at.ctx, &kept.memory, kept.bytes = list##_saved_bytes(ROWS)));                  \
@@ -101,7 +102,7 @@ static te_status step_layer(void) {
 static te_status step_infer(void) { return layer_infer(at.y, at.x, &layer_m, &at.batch, &at.ctx); }
 
 static te_graph graph;
-static te_graph_pool pool; /* for tensors that a graph shall have of its own: here none */
+static te_graph_pool pool; /* memory for tensors that belong to a graph: here there are none */
 static te_status step_record(const te_graph *g, const void *arg, te_context *ctx) {
     (void)g, (void)arg;
     TE_TRY(layer_forward(at.y, &layer_kept, at.x, &layer_m, &at.batch, ctx));
@@ -125,7 +126,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a step leaves behind, as f32 on the host: y, dx, gradients. */
+/* The results of a step, in f32 on the host: y, dx, gradients. */
 enum { Y, DX, GRADS, RESULTS };
 static size_t result_count(int i) { return i == GRADS ? layer_grad_bytes() / sizeof(float) : (size_t)ROWS * HIDDEN; }
 static te_status read_result(float *to, int i) {
@@ -138,7 +139,7 @@ static te_status read_result(float *to, int i) {
     return te_synchronize(&at.ctx);
 }
 
-/* The root mean square of the difference over that of the first. */
+/* The root mean square of the difference, over the root mean square of `first`. */
 static double difference(const float *first, const float *other, size_t count) {
     double error = 0, size = 0;
     for (size_t i = 0; i < count; i++) {
@@ -148,17 +149,18 @@ static double difference(const float *first, const float *other, size_t count) {
     return sqrt(error / size);
 }
 
-static float *first[RESULTS]; /* of step 1 */
+static float *first[RESULTS]; /* the results of step 1 */
 
-/* Runs a step, says what it takes and how far its numbers are from those of step 1. `results`: how many of them it makes. */
+/* Run a step, print its time and how far its numbers are from those of step 1. `results`: how many of Y, DX and GRADS it
+ * computes. */
 static te_status show(const char *name, te_status (*step)(void), int results, double *ms, int *same) {
     const double before = *ms;
     const int is_first_step = !first[0];
-    for (int i = 0; i < results; i++) { /* what the step before has left must not pass for this one's */
+    for (int i = 0; i < results; i++) { /* NaN, so that the previous step's results cannot pass for this one's */
         void *p = i == GRADS ? (void *)at.grads : i == Y ? at.y.data : at.dx.data;
         TE_TRY(te_fill(&at.ctx, p, 0xff, result_count(i) * (i == GRADS ? sizeof(float) : te_dtype_bytes(at.y.dtype))));
     }
-    TE_TRY(step()); /* the first run also times candidates for its products */
+    TE_TRY(step()); /* the first run also times the candidate kernels of its GEMMs */
     TE_TRY(te_synchronize(&at.ctx));
     const double start = now();
     for (int i = 0; i < ROUNDS; i++) TE_TRY(step());
@@ -223,7 +225,7 @@ int main(void) {
     int same = 1;
     te_status status = te_context_create(&at.ctx, 0, 1);
     if (status == TE_OK) {
-        at.ctx.gemm_tune = 1; /* products by the fastest of their candidates on this GPU */
+        at.ctx.gemm_tune = 1; /* each GEMM runs the candidate kernel that is fastest on this GPU */
         status = run(&same);
     }
     if (status != TE_OK) printf("%s: %s\n", te_status_string(status), te_last_error(&at.ctx));

@@ -10,8 +10,8 @@
  *   gemm_host.h on a CPU
  *
  * The first three have pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
- * fuse/linear_split.h decides which part of any other pattern cuBLASLt's epilogue takes (te_gemm_strategy). Without
- * cuBLASLt the custom kernels pay off much sooner.
+ * te/linear/impl/linear_strategy.h decides which part of any other pattern cuBLASLt's epilogue takes
+ * (te_gemm_strategy). Without cuBLASLt the custom kernels pay off much sooner.
  *
  * te_context.gemm_custom: 0: no custom kernels; 1: where the rules below expect them to be faster; 2: wherever there is
  * one. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
@@ -139,7 +139,7 @@ TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_g
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
 /* Beside cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times: docs/notes/gemm.md).
- * Where patterns are tuned it is one of the candidates (fuse/linear_choose.h). */
+ * Where patterns are tuned it is one of the candidates (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
