@@ -18,7 +18,7 @@
 
 #include "te/infer.h"
 
-/* ---- the model: the lists of train_gpt, for inference only --------------------------------------------------------- */
+/* ---- the model: the lists of train_gpt, for inference only ------------------------------------------------------- */
 
 #ifndef GPT_DTYPE
 #if TE_CUDA

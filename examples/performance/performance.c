@@ -1,5 +1,5 @@
-/* performance.c -- one Transformer layer, forward and backward, by each technique of large-scale training. It prints each
- * variant's time beside the plain layer's, and checks that all variants compute the same numbers.
+/* performance.c -- one Transformer layer, forward and backward, by each technique of large-scale training. It prints
+ * each variant's time beside the plain layer's, and checks that all variants compute the same numbers.
  *
  *     1  the plain layer, the whole batch on one rank
  *     2  gradient accumulation: micro-batches, whose weight gradients the wgrad GEMMs add up in f32
@@ -113,7 +113,7 @@ static te_status make(way *w, const char *name, const te_plan *plan, int micro_b
     TE_TRY(te_allocate(ctx, &grads, te_plan_grad_bytes(plan)));
     w->grads = (float *)grads;
     TE_TRY(te_model_bind(&w->model, plan, w->param, PARAMS, params, w->grads, ctx));
-    TE_TRY(te_model_randomize(&w->model, 0.05f, 1, 0, ctx)); /* a shard gets the same values as in the unsharded model */
+    TE_TRY(te_model_randomize(&w->model, 0.05f, 1, 0, ctx)); /* a shard gets the values of the unsharded model */
     TE_TRY(te_allocate(ctx, &w->saved.memory, w->saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, ctx)));
     TE_TRY(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &w->model, rows, ctx)));
     TE_TRY(te_buckets_init(&w->buckets, w->models, 1, &buckets, ctx));
@@ -124,7 +124,7 @@ static te_status make(way *w, const char *name, const te_plan *plan, int micro_b
     }
     if (!plan->fp8) return TE_OK;
     te_recipes_config config = te_recipes_defaults();
-    config.history = 16, config.ranks = te_world_group(ctx)->size; /* the scales are those of the unsharded tensors, the same on all ranks */
+    config.history = 16, config.ranks = te_world_group(ctx)->size; /* scales of unsharded tensors, equal on all ranks */
     const size_t bytes = te_recipes_bytes(w->models, 1, &config);
     TE_TRY(te_allocate(ctx, &memory, bytes));
     return te_recipes_init(&w->recipes, memory, bytes, w->models, 1, &config, ctx);
@@ -177,8 +177,8 @@ static te_status read_back(char **to, const void *from, size_t bytes, te_context
     TE_REQUIRE(*to, ctx, TE_ERROR_MEMORY, "performance: no memory for %zu bytes", bytes);
     return te_copy(ctx, *to, from, bytes);
 }
-/* Compare y, dx and each gradient on this rank with the plain layer's. *worst: the largest relative difference, the root
- * mean square of the differences over that of the plain layer's numbers. */
+/* Compare y, dx and each gradient on this rank with the plain layer's. *worst: the largest relative difference, the
+ * root mean square of the differences over that of the plain layer's numbers. */
 static te_status compare(double *worst, const way *w) {
     const size_t bytes = (size_t)ROWS * HIDDEN * te_dtype_bytes(w->plan->dtype);
     char *y, *dx, *grads;
@@ -215,8 +215,8 @@ static te_status spoil(way *w) {
     TE_TRY(te_fill(w->ctx, w->dx, 0xff, bytes));
     return te_fill(w->ctx, w->grads, 0xff, te_plan_grad_bytes(w->plan));
 }
-/* The difference that is allowed: a few roundings of the dtype; in FP8 a rounding of dy to two bits of mantissa, and of x
- * and w to three bits. */
+/* The difference that is allowed: a few roundings of the dtype; in FP8 a rounding of dy to two bits of mantissa, and of
+ * x and w to three bits. */
 static double allowed(const way *w) {
     if (w->plan->fp8) return 0x1p-3 + 2 * 0x1p-4;
     return w->plan->dtype == TE_f32 ? 1e-5 : 0x1p-7;
@@ -312,10 +312,10 @@ int main(int argc, char **argv) {
 #else
     (void)argc, (void)argv, (void)comm;
 #endif
-    if (size != RANKS) printf("5 to 8 are of %d processes, and here %s %d\n", RANKS, size == 1 ? "is" : "are", size);
+    if (size != RANKS) printf("5 to 8 need %d processes, and here %s %d\n", RANKS, size == 1 ? "is" : "are", size);
     if (status != TE_OK) fprintf(stderr, "rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(failed));
 #ifdef TE_COMM
-    for (int i = 3; i >= 0; i--) te_comm_destroy(&comm[i]); /* in reverse order: the first communicator initialised MPI, and finalises it */
+    for (int i = 3; i >= 0; i--) te_comm_destroy(&comm[i]); /* the first one initialised MPI, and finalises it last */
 #endif
     for (int i = 3; i >= 0; i--) te_context_destroy(&ctx[i]);
     te_context_destroy(&one);

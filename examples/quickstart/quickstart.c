@@ -50,7 +50,7 @@ TE_SEQUENTIAL(mlp_module, DTYPE, MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(layer, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
 /* [lists] */
 
-/* The parameters, gradients, tensors and the context, which all steps share: the lists lay out their parameters alike. */
+/* Parameters, gradients, tensors and the context are shared by all steps: the lists lay out their parameters alike. */
 static struct {
     te_context ctx;
     char *params;
@@ -151,8 +151,8 @@ static double difference(const float *first, const float *other, size_t count) {
 
 static float *first[RESULTS]; /* the results of step 1 */
 
-/* Run a step, print its time and how far its numbers are from those of step 1. `results`: how many of Y, DX and GRADS it
- * computes. */
+/* Run a step, print its time and how far its numbers are from those of step 1. `results`: how many of Y, DX and GRADS
+ * it computes. */
 static te_status show(const char *name, te_status (*step)(void), int results, double *ms, int *same) {
     const double before = *ms;
     const int is_first_step = !first[0];
