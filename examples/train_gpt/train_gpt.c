@@ -424,7 +424,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
         check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
     }
-    for (int i = 1; i <= layers; i++) { /* as in GPT-2: linears that add to the residual stream start smaller in deeper networks */
+    for (int i = 1; i <= layers; i++) { /* GPT-2: what is added to the residual stream starts smaller in deep models */
         const float std = 0.02f / sqrtf(2.0f * (float)layers);
         check(te_param_normal(find_param(&g->model[i], "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx),
               "initial weights");
@@ -872,7 +872,7 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* several ranks do not save scales, they compute new ones */
+    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* several ranks compute new scales */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
@@ -1068,7 +1068,7 @@ int main(int argc, char **argv) {
     }
     check(te_comm_synchronize(&ctx), "training");
     if (!rank) curve_draw(&curve_, svg);
-    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* the last micro-batch, even if its step was not reported */
+    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last step, reported or not */
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s and %s\n", stops ? "stopped" : "done", step, checkpoint, tsv, svg);
     if (stops && step < o.steps) printf("./train_gpt --resume and the same options continue from here\n");
