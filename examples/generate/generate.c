@@ -53,7 +53,7 @@
 #define GPT_SIZE_OF(size) TE_JOIN1(GPT_SIZE_, size)
 GPT_MAKE(GPT_SIZE_OF(GPT_SIZE))
 
-enum { BYTES = 256, MODELS = LAYERS + 2, DTYPE = TE_JOIN1(TE_, GPT_DTYPE), MOST_TEXT = 1 << 20 };
+enum { BYTES = 256, MODELS = LAYERS + 2, DTYPE = TE_JOIN1(TE_, GPT_DTYPE), MAX_TEXT = 1 << 20 };
 
 #ifdef GPT_LINKED
 TE_EXTERN_C const char gpt_weights[], gpt_weights_end[]; /* weights.S */
@@ -186,14 +186,14 @@ static const char usage[] =
     "  --bytes N   how many bytes follow, 200\n"
     "  --seq N     bytes that the model sees at once; as it was trained\n";
 
-static long number(const char *text, long least, long most, const char *name) {
+static long number(const char *text, long min, long max, const char *name) {
     char *end;
     const long n = text ? strtol(text, &end, 10) : 0;
-    if (!text || *end || end == text || n < least || n > most) die("no number, or too small or large, behind", name);
+    if (!text || *end || end == text || n < min || n > max) die("not a number, or out of range, after", name);
     return n;
 }
 int main(int argc, char **argv) {
-    static char text[MOST_TEXT];
+    static char text[MAX_TEXT];
     const char *path = NULL, *prompt = NULL;
     long bytes = 200, seq = 0;
     te_safetensors file;

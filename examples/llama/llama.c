@@ -15,13 +15,13 @@
 #include <stdio.h>
 #include <stdlib.h> /* atoi, atof */
 
-enum { MOST_FILES = 256, MOST_PARAMS = 24, MOST_NAME = 256, TOP = 5 };
+enum { MAX_FILES = 256, MAX_PARAMS = 24, MAX_NAME = 256, TOP = 5 };
 
 /* The instance of a list: its model, and its parameters. */
 typedef struct part {
     const te_plan *plan;
     te_model model;
-    te_param param[MOST_PARAMS];
+    te_param param[MAX_PARAMS];
     te_packed_list views; /* of its parameters, in the shapes of the files' tensors */
 } part;
 
@@ -32,8 +32,8 @@ typedef struct checkpoint {
     const family *is;
     const char *prefix;
     int files, layers, tied;
-    char name[MOST_FILES][MOST_NAME], *used[MOST_FILES];
-    te_safetensors file[MOST_FILES];
+    char name[MAX_FILES][MAX_NAME], *used[MAX_FILES];
+    te_safetensors file[MAX_FILES];
 } checkpoint;
 
 static checkpoint from;
@@ -64,7 +64,7 @@ static te_status check_want(const want *w, te_context *ctx) {
 }
 /* Gemma 2: layers 0, 2, .. have the sliding window. */
 static te_status check_layers(te_context *ctx) {
-    char key[MOST_NAME];
+    char key[MAX_NAME];
     for (int i = 0; i < from.layers && from.is->first != from.is->second; i++) {
         const char *is = i % 2 ? "full_attention" : "sliding_attention";
         snprintf(key, sizeof key, "layer_types.%d", i);
@@ -100,18 +100,18 @@ static te_status open_file(int *number, const char *name, te_context *ctx) {
     char path[1024];
     for (*number = 0; *number < from.files; ++*number)
         if (!strcmp(from.name[*number], name)) return TE_OK;
-    TE_REQUIRE(from.files < MOST_FILES && strlen(name) < MOST_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
-               "the index names more than %d files, or one in another folder: %.60s", (int)MOST_FILES, name);
+    TE_REQUIRE(from.files < MAX_FILES && strlen(name) < MAX_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
+               "the index names more than %d files, or one in another folder: %.60s", (int)MAX_FILES, name);
     snprintf(path, sizeof path, "%s/%s", from.folder, name);
     TE_TRY(te_safetensors_open(&from.file[*number], path, ctx));
-    snprintf(from.name[*number], MOST_NAME, "%s", name);
+    snprintf(from.name[*number], MAX_NAME, "%s", name);
     from.files++, from.used[*number] = (char *)calloc((size_t)from.file[*number].count + 1, 1);
     TE_REQUIRE(from.used[*number], ctx, TE_ERROR_MEMORY, "no memory for the table of a file");
     return TE_OK;
 }
 /* The file that has this tensor: as the index says, or the only one. */
 static te_status file_of(int *number, const char *tensor, te_context *ctx) {
-    char key[MOST_NAME + 16];
+    char key[MAX_NAME + 16];
     if (!from.index.count) return open_file(number, "model.safetensors", ctx);
     snprintf(key, sizeof key, "weight_map.%s", tensor);
     const te_json_value *v = te_json_find(&from.index, key);
@@ -119,7 +119,7 @@ static te_status file_of(int *number, const char *tensor, te_context *ctx) {
     return open_file(number, v->text, ctx);
 }
 static te_status open_files(te_context *ctx) {
-    char path[1024], name[MOST_NAME];
+    char path[1024], name[MAX_NAME];
     int number;
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
     if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
@@ -145,7 +145,7 @@ static te_status load_part(part *p, const te_plan *plan, const te_packed *packed
     int count = 0, tensors = 0;
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     while (packed[tensors].name) tensors++;
-    TE_REQUIRE(count <= MOST_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MOST_PARAMS);
+    TE_REQUIRE(count <= MAX_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MAX_PARAMS);
     p->plan = plan;
     TE_TRY(te_allocate(ctx, &memory, te_plan_param_bytes(plan)));
     TE_TRY(te_model_bind(&p->model, plan, p->param, count, memory, 0, ctx));
@@ -166,7 +166,7 @@ static te_status check_used(te_context *ctx) {
     return TE_OK;
 }
 static te_status load_model(te_context *ctx) {
-    char prefix[MOST_NAME];
+    char prefix[MAX_NAME];
     te_packed head = {"lm_head.weight", "head", "weight", 0, 0};
     TE_TRY(read_config(ctx));
     TE_TRY(open_files(ctx));

@@ -49,7 +49,7 @@ static_assert(RANKS % 2 == 0 && BATCH % RANKS == 0 && SEQ % RANKS == 0 && HEADS 
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act),                              \
     (linear, fc2, F, H), (bias, fc2_b, H), (add, x2)
 /* The same on N ranks. ENTER and LEAVE: the collectives in front of and behind each sharded part. */
-#define SHARED(H, F, N, ENTER, LEAVE)                                                                                 \
+#define SHARDED(H, F, N, ENTER, LEAVE)                                                                                 \
     (fork, x1), (layernorm, ln1, H), (ENTER, e1), (linear, qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)),        \
     (bias, qkv_b, 3 * (H) / N), (attention, attn, HEADS / N, HEADS / N, (H) / HEADS),                                 \
     (linear, proj, (H) / N, H, (shard, rows)), (LEAVE, l1), (bias, proj_b, H), (add, x1),                             \
@@ -59,15 +59,15 @@ static_assert(RANKS % 2 == 0 && BATCH % RANKS == 0 && SEQ % RANKS == 0 && HEADS 
 TE_SEQUENTIAL(plain, DTYPE, PLAIN(HIDDEN, FFN))
 TE_SEQUENTIAL(fp8, (DTYPE, (recipe, fp8_delayed)), PLAIN(HIDDEN, FFN))
 #ifdef TE_COMM
-TE_SEQUENTIAL(tensor, DTYPE, SHARED(HIDDEN, FFN, RANKS, copy_to_group, all_reduce))
-TE_SEQUENTIAL(sequence, (DTYPE, (rows, shard)), SHARED(HIDDEN, FFN, RANKS, all_gather, reduce_scatter))
+TE_SEQUENTIAL(tensor, DTYPE, SHARDED(HIDDEN, FFN, RANKS, copy_to_group, all_reduce))
+TE_SEQUENTIAL(sequence, (DTYPE, (rows, shard)), SHARDED(HIDDEN, FFN, RANKS, all_gather, reduce_scatter))
 TE_SEQUENTIAL(together, (DTYPE, (rows, shard), (recipe, fp8_delayed)),
-              SHARED(HIDDEN, FFN, TENSOR, all_gather, reduce_scatter))
+              SHARDED(HIDDEN, FFN, TENSOR, all_gather, reduce_scatter))
 #endif
 /* [lists] */
 
 /* One variant. Its tensors have the rows of the whole batch; a rank reads and writes only its part of them. */
-typedef struct way {
+typedef struct variant {
     const char *name;
     const te_plan *plan;
     int micro_batches, casts_each; /* casts_each: cast the weights for each micro-batch */
@@ -79,23 +79,23 @@ typedef struct way {
     te_recipes recipes;
     float *grads;
     char *x, *y, *dy, *dx;
-} way;
+} variant;
 
 /* ---- a rank's rows, and its part of a gradient ------------------------------------------------------------------- */
 
-static int replicas(const way *w) { return te_data_group(w->ctx)->size; }
-static int sharers(const way *w) { return te__has_sharded_rows(w->plan) ? te_tensor_group(w->ctx)->size : 1; }
-static int own_rows(const way *w) { return ROWS / replicas(w) / w->micro_batches / sharers(w); }
-static int first_row(const way *w, int micro_batch) {
+static int replicas(const variant *w) { return te_data_group(w->ctx)->size; }
+static int row_shards(const variant *w) { return te__has_sharded_rows(w->plan) ? te_tensor_group(w->ctx)->size : 1; }
+static int local_rows(const variant *w) { return ROWS / replicas(w) / w->micro_batches / row_shards(w); }
+static int first_row(const variant *w, int micro_batch) {
     const int batches = te_data_group(w->ctx)->rank * w->micro_batches + micro_batch;
-    return (batches * sharers(w) + (sharers(w) > 1 ? te_tensor_group(w->ctx)->rank : 0)) * own_rows(w);
+    return (batches * row_shards(w) + (row_shards(w) > 1 ? te_tensor_group(w->ctx)->rank : 0)) * local_rows(w);
 }
-static te_tensor rows_of(const way *w, char *data, int micro_batch) {
+static te_tensor rows_of(const variant *w, char *data, int micro_batch) {
     const size_t row = HIDDEN * te_dtype_bytes(w->plan->dtype);
-    return te_matrix(data + (size_t)first_row(w, micro_batch) * row, w->plan->dtype, own_rows(w), HIDDEN);
+    return te_matrix(data + (size_t)first_row(w, micro_batch) * row, w->plan->dtype, local_rows(w), HIDDEN);
 }
 /* The index, in the unsharded parameter, of element i of a rank's shard. */
-static int64_t whole_index(const way *w, const te_param *p, int64_t i) {
+static int64_t whole_index(const variant *w, const te_param *p, int64_t i) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(w->ctx));
     const te_shard_run r = te_shard_run_at(&s, te_shard_run_with(&s, i));
     return r.whole + i - r.at;
@@ -103,7 +103,7 @@ static int64_t whole_index(const way *w, const te_param *p, int64_t i) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static te_status make(way *w, const char *name, const te_plan *plan, int micro_batches, te_context *ctx) {
+static te_status make(variant *w, const char *name, const te_plan *plan, int micro_batches, te_context *ctx) {
     void *params, *grads, *memory;
     char **const tensors[4] = {&w->x, &w->dy, &w->y, &w->dx};
     const te_buckets_config buckets = te_buckets_defaults();
@@ -130,7 +130,7 @@ static te_status make(way *w, const char *name, const te_plan *plan, int micro_b
     return te_recipes_init(&w->recipes, memory, bytes, w->models, 1, &config, ctx);
 }
 /* [step] */
-static te_status step(way *w) {
+static te_status step(variant *w) {
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = BATCH / replicas(w) / w->micro_batches, batch.seq = SEQ;
@@ -166,7 +166,7 @@ static te_status wait_for(te_context *ctx) {
 }
 
 /* The results of the plain layer, on the host. */
-static struct { char *y, *dx; float *grads; const way *of; double ms; } first;
+static struct { char *y, *dx; float *grads; const variant *of; double ms; } first;
 
 typedef struct distance { double error, size; } distance;
 static void add_distance(distance *d, double want, double got) {
@@ -179,7 +179,7 @@ static te_status read_back(char **to, const void *from, size_t bytes, te_context
 }
 /* Compare y, dx and each gradient on this rank with the plain layer's. *worst: the largest relative difference, the
  * root mean square of the differences over that of the plain layer's numbers. */
-static te_status compare(double *worst, const way *w) {
+static te_status compare(double *worst, const variant *w) {
     const size_t bytes = (size_t)ROWS * HIDDEN * te_dtype_bytes(w->plan->dtype);
     char *y, *dx, *grads;
     TE_TRY(read_back(&y, w->y, bytes, w->ctx));
@@ -189,7 +189,7 @@ static te_status compare(double *worst, const way *w) {
     if (!first.of) first.y = y, first.dx = dx, first.grads = (float *)(void *)grads, first.of = w;
     distance d[2 + PARAMS] = {{0, 0}};
     for (int k = 0; k < w->micro_batches; k++)
-        for (int64_t i = 0, at = (int64_t)first_row(w, k) * HIDDEN; i < (int64_t)own_rows(w) * HIDDEN; i++, at++) {
+        for (int64_t i = 0, at = (int64_t)first_row(w, k) * HIDDEN; i < (int64_t)local_rows(w) * HIDDEN; i++, at++) {
             add_distance(&d[0], (double)te_load(first.y, at, w->plan->dtype), (double)te_load(y, at, w->plan->dtype));
             add_distance(&d[1], (double)te_load(first.dx, at, w->plan->dtype), (double)te_load(dx, at, w->plan->dtype));
         }
@@ -209,7 +209,7 @@ static te_status compare(double *worst, const way *w) {
     return TE_OK;
 }
 /* Overwrite the results with NaN, so that old results cannot pass for those of the next step. */
-static te_status spoil(way *w) {
+static te_status fill_with_nan(variant *w) {
     const size_t bytes = (size_t)ROWS * HIDDEN * te_dtype_bytes(w->plan->dtype);
     TE_TRY(te_fill(w->ctx, w->y, 0xff, bytes));
     TE_TRY(te_fill(w->ctx, w->dx, 0xff, bytes));
@@ -217,13 +217,13 @@ static te_status spoil(way *w) {
 }
 /* The difference that is allowed: a few roundings of the dtype; in FP8 a rounding of dy to two bits of mantissa, and of
  * x and w to three bits. */
-static double allowed(const way *w) {
+static double allowed(const variant *w) {
     if (w->plan->fp8) return 0x1p-3 + 2 * 0x1p-4;
     return w->plan->dtype == TE_f32 ? 1e-5 : 0x1p-7;
 }
-static te_status show(way *w, int *same) {
+static te_status show(variant *w, int *same) {
     double worst = 0;
-    TE_TRY(spoil(w));
+    TE_TRY(fill_with_nan(w));
     TE_TRY(step(w)); /* the first run also times the candidate kernels of its GEMMs */
     TE_TRY(wait_for(w->ctx));
     const double start = now();
@@ -241,7 +241,7 @@ static te_status show(way *w, int *same) {
     fflush(stdout);
     return TE_OK;
 }
-static te_status drop(way *w) {
+static te_status drop(variant *w) {
     void *const memory[7] = {(void *)(uintptr_t)w->model.params, w->grads, w->saved.memory, w->x, w->y, w->dy, w->dx};
     te_buckets_destroy(&w->buckets);
     for (int i = 0; i < 7; i++) te_release(w->ctx, memory[i]);
@@ -252,7 +252,7 @@ static te_status drop(way *w) {
 /* ---- the variants ------------------------------------------------------------------------------------------------ */
 
 static te_status alone(te_context *ctx, int *same) {
-    static way whole, accumulated, cast, cached;
+    static variant whole, accumulated, cast, cached;
     TE_TRY(make(&whole, "1  the plain layer", plain_plan(), 1, ctx));
     TE_TRY(show(&whole, same));
     TE_TRY(make(&accumulated, "2  gradient accumulation, 2 micro-batches", plain_plan(), MICRO_BATCHES, ctx));
@@ -262,7 +262,7 @@ static te_status alone(te_context *ctx, int *same) {
     TE_TRY(show(&cast, same));
     TE_TRY(make(&cached, "4  FP8, weights cast once a step", fp8_plan(), MICRO_BATCHES, ctx));
     TE_TRY(show(&cached, same));
-    way *const all[3] = {&accumulated, &cast, &cached};
+    variant *const all[3] = {&accumulated, &cast, &cached};
     for (int i = 0; i < 3; i++) TE_TRY(drop(all[i]));
     return TE_OK;
 }
@@ -270,7 +270,7 @@ static te_status alone(te_context *ctx, int *same) {
 /* Run a variant on ranks that form tensor groups of `group` ranks. Each variant has its own context and groups. */
 static te_status on_ranks(const char *name, const te_plan *plan, int group, int micro_batches, const char *file,
                           te_context *ctx, te_comm *comm, int *same) {
-    static way w;
+    static variant w;
     char path[1024];
     te_comm_config config = te_comm_defaults();
     snprintf(path, sizeof path, "%s.%c", file, name[0]);

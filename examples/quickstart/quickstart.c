@@ -44,7 +44,7 @@ enum { ROWS = BATCH * SEQ };
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act),                \
     (linear, fc2, F, H), (bias, fc2_b, H), (add, x2)
 
-TE_SEQUENTIAL_WITH(TE_UNFUSED_, TE_UNFUSED_, apart, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
+TE_SEQUENTIAL_WITH(TE_UNFUSED_, TE_UNFUSED_, unfused, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(attention_module, DTYPE, ATTENTION(HIDDEN, HEADS))
 TE_SEQUENTIAL(mlp_module, DTYPE, MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(layer, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
@@ -60,44 +60,44 @@ static struct {
     te_batch batch;
 } at;
 
-static apart apart_m;
-static apart_saved apart_kept;
+static unfused unfused_m;
+static unfused_saved saved_unfused;
 static attention_module attention_m;
-static attention_module_saved attention_kept;
+static attention_module_saved saved_attention;
 static mlp_module mlp_m;
-static mlp_module_saved mlp_kept;
+static mlp_module_saved saved_mlp;
 static layer layer_m;
-static layer_saved layer_kept;
+static layer_saved saved_layer;
 
 /* An instance points to its parameters and gradients. The memory that forward saves in, and the workspace, are the
  * caller's. */
-#define BIND(list, m, kept, first_param, first_grad)                                                    \
+#define BIND(list, m, saved, first_param, first_grad)                                                    \
     TE_TRY(list##_bind(&m, at.params + (first_param), at.grads + (first_grad), &at.ctx));               \
-    TE_TRY(te_allocate(&at.ctx, &kept.memory, kept.bytes = list##_saved_bytes(ROWS)));                  \
+    TE_TRY(te_allocate(&at.ctx, &saved.memory, saved.bytes = list##_saved_bytes(ROWS)));                  \
     TE_TRY(te_context_reserve(&at.ctx, list##_workspace_bytes(&m, ROWS, &at.ctx)))
 
 static te_status bind_all(void) {
-    BIND(apart, apart_m, apart_kept, 0, 0);
-    BIND(layer, layer_m, layer_kept, 0, 0);
-    BIND(attention_module, attention_m, attention_kept, 0, 0);
-    BIND(mlp_module, mlp_m, mlp_kept, attention_module_param_bytes(), attention_module_grad_bytes() / sizeof(float));
+    BIND(unfused, unfused_m, saved_unfused, 0, 0);
+    BIND(layer, layer_m, saved_layer, 0, 0);
+    BIND(attention_module, attention_m, saved_attention, 0, 0);
+    BIND(mlp_module, mlp_m, saved_mlp, attention_module_param_bytes(), attention_module_grad_bytes() / sizeof(float));
     return TE_OK;
 }
 
 /* [steps] */
-static te_status step_apart(void) {
-    TE_TRY(apart_forward(at.y, &apart_kept, at.x, &apart_m, &at.batch, &at.ctx));
-    return apart_backward(at.dx, at.dy, &apart_kept, &apart_m, &at.batch, &at.ctx);
+static te_status step_unfused(void) {
+    TE_TRY(unfused_forward(at.y, &saved_unfused, at.x, &unfused_m, &at.batch, &at.ctx));
+    return unfused_backward(at.dx, at.dy, &saved_unfused, &unfused_m, &at.batch, &at.ctx);
 }
 static te_status step_modules(void) {
-    TE_TRY(attention_module_forward(at.middle, &attention_kept, at.x, &attention_m, &at.batch, &at.ctx));
-    TE_TRY(mlp_module_forward(at.y, &mlp_kept, at.middle, &mlp_m, &at.batch, &at.ctx));
-    TE_TRY(mlp_module_backward(at.dmiddle, at.dy, &mlp_kept, &mlp_m, &at.batch, &at.ctx));
-    return attention_module_backward(at.dx, at.dmiddle, &attention_kept, &attention_m, &at.batch, &at.ctx);
+    TE_TRY(attention_module_forward(at.middle, &saved_attention, at.x, &attention_m, &at.batch, &at.ctx));
+    TE_TRY(mlp_module_forward(at.y, &saved_mlp, at.middle, &mlp_m, &at.batch, &at.ctx));
+    TE_TRY(mlp_module_backward(at.dmiddle, at.dy, &saved_mlp, &mlp_m, &at.batch, &at.ctx));
+    return attention_module_backward(at.dx, at.dmiddle, &saved_attention, &attention_m, &at.batch, &at.ctx);
 }
 static te_status step_layer(void) {
-    TE_TRY(layer_forward(at.y, &layer_kept, at.x, &layer_m, &at.batch, &at.ctx));
-    return layer_backward(at.dx, at.dy, &layer_kept, &layer_m, &at.batch, &at.ctx);
+    TE_TRY(layer_forward(at.y, &saved_layer, at.x, &layer_m, &at.batch, &at.ctx));
+    return layer_backward(at.dx, at.dy, &saved_layer, &layer_m, &at.batch, &at.ctx);
 }
 static te_status step_infer(void) { return layer_infer(at.y, at.x, &layer_m, &at.batch, &at.ctx); }
 
@@ -105,8 +105,8 @@ static te_graph graph;
 static te_graph_pool pool; /* memory for tensors that belong to a graph: here there are none */
 static te_status step_record(const te_graph *g, const void *arg, te_context *ctx) {
     (void)g, (void)arg;
-    TE_TRY(layer_forward(at.y, &layer_kept, at.x, &layer_m, &at.batch, ctx));
-    return layer_backward(at.dx, at.dy, &layer_kept, &layer_m, &at.batch, ctx);
+    TE_TRY(layer_forward(at.y, &saved_layer, at.x, &layer_m, &at.batch, ctx));
+    return layer_backward(at.dx, at.dy, &saved_layer, &layer_m, &at.batch, ctx);
 }
 static te_status capture(void) {
     static void *memory;
@@ -210,7 +210,7 @@ static te_status run(int *same) {
     TE_TRY(te_model_randomize(&layer_m.model, 0.02f, 1, 0, ctx));
     printf("%d x %d tokens, hidden %d, ffn %d, %d heads, " TE_STRING(DTYPE) "; forward and backward:\n", BATCH, SEQ, HIDDEN,
            FFN, HEADS);
-    TE_TRY(show("1  every op a kernel of its own", step_apart, RESULTS, &ms, same));
+    TE_TRY(show("1  every op a kernel of its own", step_unfused, RESULTS, &ms, same));
     TE_TRY(show("2  two modules, fused", step_modules, RESULTS, &ms, same));
     TE_TRY(show("3  the layer as one list", step_layer, RESULTS, &ms, same));
     TE_TRY(capture());

@@ -178,7 +178,7 @@ static void *target_memory(size_t bytes) {
 }
 /* The same, for the values that forward saves. With --sp these include gathered tensors, which all ranks of the group
  * must be able to write. */
-static void *kept_memory(size_t bytes) {
+static void *saved_memory(size_t bytes) {
     void *p = NULL;
 #ifdef TE_COMM
     if (processes > 1) {
@@ -211,7 +211,7 @@ static void on_interrupt(int number) {
 #ifdef TE_COMM
 static te_comm comm;
 /* Largest tensor, in bytes, that ranks sum through each other's memory; each group allocates four times as much. */
-enum { MOST_PEER = 64 << 20 };
+enum { MAX_PEER = 64 << 20 };
 #endif
 /* Create the context and the groups of ranks; with CUDA each rank has its own device. folder: rank 0 writes a file there
  * by which the other ranks find it. bytes: the largest tensor that ranks sum or, with sp, that GEMMs gather and scatter
@@ -242,7 +242,7 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_
     snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* mpirun's number: different for each run */
     config.file = file, config.tensor = tensor;
     if (sp) config.overlap_bytes = bytes;
-    else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MOST_PEER));
+    else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MAX_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
     (void)folder, (void)bytes, (void)sp;
@@ -267,11 +267,11 @@ static double sum_over(const te_group *g, double x) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* the text: all files, and all files of all folders, on the command line, concatenated                               */
 
-enum { MOST_TEXT = 256 << 20, MOST_FILE = 4 << 20, MOST_NOTES = 5 };
+enum { MAX_TEXT = 256 << 20, MAX_FILE = 4 << 20, MAX_NOTES = 5 };
 typedef struct place { dev_t device; ino_t number; } place;
 typedef struct text {
     unsigned char *bytes;
-    size_t size, room;
+    size_t size, capacity;
     int files, left_out;
     place *folder; /* the folders that were read */
     int folders;
@@ -279,7 +279,7 @@ typedef struct text {
 
 /* Report a file that is not read; the first few by name. */
 static void leave_out(text *t, const char *path, const char *why) {
-    if (t->left_out++ < MOST_NOTES) fprintf(stderr, "train_gpt: left out %s: %s\n", path, why);
+    if (t->left_out++ < MAX_NOTES) fprintf(stderr, "train_gpt: left out %s: %s\n", path, why);
 }
 static void read_file(text *t, const char *path, size_t size) {
     FILE *f = fopen(path, "rb");
@@ -287,9 +287,9 @@ static void read_file(text *t, const char *path, size_t size) {
         leave_out(t, path, strerror(errno));
         return;
     }
-    if (t->size + size > t->room) {
-        t->room = 2 * (t->size + size);
-        t->bytes = (unsigned char *)realloc(t->bytes, t->room);
+    if (t->size + size > t->capacity) {
+        t->capacity = 2 * (t->size + size);
+        t->bytes = (unsigned char *)realloc(t->bytes, t->capacity);
         if (!t->bytes) die("out of memory", NULL);
     }
     const size_t got = fread(t->bytes + t->size, 1, size, f);
@@ -334,15 +334,15 @@ static void read_path(text *t, const char *path, const char *ending, int given) 
         if (given) die(strerror(errno), path);
         leave_out(t, path, strerror(errno));
     } else if (S_ISREG(s.st_mode)) {
-        const size_t n = strlen(path), k = ending ? strlen(ending) : 0, room = MOST_TEXT - t->size;
+        const size_t n = strlen(path), k = ending ? strlen(ending) : 0, remaining = MAX_TEXT - t->size;
         if (ending && (n < k || memcmp(path + n - k, ending, k))) return;
-        if (!given && s.st_size > MOST_FILE) leave_out(t, path, "larger than 4 MB; name it on the command line");
-        else if ((uint64_t)s.st_size <= room) read_file(t, path, (size_t)s.st_size);
-        else if (!given || !room) leave_out(t, path, "there are 256 MB of text already");
+        if (!given && s.st_size > MAX_FILE) leave_out(t, path, "larger than 4 MB; name it on the command line");
+        else if ((uint64_t)s.st_size <= remaining) read_file(t, path, (size_t)s.st_size);
+        else if (!given || !remaining) leave_out(t, path, "there are 256 MB of text already");
         else {
-            fprintf(stderr, "train_gpt: of %s only the first %zu bytes are read: 256 MB of text are the most\n", path,
-                    room);
-            read_file(t, path, room);
+            fprintf(stderr, "train_gpt: of %s only the first %zu bytes are read: at most 256 MB of text are used\n", path,
+                    remaining);
+            read_file(t, path, remaining);
         }
     } else if (S_ISDIR(s.st_mode)) {
         if (new_folder(t, &s)) read_folder(t, path, ending);
@@ -357,7 +357,7 @@ static text read_texts(char **path, int paths) {
     memset(&t, 0, sizeof t);
     if (!paths) read_path(&t, "/usr/include", ".h", 1);
     for (int i = 0; i < paths; i++) read_path(&t, path[i], NULL, 1);
-    if (t.left_out > MOST_NOTES) fprintf(stderr, "train_gpt: left out %d more\n", t.left_out - MOST_NOTES);
+    if (t.left_out > MAX_NOTES) fprintf(stderr, "train_gpt: left out %d more\n", t.left_out - MAX_NOTES);
     if (!t.size) die("no text found", paths ? path[0] : "/usr/include");
     free(t.folder);
     return t;
@@ -434,16 +434,16 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
-    size_t kept = 0;
+    size_t saved_bytes = 0;
     for (int i = 0; i < g->models; i++) {
         g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->model[i].plan, rows, &ctx)
                                       : te_plan_saved_bytes_of_rank_without_recipe(g->model[i].plan, rows, &ctx);
-        kept += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
+        saved_bytes += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
         const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
-    char *memory = (char *)kept_memory(kept);
+    char *memory = (char *)saved_memory(saved_bytes);
     for (int i = 0; i < g->models; i++) g->saved[i].memory = memory, memory += g->saved[i].bytes;
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
@@ -527,12 +527,12 @@ static corpus corpus_of(const text *t, int seq) {
     return c;
 }
 static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed) {
-    const int64_t from = validate ? c->train : 0, room = (validate ? c->total - c->train : c->train) - g->seq - 1;
+    const int64_t from = validate ? c->train : 0, places = (validate ? c->total - c->train : c->train) - g->seq - 1;
     const size_t bytes = (size_t)g->seq * sizeof(int32_t);
     for (int i = 0; i < g->batch; i++) {
         uint32_t r[4];
         te_philox(r, seed, number * (uint64_t)g->batch + (uint64_t)i, validate ? 2 : 1, 0);
-        const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)room);
+        const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)places);
         check(te_copy(&ctx, g->tokens + (size_t)i * (size_t)g->seq, window, bytes), "batch");
         check(te_copy(&ctx, g->labels + (size_t)i * (size_t)g->seq, window + 1, bytes), "batch");
     }
@@ -553,15 +553,15 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
 
 /* Byte number i, drawn from the logits; at temperature 0 the likeliest byte, the first one of a tie. */
 static int pick(const char *logits, te_dtype dtype, double temperature, uint64_t seed, uint64_t i) {
-    double p[256], most = -INFINITY, sum = 0;
+    double p[256], max = -INFINITY, sum = 0;
     int best = 0, next = 0;
     for (int k = 0; k < 256; k++) {
         p[k] = (double)te_load(logits, k, dtype);
         if (!isfinite(p[k])) die("a logit is not finite", NULL);
-        if (p[k] > most) most = p[k], best = k;
+        if (p[k] > max) max = p[k], best = k;
     }
     if (temperature == 0) return best;
-    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - most) / temperature);
+    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - max) / temperature);
     uint32_t r[4];
     te_philox(r, seed, i, 3, 0);
     double u = te_uniform(r[0]) * sum;
@@ -619,14 +619,14 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
 typedef struct point { long step; double loss, validation; } point; /* validation: NAN where it was not measured */
 typedef struct curve {
     point *p;
-    int count, room;
+    int count, capacity;
     FILE *tsv; /* one line is added at every report */
 } curve;
 
 static void curve_add(curve *c, long step, double loss, double validation) {
-    if (c->count == c->room) {
-        c->room = c->room ? 2 * c->room : 256;
-        c->p = (point *)realloc(c->p, (size_t)c->room * sizeof(point));
+    if (c->count == c->capacity) {
+        c->capacity = c->capacity ? 2 * c->capacity : 256;
+        c->p = (point *)realloc(c->p, (size_t)c->capacity * sizeof(point));
         if (!c->p) die("out of memory", NULL);
     }
     c->p[c->count].step = step, c->p[c->count].loss = loss, c->p[c->count++].validation = validation;
@@ -754,7 +754,7 @@ static int moments_of(const char *name) {
     return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1;
 }
 
-enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST_REPLICAS = 65536 };
+enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REPLICAS = 65536 };
 /* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
     if (o->tp > 1 && o->tp != GPT_RANKS) {
@@ -771,10 +771,10 @@ static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
         o->save < 0 || o->sample < 0 || o->tp < 1)
         die("batch, seq, accumulate, tp, dp and log must be positive, the other counts not negative", NULL);
-    if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
+    if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS)
         die("that batch is too large", NULL);
-    if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
-    if (o->dp > MOST_REPLICAS) die("--dp: 65536 replicas are the most", NULL);
+    if (o->accumulate > MAX_ACCUMULATE) die("--accumulate: at most 1048576 micro-batches a step", NULL);
+    if (o->dp > MAX_REPLICAS) die("--dp: at most 65536 replicas", NULL);
     if ((double)o->steps * (double)o->accumulate * (double)(o->batch * o->dp) > 9e18) /* the count of sequences has 64 bits */
         die("steps x accumulate x batch is too large", NULL);
     if (o->sample > INT_MAX) die("--sample is too large", NULL);
@@ -842,10 +842,10 @@ static options parse(int argc, char **argv, int *first_path) {
 /* the checkpoint: weights, optimizer, random state, and the options on which further steps depend. The number of     */
 /* steps so far is the optimizer's count of updates, made and skipped.                                                */
 
-enum { MOST_MODELS = 64, SETTINGS = 11 };
+enum { MAX_MODELS = 64, SETTINGS = 11 };
 typedef struct state {
-    te_named_model models[MOST_MODELS];
-    char name[MOST_MODELS][16], value[SETTINGS][64];
+    te_named_model models[MAX_MODELS];
+    char name[MAX_MODELS][16], value[SETTINGS][64];
     te_safetensors_pair pairs[SETTINGS];
     te_checkpoint all;
 } state;
