@@ -89,7 +89,7 @@ struct bench_graph {
 };
 
 enum { BENCH_ROUNDS = 9 };
-static const size_t bench_room = (size_t)1 << 30; // bytes of the copy's source, and of its destination
+static const size_t bench_copy_bytes = (size_t)1 << 30; // bytes of the copy's source, and of its destination
 
 // A copy that reads bytes / 2 and writes as many: cudaMemcpyAsync, or a plain kernel, which is faster at some sizes.
 static __global__ void bench_copy_kernel(uint4 *to, const uint4 *from, size_t n) {
@@ -102,13 +102,13 @@ static void bench_copy(size_t bytes, int i, bool kernel) {
     static char *from, *to;
     cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
     if (!from) {
-        bench_check(te_allocate(&bench_ctx, (void **)&from, bench_room), "memory");
-        bench_check(te_allocate(&bench_ctx, (void **)&to, bench_room), "memory");
-        bench_check(te_fill_normal(from, TE_bf16, (int64_t)(bench_room / 2), 0, 1, 9, 0, &bench_ctx), "copy");
+        bench_check(te_allocate(&bench_ctx, (void **)&from, bench_copy_bytes), "memory");
+        bench_check(te_allocate(&bench_ctx, (void **)&to, bench_copy_bytes), "memory");
+        bench_check(te_fill_normal(from, TE_bf16, (int64_t)(bench_copy_bytes / 2), 0, 1, 9, 0, &bench_ctx), "copy");
     }
-    size_t half = bytes / 2 / 16 * 16, at = half * 2 <= bench_room ? half * (size_t)i % (bench_room - half) / 16 * 16 : 0;
+    size_t half = bytes / 2 / 16 * 16, at = half * 2 <= bench_copy_bytes ? half * (size_t)i % (bench_copy_bytes - half) / 16 * 16 : 0;
     for (size_t part; half; half -= part, at = 0) {
-        part = std::min(half, bench_room - at);
+        part = std::min(half, bench_copy_bytes - at);
         if (!kernel) cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDeviceToDevice, stream);
         else bench_copy_kernel<<<(unsigned)((part / 16 + 1023) / 1024), 256, 0, stream>>>((uint4 *)(to + at), (const uint4 *)(from + at), part / 16);
     }
@@ -202,7 +202,7 @@ struct bench_case {
     const te_plan *plan;
     te_context *ctx = &bench_ctx;
     int64_t rows;
-    size_t kept, work, saved_bytes;
+    size_t allocated_before, work, saved_bytes; // allocated_before: how many blocks bench_memory had before this case
     std::vector<te_param> params;
     te_model m, *models[1] = {&m};
     te_recipes recipes; // used if the list has a recipe
@@ -211,7 +211,7 @@ struct bench_case {
     std::vector<std::vector<te_edge>> edges; // [set]: the list's extra inputs, without gradients
     std::vector<void *> x, y, dx, dy, workspace;
 
-    bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), kept(bench_memory.size()), params(TE_MAX_OPS * 2) {
+    bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), allocated_before(bench_memory.size()), params(TE_MAX_OPS * 2) {
         int count = 0;
         for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
         bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), (float *)bench_allocate(te_plan_grad_bytes(plan)), ctx), "bind");
@@ -236,7 +236,7 @@ struct bench_case {
     }
     ~bench_case() {
         ctx->workspace = nullptr, ctx->workspace_bytes = 0;
-        bench_release(kept);
+        bench_release(allocated_before);
     }
     bool from_tokens() const { return te__from_tokens(plan) != 0; }
     size_t in() const { return (size_t)rows * (size_t)plan->in * te_dtype_bytes(plan->dtype); }

@@ -23,7 +23,7 @@ int main() {
 #include "bench.h"
 
 enum { LAYERS = 12, HIDDEN = 768, HEADS = 12, SEQ = 1024, VOCABULARY = 50304, TOKENS = 50257, BATCH = 8, REPLAYS = 20 };
-static const double most_us = 3; // the largest mean gap that passes
+static const double limit_us = 3; // the largest mean gap that passes
 
 TE_SEQUENTIAL(embed, bf16, (embedding, wte, VOCABULARY, HIDDEN), (positions, wpe, SEQ, HIDDEN))
 TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, HIDDEN), (linear, qkv, HIDDEN, 3 * HIDDEN), (bias, qkv_b, 3 * HIDDEN),
@@ -265,12 +265,12 @@ int main(int argc, char **argv) {
     line("the same, kernels set up while the ones before them end", overlapped_us, 0);
     line("its " + std::to_string(count) + " kernels, copies and fills", busy, 0);
     line("the gaps between them, by CUPTI", total, 0);
-    line("mean gap, by CUPTI", mean, most_us);
-    line("mean gap, from the time of a replay without CUPTI less the kernels' times", std::max(0.0, of_replay - busy) / (double)(count - 1), most_us);
+    line("mean gap, by CUPTI", mean, limit_us);
+    line("mean gap, from the time of a replay without CUPTI less the kernels' times", std::max(0.0, of_replay - busy) / (double)(count - 1), limit_us);
     for (size_t i = 0; i < 5 && i < widest.size(); i++)
-        line("gap between " + pieces[widest[i]].name + " and " + pieces[widest[i] + 1].name, gap[widest[i]], most_us);
+        line("gap between " + pieces[widest[i]].name + " and " + pieces[widest[i] + 1].name, gap[widest[i]], limit_us);
     for (te_graph *g : {&overlapped, &plain, &traced}) te_graph_destroy(g);
     if (bench_tsv) fclose(bench_tsv);
-    return mean > most_us || cudaDeviceSynchronize() != cudaSuccess;
+    return mean > limit_us || cudaDeviceSynchronize() != cudaSuccess;
 }
 #endif

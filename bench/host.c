@@ -35,7 +35,7 @@ TE_SEQUENTIAL(rope_64, f32, (rope, r, 12, 12, 64))
 TE_SEQUENTIAL(cross_entropy_50257, f32, (cross_entropy, c, 50257))
 
 enum { ROUNDS = 7, WARM = 2, SETS = 48 };
-static const size_t room = (size_t)256 << 20; /* bytes of all sets of a step's tensors; also of memcpy's source and destination */
+static const size_t set_bytes = (size_t)256 << 20; /* bytes of all sets of a step's tensors; also of memcpy's source and destination */
 static te_context ctx;
 static FILE *tsv;
 static const char *only; /* run only models whose name contains this; null: all */
@@ -83,11 +83,11 @@ static void race(racer *r, int count) { /* run all alternately; a round takes so
     }
 }
 
-static char *copy_from, *copy_to; /* [room] */
+static char *copy_from, *copy_to; /* [set_bytes] */
 typedef struct copying { size_t half; int parts; } copying;
 static void copy_run(void *arg, int i) {
     const copying *c = (const copying *)arg;
-    const size_t at = c->half * (size_t)i % (room - c->half), part = c->half / (size_t)c->parts;
+    const size_t at = c->half * (size_t)i % (set_bytes - c->half), part = c->half / (size_t)c->parts;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) if (c->parts > 1)
 #endif
@@ -115,7 +115,7 @@ static void print(const char *model, const char *pass, const char *step, const c
 /* Time `run`, and its GEMMs alone or, if flops is 0, the copy. Returns the median in microseconds. */
 static double measure(const char *model, const char *pass, const char *step, const char *shape, void (*run)(void *, int), void *arg, double bytes,
                       double flops, products *bare) {
-    const size_t half = (size_t)te_min((int64_t)bytes / 2, (int64_t)room / 2); /* for a larger copy the rate of this one counts */
+    const size_t half = (size_t)te_min((int64_t)bytes / 2, (int64_t)set_bytes / 2); /* for a larger copy the rate of this one counts */
     copying one = {half, 1}, all = {half, 64};
     racer r[3] = {{run, arg, 0, {0}, 0, 0}, {flops > 0 ? products_run : copy_run, flops > 0 ? (void *)bare : &one, 0, {0}, 0, 0}, {copy_run, &all, 0, {0}, 0, 0}};
     const int count = flops <= 0 ? 3 : bare->count ? 2 : 1;
@@ -177,7 +177,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
     te_batch b = {0};
     b.batch = batch, b.seq = seq, b.labels = labels, b.ignore_index = -1;
     const size_t work = te_plan_workspace_bytes(plan, &m, rows, &ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
-    const int sets = (int)te_min(SETS, 2 + (int64_t)(room / (8 * (size_t)(in + out) + saved_bytes)));
+    const int sets = (int)te_min(SETS, 2 + (int64_t)(set_bytes / (8 * (size_t)(in + out) + saved_bytes)));
     float *x[SETS], *y[SETS], *dx[SETS], *dy[SETS], *workspace[SETS];
     te_saved saved[SETS];
     for (int i = 0; i < sets; i++) {
@@ -238,8 +238,8 @@ int main(int argc, char **argv) {
     if (tsv) fprintf(tsv, "# the host, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\n", argc > 2 ? argv[2] : "unknown");
     only = argc > 3 ? argv[3] : 0;
     check(te_context_create(&ctx, 0, 1), "context");
-    copy_from = (char *)allocate(room), copy_to = (char *)allocate(room), held = 0; /* `release` does not free these two */
-    memset(copy_from, 1, room), memset(copy_to, 1, room);
+    copy_from = (char *)allocate(set_bytes), copy_to = (char *)allocate(set_bytes), held = 0; /* `release` does not free these two */
+    memset(copy_from, 1, set_bytes), memset(copy_to, 1, set_bytes);
     steps(gpt768_plan(), 4, 64), steps(gpt768_plan(), 1, 256);
     steps(layernorm_768_plan(), 1, 4096), steps(rmsnorm_768_plan(), 1, 4096);
     steps(layernorm_4096_plan(), 1, 1024), steps(rmsnorm_4096_plan(), 1, 1024);

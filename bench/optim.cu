@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     parameters p;
     for (int rule = 0; rule < TE_RULE_COUNT; rule++)
         for (int form = 0; form < (rule == TE_RULE_muon ? 3 : 4); form++) { // form 0: all in f32; 1: moments in bf16; 2: and no f32 copy of the weights; 3: moments in 8 bits
-            const size_t kept = bench_memory.size();
+            const size_t allocated_before = bench_memory.size();
             te_adamw opt;
             te_adamw_config config = rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : rule == TE_RULE_muon ? te_muon_defaults(1e-3f) : te_adamw_defaults(1e-4f);
             config.moments = form == 3 ? TE_e4m3 : form ? TE_bf16 : TE_f32, config.no_master = form == 2;
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
             if (rule == TE_RULE_muon)
                 printf("  %.1f MB: a copy takes %.0f us; %.2f TFLOP at %.0f TFLOP/s: %.0f us; floor %.0f us, %.2f of the time\n", f.bytes / 1e6, copy, f.flops / 1e12,
                        peak / 1e12, products, copy + products, (copy + products) / r.us);
-            bench_release(kept);
+            bench_release(allocated_before);
         }
     bench_release();
     return bench_close();

@@ -51,7 +51,7 @@ class Racer:
     def __init__(self, what, step, variant, shape, f, sets, runs, graph=True):
         self.row = (what, step, variant, shape)
         self.f, self.sets, self.runs, self.long, self.graph, self.us = f, sets, runs, not graph, None, []
-        self.kept = [None] * sets
+        self.results = [None] * sets
         for i in range(max(3, min(sets, 4))):
             self.one(i)  # compiles, loads, and allocates
         torch.cuda.synchronize()
@@ -67,8 +67,8 @@ class Racer:
                 note(f"{' '.join(self.row)}: without a graph, {reason(e)}")
 
     def one(self, i):
-        self.kept[i % self.sets] = None
-        self.kept[i % self.sets] = self.f(i % self.sets)
+        self.results[i % self.sets] = None
+        self.results[i % self.sets] = self.f(i % self.sets)
 
     def round(self):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

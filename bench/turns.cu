@@ -41,11 +41,11 @@ double products_gain(int which, int m, int n, int k) {
 
 int main() {
     const int m = 8192, shapes[][2] = {{12288, 4096}, {4096, 4096}, {16384, 4096}, {4096, 16384}};
-    const size_t most = (size_t)16384 * 16384 * 4;
+    const size_t bytes = (size_t)16384 * 16384 * 4;
     void *a = nullptr, *b = nullptr, *out = nullptr;
     const char *error = turns_open(nullptr);
-    if (!error && (te_allocate(&context, &a, most) || te_allocate(&context, &b, most) || te_allocate(&context, &out, most) ||
-                   te_fill_normal(a, TE_bf16, most / 2, 0, 1, 1, 0, &context) || te_fill_normal(b, TE_bf16, most / 2, 0, 1, 1, 1, &context)))
+    if (!error && (te_allocate(&context, &a, bytes) || te_allocate(&context, &b, bytes) || te_allocate(&context, &out, bytes) ||
+                   te_fill_normal(a, TE_bf16, bytes / 2, 0, 1, 1, 0, &context) || te_fill_normal(b, TE_bf16, bytes / 2, 0, 1, 1, 1, &context)))
         error = te_last_error(&context);
     context.gemm_custom = 0; // cuBLASLt only
     for (const auto &shape : shapes)
