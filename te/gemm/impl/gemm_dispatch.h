@@ -10,8 +10,8 @@
  *   gemm_host.h on a CPU
  *
  * The first three take pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
- * For other patterns te/linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy). In a
- * build without cuBLASLt the rules select the custom kernels for many more sizes.
+ * For other patterns te/linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy).
+ * In a build without cuBLASLt the rules select the custom kernels for many more sizes.
  *
  * te_context.gemm_custom: 0: no custom kernels; 1: if the rules below expect one to be faster; 2: if one supports the
  * GEMM. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
