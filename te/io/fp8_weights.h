@@ -223,8 +223,8 @@ TE_API te_status te__fp8_write(const char *path, const te__fp8_tensors *l, const
     return status;
 }
 /* Write the models' parameters (the weights of GEMMs under a recipe in FP8, with their scales) and a checksum. The
- * models must be part of a te_recipes, or have been loaded by te_fp8_weights_load. Waits for the stream. Errors: a
- * weight that is not in FP8; a tensor group of several ranks; the errors of te_safetensors_write. */
+ * models must be under a te_recipes, or have been loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight
+ * that is not in FP8; a tensor group of several ranks; the errors of te_safetensors_write. */
 TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *models, int count, te_context *ctx) {
     te__fp8_tensors l;
     TE_TRY(te__fp8_check_models(models, count, "te_fp8_weights_save", ctx));
