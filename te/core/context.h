@@ -22,7 +22,7 @@
 
 struct te_context;
 
-/* A target's memory functions. Both addresses of `copy` may be in host or in target memory. */
+/* A target's memory functions. Each of the two addresses that `copy` takes may be in host or in target memory. */
 typedef struct te_target {
     const char *name; /* "cuda" or "host" */
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
@@ -50,12 +50,13 @@ typedef struct te_context {
                         * instead of cuBLASLt: 0: none; 1 (default): those that are expected to be faster with them; 2:
                         * all that these kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
-                                     * in which blocks finish, so the bits may differ between runs; 0 (default): in a
-                                     * fixed order */
+                                     * in which blocks finish, so results may differ between runs; 0 (default): it
+                                     * accumulates in a fixed order, so results are bitwise reproducible */
     int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0 never, 1 (default) from compute
                         * capability 9.0 on */
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
-    int replay;        /* CUDA: how many graphs of passes are cached; 0: no graphs, launch kernel by kernel */
+    int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
+                        * one by one */
     void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
                                       * yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
@@ -132,8 +133,9 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Grow the workspace to at least this many bytes. Apart from the creation of a context this is the only call that
- * allocates: call it after the models are bound and before the first step. Waits for the stream if it has to grow. */
+/* Grow the workspace to at least this many bytes. Apart from the creation of a context, this is the only call that
+ * allocates: call it after the models are bound and before the first step. If the workspace has to grow, the call waits
+ * for the stream. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));
@@ -155,7 +157,7 @@ TE_API void te_context_destroy(te_context *ctx) {
     memset(ctx, 0, sizeof *ctx);
 }
 
-/* Read and write the random state, for a checkpoint. Both wait for the stream. */
+/* Read or write the random state, for a checkpoint. Both functions wait for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));

@@ -258,8 +258,9 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
-    if (a < 0x38800000u) {                                   /* below 2^-14, subnormal: the step is 2^-24 */
-        /* the last bit of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
+    if (a < 0x38800000u) {                                   /* below 2^-14 numbers are subnormal, and 2^-24 apart (the
+                                                              * step) */
+        /* the unit in the last place of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }

@@ -60,7 +60,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* *x becomes the group's maximum, in every lane; NaNs are ignored. */
+/* Set *x, in every lane, to the maximum of *x over the group; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
@@ -72,7 +72,7 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* The maximum over 16 neighbouring lanes. The whole warp must call this. */
+/* The maximum of x over the 16 neighbouring lanes that this lane belongs to. The whole warp must call this. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
@@ -126,7 +126,7 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
-/* The maximum of m and the bits of |v[0]| to |v[7]|. */
+/* The maximum of m and of the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
     float f = te_float_of_bits(m); /* the absolute value is an operand modifier of max.f32 and takes no extra

@@ -30,7 +30,7 @@ struct te_group;
  * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* y[size, count] = x[count] of each rank */
+    /* row r of y[size, count] = x[count] of rank r */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     /* y[count] = the sum over ranks of row `rank` (this rank's index) of x[size, count] */

@@ -91,9 +91,10 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  * before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* the context's own stream, while ctx->stream is the side stream */
-    int was_recording;    /* the launches of a pass were being recorded (graph_replay.h) */
-    int has_work;         /* work was enqueued since the last join */
+    void *main_stream;    /* between enter and leave: the context's own stream, because ctx->stream is the side stream
+                           * then */
+    int was_recording;    /* 1: when enter was called, the launches of a pass were being recorded (graph_replay.h) */
+    int has_work;         /* 1: work was enqueued since the last join */
 } te_side_stream;
 
 #if TE_CUDA
@@ -116,7 +117,7 @@ TE_API void te_side_stream_close(te_side_stream *s) {
     if (s->stream) (void)cudaStreamDestroy((cudaStream_t)s->stream);
     memset(s, 0, sizeof *s);
 }
-/* Stream `later` waits for the work that is enqueued on stream `earlier` now. */
+/* Make stream `later` wait for all work that has been enqueued on stream `earlier` so far. */
 TE_API te_status te__side_stream_wait(const te_side_stream *s, void *later, void *earlier, te_context *ctx) {
     const cudaEvent_t event = (cudaEvent_t)s->event;
     TE_TRY(te__cuda_status(ctx, cudaEventRecord(event, (cudaStream_t)earlier), "side stream"));

@@ -28,9 +28,9 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
 /* The absent tensor: passed as a dx that is not needed, or as the x of a list that begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
-/* An extra input or output of a list. Forward: the op `(input, name, width)` reads `value`, `(output, name)` writes it.
- * Backward: `(input, ...)` writes `grad` (null: not wanted), `(output, ...)` reads it. All are [rows, width] of the
- * model's dtype. */
+/* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
+ * writes `value`. In backward, `(input, ...)` writes `grad` (null: not wanted), and `(output, ...)` reads `grad`. All
+ * are [rows, width] of the model's dtype. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -45,11 +45,12 @@ typedef struct te_batch {
     int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
     float loss_scale;      /* d(total loss)/d(loss of one row), used if backward gets no dy; often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
-    int position;          /* position of each sequence's first token, for rope and learnt positions */
+    int position;          /* the position of each sequence's first token, for rope and learnt positions */
     const int32_t *positions; /* [rows], the position that rope uses for each row, in any order; target memory. null:
                                * the position is `position` plus the row's index in its sequence. Backward must get the
                                * same positions as forward */
-    const te_edge *edges;  /* extra inputs and outputs of the list, by name; names of other lists are skipped */
+    const te_edge *edges;  /* the extra inputs and outputs of the list, by name; entries whose names the list does not
+                            * have are ignored */
     int edge_count;
     /* Sequences of different lengths (packed, "varlen"): the batch * seq rows hold `sequences` sequences one after the
      * other, sequence i in rows cu_seqlens[i] to cu_seqlens[i + 1] - 1; cu_seqlens[0] is 0, cu_seqlens[sequences] the
@@ -58,9 +59,9 @@ typedef struct te_batch {
      * values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
-    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then writes y. A
-                           * list that ends in linear, cross_entropy then computes its logits only once
-                           * (te/linear/impl/linear_cross_entropy.h) */
+    int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
+                           * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
+                           * once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
                               * loss_scale (te/ops/loss_mean.h); null: no division */
     int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
@@ -102,7 +103,7 @@ TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows 
 /* Find by binary search the sequence that tile number `tile` belongs to; the number may be one that belongs to no tile.
  * If size is 0, `tile` is instead the index of a row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
-    int low = 0, high = s->count; /* invariant: the sequence is in [low, high) */
+    int low = 0, high = s->count; /* invariant: the index of the sequence is in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
     while (high - low > 1) {
         const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
@@ -122,12 +123,12 @@ TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
  * sequence that begins before the end of the previous one is taken to begin at that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
-    int index, tile; /* its index; the number of its first tile */
+    int index, tile; /* index: the current sequence's index; tile: the number of its first tile */
     int next;        /* the first row of the next sequence */
     int next_tile;   /* the number of the next sequence's first tile */
 } te_sequence_cursor;
 
-/* Move to sequence i, which begins at row `from` or later. */
+/* Move to sequence i, clipped to rows from `from` on. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -139,7 +140,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move to the sequence of this tile. */
+/* Move to the sequence that tile number `tile` belongs to. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

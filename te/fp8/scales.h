@@ -46,8 +46,10 @@ typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
     TE_SCALING_TENSORWISE,   /* one scale */
     TE_SCALING_ROWWISE,      /* one for each row: [rows] */
-    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 of a row: [ceil(cols / 128), rows]; te_blockwise_1d_scale_at */
-    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128: [ceil(rows / 128), ceil(cols / 128) rounded up to 4] */
+    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
+                              * te_blockwise_1d_scale_at */
+    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to a
+                              * multiple of 4] */
     TE_SCALING_COUNT
 } te_scaling;
 
@@ -99,16 +101,16 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 typedef struct te_scales {
     float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
     float *scale;      /* [count], values are multiplied by it before rounding; initially 1 */
-    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which products multiply by */
+    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which GEMMs multiply by */
     float *format_max; /* [count], the largest number of the tensor's format */
     float *history;    /* [count, length], a ring buffer of amax for each tensor; initially 0 */
-    int32_t *at;       /* [count], the ring's entry for the next amax */
+    int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
     int count, length;
-    void *memory; /* all of the above in one piece, for a checkpoint */
+    void *memory; /* the one piece of memory that holds all of the above, for a checkpoint */
     size_t bytes;
 } te_scales;
 
-/* Which amax of the history sets the scale. */
+/* Which amax the scale is computed from: the largest or the most recent one of the history. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
@@ -127,7 +129,8 @@ TE_API te_scale_rule te__scale_rule_current(void) {
 enum {
     TE_SCALES_MAX_HISTORY = 1024,
     TE_SCALES_MAX_MARGIN = 64,
-    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* cuBLASLt needs a scale at a multiple of 16 bytes */
+    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* cuBLASLt needs each scale at an address that is a multiple of 16
+                                              * bytes */
 };
 
 /* The address of 1 / scale of tensor i, for GEMMs. */
@@ -136,7 +139,7 @@ TE_API const float *te_scales_inverse(const te_scales *s, int i) {
 }
 
 TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
-/* Bytes of target memory for the scales of `count` tensors with histories of this length. */
+/* The bytes of target memory that the scales of `count` tensors with histories of this length take. */
 TE_API size_t te_scales_bytes(int count, int length) {
     return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_INVERSE_STRIDE) +
            te__scales_part((int64_t)count * length);
@@ -157,7 +160,7 @@ TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
-/* The scale for an amax that is passed as bits; 1 if it is 0, infinite or NaN. */
+/* The scale for an amax that is passed as the bits of a float; 1 if the amax is 0, infinite or NaN. */
 TE_BOTH float te_scale_of_amax_bits(uint32_t amax, float format_max, const te_scale_rule *rule) {
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), format_max, rule) : 1.0f;
 }
@@ -279,8 +282,9 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
-/* Change the formats of the tensors. formats: [count], host memory. Each scale is multiplied by the ratio of the
- * formats' largest numbers. Waits for the stream. Errors: TE_ERROR_FORMAT if the state has unknown formats; it is then
+/* Change the FP8 formats of the tensors. formats: the new formats, [count], host memory. Each scale is multiplied by
+ * the ratio of the largest number of the new format to that of the old one. Waits for the stream. Errors:
+ * TE_ERROR_FORMAT if the old formats, which are read from the state, are not FP8 formats; the state is then
  * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);

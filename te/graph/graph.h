@@ -57,7 +57,8 @@ TE_API te_named te_named_tensor(const char *name, te_tensor t) {
     n.name = name, n.tensor = t;
     return n;
 }
-/* Tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] is the tensor [count, 1]. */
+/* For tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] becomes the tensor [count,
+ * 1]. */
 TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count) {
     return te_named_tensor(name, te_matrix((void *)(uintptr_t)p, TE_f32, count, 1));
 }
@@ -103,7 +104,8 @@ typedef struct te_graph {
     const char *name;
     te_graph_fn run;
     const void *arg;
-    te__static *tensor; /* [in_count + out_count]; one host allocation with the copies of arg and the names */
+    te__static *tensor; /* [in_count + out_count]; in one host allocation together with the copies of arg and of the
+                         * names */
     int in_count, out_count;
     void *exec, *workspace; /* exec: a cudaGraphExec_t; workspace: the context's workspace at the time of the capture */
     size_t workspace_bytes;
@@ -325,7 +327,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Find the graph's input that in[i] names, check in[i], and store its address as that input's source. */
+/* Find the input of the graph that in[i] stands for, check in[i], and store the address of its data as the input's
+ * source. */
 TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;

@@ -55,8 +55,8 @@ typedef struct te_checkpoint {
     int random;                          /* 1: the context's random state is in the file */
     const te_safetensors_pair *metadata; /* strings to save; te_checkpoint_load does not use them */
     int metadata_count;
-    int force;           /* 1: save numbers even if they are not finite; load even if the checksum or the lists are
-                            wrong */
+    int force;           /* 1: save tensors even if they have infinities or NaNs; load even if the checksum or the lists
+                            are wrong */
     te_recipes *recipes; /* null: not in the file */
 } te_checkpoint;
 

@@ -20,7 +20,7 @@ enum { TE_CHECKSUM_PART = 32 }; /* bytes that the four lanes process at a time *
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* the last bytes % 32 bytes, held until 32 are complete */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input, held until 32 are complete */
 } te_checksum;
 
 /* One step of a lane. The odd factor, like that in te_checksum_begin, is a constant of xxHash64 (Collet) and has no

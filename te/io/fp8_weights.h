@@ -30,7 +30,7 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* Must stay at its address: the models point to it. */
+/* The struct must stay at its address, because the models point to it. */
 typedef struct te_fp8_weights {
     te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
 } te_fp8_weights;
@@ -144,7 +144,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* The same for a tensor that is the scale of the GEMM's input: "h0.fc1.input_scale". */
+/* The same for a tensor that holds the scale of a GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];

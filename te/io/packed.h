@@ -33,7 +33,7 @@ typedef struct te_packed {
     int64_t rows;           /* how many rows of the parameter this part has, counted over all ranks; they follow the
                                rows of the previous part. 0: all remaining rows. Of a parameter with one row (a bias),
                                columns are counted instead */
-    int transposed;         /* 1: the file has this part as [in, out] */
+    int transposed;         /* 1: the file has this part transposed, as [in, out] */
 } te_packed;
 
 /* A list of views and their names, for te_safetensors_load and te_safetensors_write. */
@@ -61,7 +61,7 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* Below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts units. */
 
-/* The parameter that `part` names; null: there is none. */
+/* Find the parameter that `part` names; null if there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
     for (int i = 0; i < m->param_count; i++)
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];

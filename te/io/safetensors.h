@@ -209,7 +209,7 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
         const int64_t first = want->sliced ? want->first[0] * cols : 0;
         return te__safetensors_get(f, to, (size_t)n * size, begin + (uint64_t)(first + at) * size, ctx);
     }
-    for (int64_t k = at; k < at + n;) { /* one row of the slice, or a part of it, at a time */
+    for (int64_t k = at; k < at + n;) { /* each iteration reads one row of the slice, or a part of a row */
         const int64_t in_row = te_min(width - k % width, at + n - k);
         const int64_t first = (want->first[0] + k / width) * cols + want->first[1] + k % width;
         TE_TRY(te__safetensors_get(f, to, (size_t)in_row * size, begin + (uint64_t)first * size, ctx));

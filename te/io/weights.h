@@ -111,7 +111,7 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove the dtype, and the ops that weights do not depend on, from a text, in place. */
+/* Remove from a text, in place, the dtype and the ops that weights do not depend on. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy "};
     char *to = text;
@@ -254,7 +254,7 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;
-    int on_device = TE_CUDA; /* a variable: nvcc would warn of unreachable code behind a constant */
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
     TE_TRY(te__check_target(ctx, "te_weights_use"));
     TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
                "te_weights_use: the weights lie in host memory, and the target is %s; te_weights_load copies them",

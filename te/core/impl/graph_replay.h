@@ -281,7 +281,7 @@ TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     }
     return 1;
 }
-/* Set the recorded arguments, grids and block sizes in graph r. Returns 0 on failure. */
+/* Update the arguments, grids and block sizes in graph r to the recorded ones. Returns 0 on failure. */
 TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);

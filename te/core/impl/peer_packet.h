@@ -49,12 +49,12 @@ TE_FN void te_packet_poll(te_packet *v, const void *from) {
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32);
     v->w[2] = (uint32_t)high, v->w[3] = (uint32_t)(high >> 32);
 }
-/* Make the memory empty for the next packet. */
+/* Set all bits of the memory, so that the next packet can arrive there. */
 TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* The same for a packet's first eight bytes only. */
+/* te_packet_send and te_packet_poll for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -186,7 +186,7 @@ TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int a
     }
 }
 
-/* The same for a packet's first eight bytes only. */
+/* te_packet_load and te_packet_store for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
     v->w[0] = v->w[1] = 0;

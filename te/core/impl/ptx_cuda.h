@@ -17,8 +17,8 @@
 
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Load 16 bytes from shared memory. This load and the next two functions are ordered with other accesses (volatile,
- * memory clobber), so that the compiler does not move them ahead of the wait for asynchronous copies. */
+/* Load 16 bytes from shared memory. The asm statements of this function and the next two are volatile and have a memory
+ * clobber, so that the compiler does not move them ahead of the wait for asynchronous copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -79,7 +79,7 @@ TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
         "r"(cta)
         : "memory");
 }
-/* Wait until the phase of this parity (0 or 1) has completed. */
+/* Wait until the barrier's phase with the parity `phase` (0 or 1) has completed. */
 TE_FN void te__barrier_wait(uint32_t bar, int phase) {
     asm volatile(
         "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::

@@ -37,7 +37,7 @@ enum {
     TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation reads dy and both halves of x */
 };
 
-/* The outputs of a cast. All pointers are to target memory. */
+/* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* [rows, cols] and its transpose [cols, yt_cols]; null: not wanted */
     float *amax;        /* set to the maximum of itself and all |v|, before scaling; null: not wanted */
@@ -47,8 +47,8 @@ typedef struct te_fp8_out {
     int64_t yt_cols;    /* rows, or up to 127 more for GEMMs that need a multiple of 16; the additional columns are
                          * zeros */
     te_dtype to;        /* e4m3 or e5m2 */
-    const te_rng *rng;  /* of stochastic rounding: the random state */
-    uint32_t stream;    /* of stochastic rounding: this tensor's stream of random numbers */
+    const te_rng *rng;  /* for stochastic rounding: the random state */
+    uint32_t stream;    /* for stochastic rounding: this tensor's stream of random numbers */
 } te_fp8_out;
 
 /* The two functions that a kernel is made from. load: loads the eight elements that begin at (row, col) from each
@@ -135,7 +135,8 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute and cast a lane's piece; store it to y and to the transposed tile. Returns the bits of the largest |v|. */
+/* Compute and cast a lane's piece, and store the result to y and to the transposed tile. Returns the bits of the
+ * largest |v|. */
 TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
                                   te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
                                   const te_fp8_piece at) {
