@@ -8,9 +8,9 @@
  *                   TE_GPT_BLOCK(b0, H, 4 * H, 12, 0.1f), TE_GPT_BLOCK(b1, H, 4 * H, 12, 0.1f),
  *                   TE_LAYERNORM_LINEAR_NO_BIAS(head, H, V), (cross_entropy, loss, V))
  *
- * Each macro expands to a list of ops and nothing else. If you need a different list, copy the macro from here and
- * change it. `b` is the prefix of the names of the macro's ops, so a list can hold several blocks. H: hidden size, F:
- * inner size of the MLP, HEADS: number of q heads, KV: number of k heads and of v heads (grouped-query attention), D:
+ * Each macro expands to nothing but a list of ops. If you need a different list, copy the macro from here and change
+ * it. `b` is the prefix of the names of the macro's ops, so a list can hold several blocks. H: hidden size, F: inner
+ * size of the MLP, HEADS: number of q heads, KV: number of k heads and of v heads (grouped-query attention), D:
  * head_dim, P: dropout probability. NORM, ACT and GATED are kinds of ops, such as layernorm, gelu and swiglu.
  *
  * The ops of a block have these names; a block that lacks an op lacks its name: b_x1, b_norm1, b_qkv, b_qkv_bias,
@@ -198,8 +198,7 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* if N does not divide WIDTH the width is 0,
-                                                                       * which does not compile */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* 0, which does not compile, if uneven */
 /* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
  * the MLP. HALVES: 2 if the MLP is gated, so that this linear produces two matrices; else 1. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \

@@ -44,11 +44,11 @@ typedef struct te_context {
     uint32_t *tickets; /* CUDA: an atomic counter from which a kernel's blocks draw work; 0 before and after a kernel */
     void *gemm;        /* the state of matrix products, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;     /* 1: on first use, time the candidates for each matrix product (te/gemm/gemm.h); 0 (default): do
-                        * not */
+    int gemm_tune;     /* 1: time the candidates for each matrix product on its first use (te/gemm/gemm.h); 0 (default):
+                        * no timing */
     int gemm_custom;   /* CUDA: which matrix products, and patterns that begin with one, use this library's own kernels
-                        * instead of cuBLASLt: 0: none; 1 (default): those that are expected to be faster with them; 2:
-                        * all that these kernels support (te/gemm/impl/gemm_dispatch.h) */
+                        * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with them, 2 all
+                        * that these kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
                                      * in which blocks finish, so results may differ between runs; 0 (default): it
                                      * accumulates in a fixed order, so results are bitwise reproducible */

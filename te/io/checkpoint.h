@@ -35,14 +35,15 @@
  *
  *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter is
  *                 saved with its owner.
- *     optimizer   "adamw.master.h0.fc1.weight" if there are master weights, F32; "adamw.m.h0.fc1.weight" and
- *                 "adamw.v.h0.fc1.weight" of the moments' dtype, but BF16 for moments in 8 bits, whose values all fit
- *                 bf16 (loading converts from any format to any, as with weights). "adamw.step", I64 [2]: updates made
- *                 and steps skipped. For parameters that SGD updates the prefix is "sgd." instead, for those of Muon
- *                 "muon."; their counts are "sgd.step" and "muon.step". Frozen parameters have no such tensors.
+ *     optimizer   "adamw.master.h0.fc1.weight", F32, if there are master weights; "adamw.m.h0.fc1.weight" and
+ *                 "adamw.v.h0.fc1.weight", of the moments' dtype. Moments in 8 bits are saved as BF16, which represents
+ *                 all their values exactly (loading converts from any format to any, as with weights). "adamw.step",
+ *                 I64 [2]: the number of updates made and the number of steps skipped. For parameters that SGD updates,
+ *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
+ *                 "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step was made, and the number of GEMMs
- *                 under a recipe.
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [2]: 1 if a step was made, else 0, and the number of
+ *                 GEMMs under a recipe.
  *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
  *                 another list is an error that names the op that differs, even if the shapes agree; collectives are
