@@ -10,13 +10,15 @@
  *     status = te__new_file_write(&f, text, bytes, ctx);
  *     status = te__new_file_close(&f, status, ctx);           // replaces path, or removes the temporary file
  *
- * Guarantees for a new file: - The temporary file belongs to this writer alone: its name is new (O_EXCL), and no
- * symbolic link is followed to create it. If two processes write to the same path, the last one to finish wins; at
- * every moment the path is a complete file. A process that is killed while it writes leaves its temporary file behind.
- * - The content and then the folder are on the disk (fsync) before the close returns TE_OK. - A replaced file keeps its
- * permissions, and its owner where the system allows it. A file that may not be written is refused. - A symbolic link
- * stays: the file that it leads to is replaced, in its own folder. A dangling link is refused, as are devices, FIFOs,
- * sockets and folders.
+ * Guarantees for a new file:
+ * - The temporary file belongs to this writer alone: its name is new (O_EXCL), and no symbolic link is followed to
+ *   create it. If two processes write to the same path, the last one to finish wins; at every moment the path is a
+ *   complete file. A process that is killed while it writes leaves its temporary file behind.
+ * - The content of the file, and then its folder, are on the disk (fsync) before the close returns TE_OK.
+ * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
+ *   is not replaced; the call returns an error.
+ * - A symbolic link stays: the file that it leads to is replaced, in its own folder. A dangling link is refused, as are
+ *   devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H

@@ -2,11 +2,14 @@
  *
  * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels only 2 us. Therefore a pass of a
  * model records its launches (te__launch_or_record): kernels with the bytes of their arguments, cuBLASLt calls, and
- * fills. At the end of the pass (te_launch_flush): 1. if a cached graph has exactly these launches, it is launched; 2.
- * else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (10 us a kernel, once; 0.1 MB of
- * device memory a pass); 3. else the least recently used graph with the same kernels gets the new arguments (1 us a
- * kernel); 4. else, and while the stream is being captured, the launches go out one by one. In each case the kernels
- * run in the order of the plan, so the results are bitwise identical.
+ * fills. At the end of the pass (te_launch_flush):
+ *   1. if a cached graph has exactly these launches, that graph is launched;
+ *   2. else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (this takes 10 us for each
+ *      kernel, once, and 0.1 MB of device memory for each pass);
+ *   3. else the least recently used graph with the same kernels gets the new arguments (1 us for each kernel) and is
+ *      launched;
+ *   4. else, and whenever the stream is being captured, the launches are enqueued one by one.
+ * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
  * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
  * Measurements: docs/notes/core.md.
