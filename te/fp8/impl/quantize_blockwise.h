@@ -258,8 +258,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks per SM; fewer for f32, because x then takes
-                                                                    * more registers */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks per SM; x takes more registers in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
  * *ctx). */

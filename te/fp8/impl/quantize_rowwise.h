@@ -102,8 +102,7 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks per SM; fewer for f32, because x then takes
-                                                                  * more registers */
+#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks per SM; x takes more registers in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
  * *ctx). */
