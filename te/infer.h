@@ -1,5 +1,5 @@
 /* infer.h -- te.h for programs that only run inference: without optimizers, training checkpoints and groups of ranks. A
- * program that includes it instead of te.h compiles faster and does the same.
+ * program that includes infer.h instead of te.h compiles faster and has the same results.
  *
  * Do this:
  *     #include "te/infer.h"

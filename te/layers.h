@@ -13,9 +13,8 @@
  * size of the MLP, HEADS: number of q heads, KV: number of k heads and of v heads (grouped-query attention), D:
  * head_dim, P: dropout probability. NORM, ACT and GATED are kinds of ops, such as layernorm, gelu and swiglu.
  *
- * The ops of a block have these names; a block that lacks an op lacks its name: b_x1, b_norm1, b_qkv, b_qkv_bias,
- * b_rope, b_attention, b_proj, b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias,
- * b_drop2.
+ * Names of the ops in a block (not every block has all of these ops): b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope,
+ * b_attention, b_proj, b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
  */
 #ifndef TE_LAYERS_H
 #define TE_LAYERS_H

@@ -6,8 +6,8 @@
  *
  * A layer is a list of small ops; the fusion list te/fuse/fusions.h says which sequences of ops become one kernel. A
  * list that nvcc compiles runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT). A list that a C11 compiler compiles
- * runs on the host; there -DTE_CBLAS with a CBLAS library makes matrix products fast, and -fopenmp makes it use several
- * threads.
+ * runs on the host; there -DTE_CBLAS with a CBLAS library makes matrix products fast, and -fopenmp lets kernels run on
+ * several threads.
  */
 #ifndef TE_H
 #define TE_H
