@@ -39,13 +39,13 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The count, or 1 where there is none or it is 0. */
+/* The divisor of the sum: the count, or 1 if there is no count or it is 0. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return a->count && *a->count > 0.0f ? *a->count : 1.0f;
 }
 
 /* out (+)= the sum of the losses / count, or the number of labels that are not ignored. Each lane sums in double.
- * Bytes: 4 a row read. */
+ * Memory traffic: reads 4 bytes for each row. */
 TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
@@ -87,7 +87,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     a.accumulate = accumulate;
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* mean[1] (+)= the sum of loss[rows] / count[1]; where the count is 0, the sum. Otherwise as te_count_labels. */
+/* mean[1] (+)= the sum of loss[rows] / count[1]; if the count is 0, the sum is not divided. The pointers and errors are
+ * as for te_count_labels. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;

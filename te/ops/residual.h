@@ -105,8 +105,8 @@ TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place 
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
 /* Backward: stores v, this use's contribution to the gradient of the fork's value. The use that comes first in backward
- * stores it and continues with the rounded value; each other one adds it to the sum of those before, which this same
- * kernel may have stored. */
+ * stores it and continues with the rounded value; each other use adds its contribution to the sum of the previous ones.
+ * The same kernel may have stored that sum, hence the coherent load. */
 TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
@@ -157,8 +157,8 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 
 /* ---- (load, x) --------------------------------------------------------------------------------------------------- */
 
-/* Forward moves no data. Backward moves none either where no later op uses the same fork; else one kernel adds the two
- * gradients. */
+/* Forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel adds
+ * this use's gradient to that of the later uses. */
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
@@ -202,7 +202,7 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* to = a + b; with a null to = b, which may have another format. */
+/* to = a + b. If a is null, to = b, and the format of b may differ from that of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
@@ -215,7 +215,7 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* its gradient goes to the caller's tensor, if there is one */
+    if (fork->flags & TE_IS_INPUT) { /* the input's gradient goes to the caller's tensor, if there is one */
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
@@ -225,7 +225,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    te__set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
+    te__set_current(r, r->edge[i - 1]); /* backward continues with the fork in front of the load, whose gradient is
+                                           complete */
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;
 }
