@@ -121,12 +121,12 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
- * What the kernels hold as a score: with softcap the tanh t, in [-1, 1], of which the logit is softcap times t; without
- * softcap the product q k^T, of which the logit is scale times q k^T. The derivative of tanh is 1 - t^2, so with P =
- * exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2) replaces P
- * in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta = rowsum(dO * O)
- * as without dropout. So dV needs m P, and dS needs both P and m. (The kernels pass P of a dropped pair to the
- * computation of dS as -P, so that the sign says whether m is 0.) */
+ * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], so that the logit is softcap *
+ * t; without softcap as the product q k^T, so that the logit is scale * q k^T. The derivative of tanh is 1 - t^2, so
+ * with P = exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2)
+ * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta =
+ * rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (The kernels pass P of a dropped pair
+ * to the computation of dS as -P, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention whose only option is causal. */
