@@ -121,8 +121,8 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
- * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], so that the logit is softcap *
- * t; without softcap as the product q k^T, so that the logit is scale * q k^T. The derivative of tanh is 1 - t^2, so
+ * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], and the logit is softcap times
+ * t; without softcap as the product q k^T, and the logit is scale times q k^T. The derivative of tanh is 1 - t^2, so
  * with P = exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2)
  * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta =
  * rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (The kernels pass P of a dropped pair
