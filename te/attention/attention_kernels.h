@@ -172,7 +172,7 @@ enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
 
 typedef struct te_max_logit_args {
     const float *row_max_logit;
-    float *max_logit;         /* output: [heads]; -inf where no query sees a key */
+    float *max_logit;         /* output: [heads]; -inf if no query sees a key */
     te_attention_rows layout; /* of row_max_logit */
 } te_max_logit_args;
 typedef te_status (*te_max_logit_fn)(te_context *ctx, te_grid grid, const te_max_logit_args *a);

@@ -3,11 +3,11 @@
  * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
  * (max_logit, 0)
  *
- * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: input width
- * (heads + 2 kv_heads) head_dim, output width heads head_dim. If kv_heads < heads, this is grouped-query attention;
- * kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax is online
- * (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with the number
- * of rows. Forward saves its input, its output and the log-sum-exp of each row and head for backward.
+ * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which are
+ * (heads + 2 kv_heads) head_dim wide; the output is heads head_dim wide. If kv_heads < heads, this is grouped-query
+ * attention; kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax
+ * is online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with
+ * the number of rows. Forward saves its input, its output and the log-sum-exp of each row and head for backward.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
@@ -25,8 +25,8 @@
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
 /* ---- options -----------------------------------------------------------------------------------------------------
- * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side. (causal,
- * 1) sets window_right to 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
+ * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side. Causal
+ * attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
  * (window_left, W - 1). Forward and backward skip each tile of keys that no query of the current tile of queries sees,
  * so a smaller window takes less time.
  *
@@ -59,8 +59,8 @@
  * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities as well
  * (te/attention/impl/attention_fp8.h); backward uses the unrounded q, k and v in the list's own format, bf16 or f16.
  * head_dim is 64, 128 or 256, a call has up to 1024 sequences, and the only other options are causal, scale and the
- * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the passes that
- * round, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
+ * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the two passes that
+ * quantize q, k and v, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -220,8 +220,8 @@ typedef struct te__attention_backward_kernels {
     te_attention_scratch_fn scratch_bytes; /* scratch memory that launch needs for `rows` rows */
     te_sinks_grad_fn sinks;                /* the gradient of sinks; null: there are none */
     const te_score_bias_kernels *score_bias;
-    te__load_launch_fn add; /* of a cross_attention: adds two gradients of its keys and values; else null */
-    int fp8_output;         /* launch has the option fp8_output */
+    te__load_launch_fn add; /* cross_attention: adds two gradients of its keys and values; other attention: null */
+    int fp8_output;         /* whether launch has the option fp8_output */
 } te__attention_backward_kernels;
 
 /* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: the scratch memory for a call
@@ -261,7 +261,8 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
     return TE_OK;
 }
-/* Where the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does not need it. */
+/* The address at which the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does
+ * not need the amax. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
@@ -314,7 +315,8 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the random state, and the position of this rank's heads among those of all ranks (te_attention_shard). */
+/* Sets the arguments of dropout: the random state, and the position of this rank's heads among those of all ranks
+ * (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;

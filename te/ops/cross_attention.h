@@ -18,9 +18,9 @@
  * output. Backward stores the memory's gradient in te_edge.grad. If the keys and values were computed beforehand, pass
  * them as (input, keys, 2 * 512, (rows, memory)) and leave out the encoder's output and its linear.
  *
- * The last query is at the position of the last key: with q queries and k keys, causal and windows see query i at
- * position i + k - q among the keys, and ALiBi counts distances from there. A query before the first key sees none: it
- * outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
+ * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
+ * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A query before
+ * the first key sees none: it outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
  * te/attention/impl/attention_cuda.h.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H

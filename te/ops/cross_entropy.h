@@ -107,9 +107,9 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. The first aligned
- * vector then begins up to seven elements in front of the row (c < 0), and of the first and the last vector only the
- * elements that lie in the row are used. */
+/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. Its first aligned
+ * vector then begins up to seven elements before the row (c < 0). Of the first and the last vector, only the elements
+ * that lie in the row are used. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;

@@ -49,7 +49,7 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
 /* Coordinates of eight elements. */
 typedef struct te_place {
     int64_t row;
-    int col, n;        /* column of the first; how many exist: 8, or fewer at the end of a row */
+    int col, n;        /* column of the first element; number of elements: 8, or fewer at the end of a row */
     int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation */
     int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
@@ -62,16 +62,16 @@ TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.ha
 
 /* The operands of one op of a kernel. */
 typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied it (a bias in its
-                                     epilogue). `mul` in backward: w[0] is its fork's value */
-    const void *edge;             /* add, mul: the fork's value; in backward, there and at a fork, the gradient that
-                                     the other uses of the fork have summed so far, null: none */
+    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied the parameter (a bias,
+                                     in its epilogue). `mul` in backward: w[0] is its fork's value */
+    const void *edge;             /* add, mul: the fork's value. In backward, for these ops and for a fork: the gradient
+                                     that the other uses of the fork have summed so far; null: none */
     const void *saved;            /* backward: its input in forward, [rows, in] */
     void *out;                    /* where the op's result is stored in addition; null: nowhere */
     float *stats;                 /* [rows, stats] */
     float *sum[TE_MAX_PARAMS];    /* backward: partial sums of its parameters' gradients, [blocks, width] */
     const te_rng *rng;            /* the random state of this forward */
-    int64_t first;                /* dropout: index of this rank's first element in the tensor of all ranks */
+    int64_t first;                /* dropout: index of this rank's first element in the whole tensor, over all ranks */
     uint32_t id;                  /* its index in the list, which selects the random stream */
 } te_stage;
 

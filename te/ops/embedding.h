@@ -55,10 +55,10 @@ typedef struct te_embedding_args {
     int64_t rows;
     te_sequences of;
     int size;        /* rows of this rank's table: its part of the vocabulary; positions: the length */
-    int position;    /* of the first row of each sequence */
-    int accumulate;  /* add to dweight */
+    int position;    /* the position of the first row of each sequence */
+    int accumulate;  /* 1: dweight is added to, not overwritten */
     int width;       /* read where it is not a constant of the list */
-    int64_t first;   /* (rows, shard): this rank has the batch's rows from here on */
+    int64_t first;   /* (rows, shard): the index in the batch of this rank's first row */
     int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of `vocabulary` */
 } te_embedding_args;
 enum {
@@ -88,8 +88,8 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if another rank has the token's row, or
- * none has. `sharded`, a constant: whether the op has (ranks, N). */
+/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if the token's row is on another rank
+ * or on none. `sharded`, a constant: whether the op has the option (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
@@ -158,11 +158,11 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
 }
 /* Backward: dweight[token] += dy[row], eight columns a lane.
  *
- * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced however often a
- * token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The part of a
- * run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment, else in
- * slot 1. te_embedding_merge then adds the parts in order.
- * Memory traffic: reads dy once, and reads and writes the gradients of the tokens that occur. */
+ * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter how
+ * often each token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The
+ * part of a run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment,
+ * else in slot 1. te_embedding_merge then adds the parts in order. Memory traffic: reads dy once, and reads and writes
+ * the gradients of the tokens that occur. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -206,7 +206,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Runs that cross segments: the group of the segment in which a run begins adds its parts to the gradient, in order. */
+/* Runs that cross segments: the group whose segment contains the beginning of a run adds all parts of the run to the
+ * gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -232,7 +233,7 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
-/* Arguments of op i. The caller sets y and the members that only backward needs. */
+/* Returns the arguments of op i, except y and the members that only backward needs: these are set by the caller. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);

@@ -225,7 +225,8 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Backward of one head: d is dy on entry and dx on return; dw is the head's contribution to its weight's gradient. */
+/* Backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the gradient of its
+ * weight. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* sums of x^2 and of w dy x */
@@ -241,7 +242,8 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Stores a block's partial sum of one weight's gradient: the sum over its groups, in a fixed order. */
+/* Stores a block's partial sum of the gradient of one weight: the sum over the block's groups of lanes, in a fixed
+ * order. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -324,7 +326,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
                   "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
 
-/* `last`: the last op of this step in the order of the list: the rope, or the norm if there is no rope. */
+/* `last`: the op of this step that comes last in the list: the rope, or the norm if there is no rope. */
 #define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
     TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
                    TE_DTYPE_OUT(model, last))                                                                        \
@@ -352,7 +354,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The step is a norm alone or a norm and a rope. The norm is its first op in forward, its last in backward. */
+/* The step consists of a norm alone, or of a norm and a rope. The norm is the step's first op in forward and its last
+ * in backward. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
@@ -373,7 +376,8 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
 TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
                                             te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     const int i = s->op[s->count - 1];
-    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* partial sums of dw: one a block */
+    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* each block writes a partial sum of
+                                                                                     dw */
     te_head_args a;
     te_value dx;
     TE_TRY(te__gradient(&dx, r, s, i));

@@ -27,9 +27,9 @@
 typedef struct te_last_token_args {
     void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
     const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
-    int64_t rows;  /* of y above */
+    int64_t rows;  /* rows of y */
     te_sequences of;
-    int width;     /* read where it is not a constant of the list */
+    int width;     /* used only if the width is not a constant of the list */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 

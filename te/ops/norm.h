@@ -56,8 +56,8 @@ enum {
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 
-/* rstd from the sum of squares of a row of `count` elements (layernorm: of x - mean). l2norm uses the sum itself, the
- * others divide it by `count`. */
+/* Returns rstd, computed from `squares`, the sum of squares of a row of `count` elements (in layernorm, the squares of
+ * x - mean). l2norm uses the sum itself, the others divide it by `count`. */
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }

@@ -1,8 +1,8 @@
-/* residual.h -- residual edges and branches. All values are [rows, width]; nothing but `mul` saves its input.
+/* residual.h -- residual edges and branches. All values are [rows, width]; only `mul` saves its input.
  *
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
- *                        Options: (dtype, f32), its format; (rows, memory), it has te_batch.memory_seq rows a sequence,
+ *                        Options: (dtype, f32), its format; (rows, memory): it has te_batch.memory_seq rows a sequence,
  *                        and is then used by (load, x) or a (cross_attention, ..)
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x: the list continues from there. A (fork, ..) must stand directly in front
@@ -13,9 +13,9 @@
  *     (fork, x), (rmsnorm, n, H), (linear, fc, H, H), (add, x)                             // a residual
  *     (fork, x), (linear, gate, H, F), (silu, act), (fork, g), (load, x), (linear, up, H, F), (mul, g)     // branches
  *
- * `load` makes parallel branches: attention beside the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
- * 2022), or a gate with a projection of its own. Each fork is used at least once. A second use by an op of the same
- * kind needs a name of its own, with the fork's name behind it: (add, second, x).
+ * `load` makes parallel branches: attention parallel to the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
+ * 2022), or a gate with a projection of its own. Each fork must be used at least once. If two ops of the same kind use
+ * a fork, the second one needs a name of its own, followed by the name of the fork: (add, second, x).
  *
  * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use.
  * Backward reaches the last use in the list first, which stores its contribution; each earlier use adds its own to it,
@@ -47,9 +47,9 @@
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
 #define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
 #define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
-/* Constants of fork x, by its name: its index in the list, and the width, rows and format of its value, which
- * te/fuse/impl/declare.h defines. Where a list uses a fork that it does not have, the compiler names one of these as an
- * undeclared identifier, so they are worded as the error message. */
+/* The names of constants of fork x: its index in the list, and the width, rows and format of its value, which
+ * te/fuse/impl/declare.h defines. If a list uses a fork that it does not have, the compiler reports one of these names
+ * as an undeclared identifier, so they are worded as error messages. */
 #define TE_FORK_INDEX(model, use, x) TE_JOIN5(te_error_, use, x, of, model, has_no_fork_before_it)
 #define TE_FORK_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
 #define TE_FORK_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
@@ -61,8 +61,8 @@
     };                                                                \
      static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
-/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to it. So the compiler reports
- * a fork that is never used. */
+/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to the type. So for a fork
+ * that is never used, the compiler reports the type as undeclared. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
 
 /* ---- (add, x), (mul, x), (output, x) ---------------------------------------------------------------------------- */
@@ -180,7 +180,7 @@ enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
-/* y = a + b. Bytes: two tensors read, one written. */
+/* y = a + b. Memory traffic: reads two tensors, writes one. */
 TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);

@@ -17,9 +17,9 @@
  * is given. Saves nothing: backward rotates dy by the negative angle. Memory traffic: reads x and writes y; the kernel
  * computes the angles.
  *
- * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim
- * divides 256, value_dim must be a multiple of head_dim, because a tile of that GEMM then holds heads of v like those
- * of q and k.
+ * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
+ * head_dim divides 256, value_dim must be a multiple of head_dim, because a tile of the fused GEMM, 256 columns, then
+ * holds whole heads of head_dim columns, in v as in q and k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -83,15 +83,15 @@
 
 /* ---- scaled frequencies, for sequences longer than those of the first training ----------------------------------- */
 
-/* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), (factor, ..) and those below, by the names that they
- * have in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length of the
- * first training, pair p gets
+/* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
+ * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
+ * of the first training, the frequency of pair p becomes
  *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
  *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
  *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
- *             log(L / (2 pi beta)) / (2 log(base)) is the pair that makes `beta` full turns in L tokens;
+ *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
  *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))), without floor and ceil
  *             with (truncate, 0); (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
  *             (attention_factor, 0.1 log(factor) + 1). */
@@ -215,10 +215,10 @@ typedef struct te_rope_args {
     const void *x; /* [rows, width] */
     int64_t rows;
     te_sequences of;
-    int position;             /* of the first row of each sequence */
+    int position;             /* the position of the first row of each sequence */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null: from `of` and `position` */
+    const int32_t *positions; /* [rows], or null: positions are then computed from `of` and `position` */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -343,7 +343,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-/* Arguments for rope i, from the current value into y. */
+/* Sets the arguments of rope i, which reads the current value and writes y. */
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;

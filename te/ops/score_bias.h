@@ -15,8 +15,8 @@
  * With (tied, 1) the op uses the parameter of another attention, te_tie(&m.b1_attention.relative_bias,
  * &m.b0_attention.relative_bias, ctx), as in T5, where all blocks share that of the first one.
  *
- * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the edge with the op's
- * name, [1, heads] f32, if the caller has given one.
+ * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the tensor that the caller
+ * has passed as an edge with the op's name, [1, heads] in f32, if there is one.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so they run on sm_90, too: with a bias, neither
  * forward nor backward uses wgmma; with max_logit, forward does not.
@@ -96,7 +96,7 @@ typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
-    int64_t (*parts)(int64_t seq); /* number of partial sums of a relative bias's gradient */
+    int64_t (*parts)(int64_t seq); /* the number of partial sums of a relative bias's gradient */
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
@@ -177,7 +177,8 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     return te_sum_rows_launch(r->ctx, te__grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
 }
 
-/* (max_logit, 1), in a forward that saves: *max_logit is the caller's tensor; null: the caller has given none. */
+/* For (max_logit, 1), in a forward that saves for backward: sets *max_logit to the caller's tensor, or to null if the
+ * caller has passed none. */
 TE_API te_status te__max_logit_begin(te_attention_args *a, float **max_logit, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     void *rows = 0;

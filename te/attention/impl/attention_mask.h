@@ -114,16 +114,17 @@ TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= fir
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether some pair of the block and these tokens is masked, so that each score has to be tested. */
+/* Whether at least one pair of a token of the block and one of these tokens is masked, so that each score has to be
+ * tested. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. Cheap if a thread has few queries and many keys. */
+/* Whether a query sees a key. This form is cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* The same for a key inside the sequence. Cheap if a thread has few keys and many queries. */
+/* The same, for a key inside the sequence. This form is cheap if a thread has few keys and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

@@ -312,8 +312,8 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
 }
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. Causal: blocks with the most work start first, because the first keys are
- * seen by the most queries. */
+ * pair, and lse and delta of both stages. Causal: the blocks with the most work start first, because the first blocks
+ * have the first keys, which the most queries see. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {

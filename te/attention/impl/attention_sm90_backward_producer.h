@@ -390,9 +390,9 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* ---- producer: K, V, Q and dO ---------------------------------------------------------------------------------- */
 
-/* The state of the loading thread. */
+/* The state of the thread that schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* items so far */
+    int round;                        /* number of items so far */
     int step;                         /* steps so far, of all items */
     int number;                       /* the ticket of the item */
     te__attn_bwd_item item;
@@ -529,7 +529,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* A warp loads lse and delta of each step. Queries beyond the sequence get an lse that makes P zero. */
+/* A warp loads lse and delta of each step. Queries beyond the end of the sequence get an lse that makes their P
+ * zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;

@@ -67,8 +67,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* registers of packed P in a thread */
     typedef float scores[KEYS / 2];
-    /* registers of a producer's and of a consumer's thread; their sum over the block is at most the number that it was
-     * launched with */
+    /* registers of a producer thread and of a consumer thread; their sum over all threads of the block is at most the
+     * number of registers with which the block was launched */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* bytes of a stage */
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
@@ -277,13 +277,13 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
 /* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its position in them. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the barrier that signals that they have been read */
+    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the mbarrier that signals that they have been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
     float scale_log2; /* the unit of scores times log2(e) */
 };
-/* Named barriers 1 to GROUPS: warpgroup g may issue its products. */
+/* Named barriers 1 to GROUPS: barrier 1 + g signals that warpgroup g may issue its products. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
@@ -313,12 +313,12 @@ TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* Signal that this warp has read the current V. */
+/* Signals that this warp has read the current V, and advances to the next stage. */
 template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Wait for O, and release V. */
+/* Waits until O is complete, and releases V. */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();

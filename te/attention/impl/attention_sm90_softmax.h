@@ -248,7 +248,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    uint32_t amax = 0; /* reads back the stored numbers, because there are no registers for amax while O is in use */
+    uint32_t amax = 0; /* computed from the stored numbers, which are read back, because no registers are left for amax
+                          while O is in use */
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;
         for (int i = 0; row >= 0 && row < to.seq && i < C::V; i += 32)

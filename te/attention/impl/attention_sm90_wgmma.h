@@ -65,8 +65,9 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1, %" #mn_major_ ";\n}"            \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR))
 
-/* D[64, N] = A[64, 16] B[16, N], or += if add is not 0, by a warpgroup. A is K-major in shared memory (ss) or lies in
- * registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix descriptors. */
+/* A warpgroup computes D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is K-major in shared memory (ss)
+ * or lies in registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix
+ * descriptors. */
 template <int N> struct te__wgmma_atom;
 #define TE__WGMMA_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                    \
     template <> struct te__wgmma_atom<n> {                                                                          \
