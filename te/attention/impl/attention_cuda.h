@@ -202,7 +202,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * the sums along each diagonal of a tile, where key - query is constant, then those of all diagonals that belong to the
  * same bucket, and stores the sums of the buckets as one part of the gradient.
  *
- * Lower bound of its work: it recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops
+ * Floor of its work: it recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops
  * (half of it if causal; the backward before it takes 14 * ..), and writes the gradient once, 4 bytes a pair.
  * Measurements: docs/notes/attention.md. */
 

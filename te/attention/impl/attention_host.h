@@ -7,7 +7,7 @@
  *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
  *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
  *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
- * Lower bound of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
+ * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
  * processor's rate of multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H

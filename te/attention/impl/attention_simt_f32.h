@@ -4,7 +4,7 @@
  * tile of scores the columns x + 16 j, of an output groups of 4 columns, from column 4 * (x + 16 j) on. A product reads
  * 4 columns at a time: with T = 64, a thread loads 8 times 16 bytes for 64 multiply-adds.
  *
- * Lower bound of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
+ * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
  * of the CUDA cores.
  */
 /* target: cuda */

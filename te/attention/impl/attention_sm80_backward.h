@@ -6,7 +6,7 @@
  *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
  *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
  *
- * Lower bound: the products S, dP, dQ of the dq kernel (6 * n flops) and S, dP, dV, dK of the dkdv kernel (8 * n),
+ * Floor: the products S, dP, dQ of the dq kernel (6 * n flops) and S, dP, dV, dK of the dkdv kernel (8 * n),
  * where n = batch * heads * seq^2 * head_dim, half of it if causal; an algorithm that computes S and dP only once needs
  * 10 * n. If head_dim of v differs, dP and dV are counted with that size, the other products with head_dim. P and dS
  * are rounded to the dtype for their products. Measurements: docs/notes/attention.md.

@@ -6,7 +6,7 @@
  * TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
  * rows the bandwidth of shared memory would be the limit, not the tensor cores.
  *
- * Lower bound: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * (2 * heads + 2 * kv_heads) *
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * (2 * heads + 2 * kv_heads) *
  * batch * seq * head_dim bytes; if the head size V of v differs, replace 2 * head_dim by head_dim + V in both. At seq
  * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. In addition there are seq^2 exponentials, at 16 a clock
  * and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:

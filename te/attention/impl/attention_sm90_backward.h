@@ -15,7 +15,7 @@
  *                  of two blocks has the 128 keys, 64 in each block, and the warpgroups divide the work differently
  *                  (attention_sm90_backward_2cta.h)
  *
- * Lower bound: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries
  * at head size 128 takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
  * memory, at 128 bytes a cycle: 544 each for S and dP, which read both operands and lse or delta from it; 384 for the
  * product dQ; 512 for dV and dK; 512 to write dQ there and read it to add it to global memory; 384 to write Q, dO and

@@ -15,7 +15,7 @@
  *     issues the product for dV or dK, then that for its columns of dQ of step i - 1,
  *     when dV or dK is complete issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
  *
- * Lower bound: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with
  * head_dim and 4 n with V). A step of 64 keys by 64 queries at head size 256 takes 2560 cycles of the tensor cores and
  * 3392 cycles of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing dQ and
  * reading it to add it to global memory, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. 64 KB are

@@ -17,7 +17,7 @@
  * row_max, stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most
  * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
- * Lower bound: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 *
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 *
  * head_dim if the head size V of values differs), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so
  * that from some hundred tokens on the flops, not the bytes, limit the speed. In addition there are seq^2 exponentials,
  * at 16 a clock and multiprocessor, which at head size 64 take as long as the products. Measurements:

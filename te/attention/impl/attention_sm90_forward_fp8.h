@@ -15,7 +15,7 @@
  * eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are permuted
  * accordingly (te__attn_fp8_byte_of_key).
  *
- * Lower bound: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16
  * a clock and multiprocessor, which at head size 128 take as long as the products. Memory traffic: 1 byte for each
  * element of q, k and v, 2 for each of the output. Measurements: docs/notes/attention_sm90.md.
  */
