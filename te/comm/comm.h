@@ -39,7 +39,7 @@ typedef struct te_comm_config {
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* on two H200s, symmetric memory is never slower than NCCL up to this size */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to this size symmetric memory is never slower than NCCL on two H200s */
 
 /* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
 TE_API te_comm_config te_comm_defaults(void) {

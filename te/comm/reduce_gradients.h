@@ -30,8 +30,8 @@ TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g,
     range->from = 0;
     return from ? te_group_all_reduce(g, from, from, range->to - from, TE_f32, ctx) : TE_OK;
 }
-/* Adds p's gradient to the range if the two are adjacent. If not, enqueues the all-reduce of the range, and begins a new
- * range with p's gradient. */
+/* Adds p's gradient to the range if the two are adjacent. If not, enqueues the all-reduce of the range, and begins a
+ * new range with p's gradient. */
 TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p, const te_group *g, te_context *ctx) {
     if (!range->from || p->grad != range->to) {
         TE_TRY(te__grad_range_reduce(range, g, ctx));
@@ -75,8 +75,8 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     }
     return TE_OK;
 }
-/* Enqueues the sums. All ranks must call it with the same models (their own tensor-parallel shards of these) in the same
- * order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the bytes. */
+/* Enqueues the sums. All ranks must call it with the same models (their own tensor-parallel shards of these) in the
+ * same order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }
