@@ -56,8 +56,8 @@ typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
     int model_count, count;     /* the numbers of models, and of products under a recipe */
-    int on, begun;              /* on: the products run in FP8. begun: at least one step was made, so there is a history */
-    te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all gradients dy */
+    int on, begun;              /* on: the products run in FP8. begun: a step was made, so there is a history */
+    te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: each amax on each rank */
     const void *table;          /* the table of the weights (te__fp8_cache_table) */
     uint64_t fingerprint;       /* te__fp8_cache_fingerprint when the table was made */
@@ -93,8 +93,8 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* The bytes that a weight takes in the cache: its FP8 elements as stored and transposed, and the scales of each if these
- * are rowwise or blockwise. */
+/* The bytes that a weight takes in the cache: its FP8 elements as stored and transposed, and the scales of each if
+ * these are rowwise or blockwise. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
     const int64_t rows = p->rows, cols = p->cols;
@@ -395,8 +395,8 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
                "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
     return TE_OK;
 }
-/* Set the pointers of each parameter to its scales and to its weight in FP8. The weights in FP8 lie one after the other,
- * beginning at `at`. */
+/* Set the pointers of each parameter to its scales and to its weight in FP8. The weights in FP8 lie one after the
+ * other, beginning at `at`. */
 TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {

@@ -65,8 +65,8 @@ TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_
     return amax;
 }
 /* Updates a chunk, and then, after a barrier, reads its weights again to compute their amax. The weights have just been
- * stored and are still in the L2, so this costs no memory traffic. Computing the maximum during the update instead would
- * need so many registers that the kernel would spill. */
+ * stored and are still in the L2, so this costs no memory traffic. Computing the maximum during the update instead
+ * would need so many registers that the kernel would spill. */
 TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -198,7 +198,7 @@ typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
     int fused;                /* 0: te_adamw_step and te_recipes_step run one after the other */
-    int count, chunks;        /* the numbers of the optimizer's tensors, and of their chunks (updates by tiles excluded) */
+    int count, chunks;        /* the number of the optimizer's tensors, and the chunks of those not updated by tiles */
     const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
@@ -294,9 +294,9 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Initialise *u for the recipes and the optimizer as they are initialised now; if one of them is initialised again, call
- * this again. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits for the stream. Errors:
- * null pointers, recipes or an optimizer that is not initialised, memory too small or misaligned. */
+/* Initialise *u for the recipes and the optimizer as they are initialised now; if one of them is initialised again,
+ * call this again. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits for the stream.
+ * Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
