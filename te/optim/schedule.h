@@ -4,15 +4,16 @@
  *     te_schedule s = te_schedule_of(TE_SCHEDULE_cosine, 6e-4f, 200, 10000, 0.1f);
  *     float lr = te_lr(&s, step);     // on the host and inside kernels; AdamW calls it with its own counter
  *
- * A schedule is plain data, te_lr is a pure function of the step, and the optimizer counts steps on the device. So
- * replays of a captured CUDA graph follow the schedule.
+ * A schedule is plain data, te_lr is a pure function of the step, and the optimizer counts steps on the device.
+ * Therefore the learning rate also follows the schedule if a captured CUDA graph is replayed.
  */
 #ifndef TE_SCHEDULE_H
 #define TE_SCHEDULE_H
 
 #include "../core/base.h" /* TE_BOTH */
 
-/* X(name, decay): the factor of the peak at t, from 1 at t = 0 (end of the warm-up) to 0 at t = 1 (step `total`). */
+/* X(name, decay): decay is a function of t, which is 0 at the end of the warm-up and 1 at step `total`. Except for
+ * `constant`, it falls from 1 to 0. */
 #define TE_SCHEDULES(X)                                  \
     X(constant, 1.0f)                                    \
     X(linear, 1.0f - t)                                  \
@@ -26,8 +27,8 @@ typedef enum te_schedule_kind { TE_SCHEDULES(TE_SCHEDULE_ENUM) TE_SCHEDULE_COUNT
 typedef struct te_schedule {
     te_schedule_kind kind;
     float peak;            /* the learning rate after the warm-up */
-    float final_fraction;  /* of the peak, from step `total` on */
-    int64_t warmup, total; /* steps; total includes the warm-up */
+    float final_fraction;  /* the learning rate from step `total` on, as a fraction of the peak */
+    int64_t warmup, total; /* numbers of steps; total includes the warm-up */
 } te_schedule;
 
 TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total,
@@ -36,7 +37,7 @@ TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t war
     s.kind = kind, s.peak = peak, s.final_fraction = final_fraction, s.warmup = warmup, s.total = total;
     return s;
 }
-/* The same learning rate at every step. */
+/* A schedule with the same learning rate at every step. */
 TE_API te_schedule te_schedule_constant(float lr) { return te_schedule_of(TE_SCHEDULE_constant, lr, 0, 0, 1.0f); }
 
 TE_API const char *te_schedule_name(te_schedule_kind kind) {
@@ -59,8 +60,8 @@ TE_API const char *te__schedule_problem(const te_schedule *s) {
     return 0;
 }
 
-/* The learning rate of a step; the first step is 0. The warm-up is peak * (step + 1) / warmup, so that the first step's
- * learning rate is not 0. Behind it: peak * (final + (1 - final) * decay(t)). */
+/* The learning rate of a step; steps are counted from 0. During the warm-up it is peak * (step + 1) / warmup, so that
+ * it is not 0 in the first step; after the warm-up, peak * (final_fraction + (1 - final_fraction) * decay(t)). */
 TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
     float decay = 1.0f;
     if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);
