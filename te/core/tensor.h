@@ -63,7 +63,7 @@ typedef struct te_batch {
                            * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
                            * once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
-                              * loss_scale (te/ops/loss_mean.h); null: no division */
+                              * loss_scale (te/ops/cross_entropy.h); null: no division */
     int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
                      * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
 } te_batch;
