@@ -19,7 +19,7 @@
 
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
-/* The family of a custom op that begins a pattern defines one of these macros, which defines the kernels of the step and
+/* The family of a custom op that begins a pattern defines one of these macros, which makes the kernels of the step and
  * its function name##_run:
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
  *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
@@ -86,8 +86,8 @@ typedef struct te__attention_bias_kernels {
     }
 
 /* Computes dqkv, and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
- * have at least sum_rows rows, the attention kernels store partial sums of the columns; otherwise the bias kernel, whose
- * shape is k, reads dqkv once more to make the partial sums. The same amount of memory is reserved for the partial sums
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns; otherwise the bias kernel, of
+ * shape k, reads dqkv once more to make the partial sums. The same amount of memory is reserved for the partial sums
  * in both cases, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,

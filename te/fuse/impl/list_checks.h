@@ -95,8 +95,8 @@
     TE_IF_MARKED(TE_JOIN1(TE_RECOMPUTE_CHECKED_, TE_FAMILY(op)), TE_JOIN1(TE__RECOMPUTE_CHECK_, TE_FAMILY(op)), \
         TE_NOTHING)(model, op)
 
-/* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in a
- * region, the op that uses the fork's value must lie in the same region, unless that value is available anyway because
+/* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
+ * a region, the op that uses the fork's value must lie in the same region, unless that value is available anyway because
  * it is the saved input of the region or an (input, ..) of the caller's. */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
@@ -124,8 +124,8 @@
 
 /* ---- layouts over ranks ------------------------------------------------------------------------------------------ */
 
-/* The macros below find the layout that the output of each op has over the ranks of a tensor group (te_rank_layout), and
- * check that the next op accepts that layout. So a mistake in tensor or sequence parallelism is a compile-time error.
+/* The macros below find the layout that the output of each op has over the ranks of a tensor group (te_rank_layout),
+ * and check that the next op accepts that layout. So a mistake in tensor or sequence parallelism is a compile-time error.
  *
  *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // each rank has its own tokens
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
@@ -141,7 +141,7 @@
  *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * The layout of x, the input of the list, is TE_LAYOUT_any, which every op accepts. A family can replace these defaults:
+ * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace these defaults:
  *     the output of an op has the same layout as its input    TE_LAYOUT_<family>(op, in) states another layout
  *     an op with parameters accepts only replicated inputs;   TE_LAYOUT_FITS_<family>(op, in) states whether the op
  *     an op without parameters accepts all but partial sums   accepts an input with the layout `in` */
@@ -155,8 +155,8 @@
 #define TE__HAS_PARAMS(op) TE__HAS_PARAMS2(TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__HAS_PARAMS2(...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), 0, 1)
 
-/* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value. The
- * output of a load has the layout of the value of its fork. */
+/* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value.
+ * The output of a load has the layout of the value of its fork. */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \
