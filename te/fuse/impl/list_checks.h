@@ -96,7 +96,7 @@
         TE_NOTHING)(model, op)
 
 /* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
- * a region, the op that uses the fork's value must lie in the same region, unless that value is available anyway because
+ * a region, the op that uses the fork's value must lie in the same region, unless that value is kept anyway because
  * it is the saved input of the region or an (input, ..) of the caller's. */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
@@ -125,7 +125,7 @@
 /* ---- layouts over ranks ------------------------------------------------------------------------------------------ */
 
 /* The macros below find the layout that the output of each op has over the ranks of a tensor group (te_rank_layout),
- * and check that the next op accepts that layout. So a mistake in tensor or sequence parallelism is a compile-time error.
+ * and check that the next op accepts that layout. A mistake in tensor or sequence parallelism is a compile-time error.
  *
  *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // each rank has its own tokens
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
