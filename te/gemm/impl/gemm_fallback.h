@@ -3,7 +3,7 @@
  *
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
- * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads the fragments for mma.sync from the ring, and
+ * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
  * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not
  * a multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
  * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions, and
