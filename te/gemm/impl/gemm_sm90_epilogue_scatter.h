@@ -8,13 +8,13 @@
  * flags then means that the whole tile was stored.
  *
  * The sums of the first three other ranks are loaded one part of a tile ahead of their use, so that the loads overlap.
- * When each was loaded just before its use, the loads took longer than the mainloop of a tile
+ * When each was loaded just before its use, the loads took longer than the computation of a tile
  * (docs/notes/gemm_comm_overlap.md).
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
  * the link; if this rank owns it, 64 KB are read for each other rank, and 64 KB are stored. At k of 4096 a tile takes
- * 25 us or more, so each of 132 multiprocessors sends at most 2.6 GB/s, together 345 GB/s of the link's 450. At half of
- * that k, the link limits the speed of the tiles that other ranks own.
+ * 25 us or more, so each of 132 multiprocessors sends at most 2.6 GB/s, together at most 345 GB/s of the link's 450. At
+ * half of that k, the link limits the speed of the tiles that other ranks own.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_SCATTER_H
@@ -29,7 +29,7 @@ typedef struct te__gemm_scatter_params {
     char *to[TE_MAX_RANKS];               /* to[q]: this rank's slot in the memory of rank q */
     uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q] [tiles, TE_SCATTER_FLAGS_PER_TILE]: the flags that this
                                              rank sets, in the memory of rank q */
-    const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS]: the flags that the other ranks set on this rank */
+    const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS]: flags that the other ranks set here */
     const uint32_t *epoch;                /* the value of a flag that is set */
     int ranks;
     int two_kernels; /* 1: the sums of this rank's rows are stored in a slot, too; a second kernel adds up all slots */
@@ -72,12 +72,12 @@ TE_FN int te__gemm_scatter_wait(const te__gemm_scatter_params *s, int x, int y, 
     __syncwarp();
     return 1;
 }
-/* Prefetch 64 columns of the other ranks' sums to the L2, before the epilogue works on the 64 columns before them. */
+/* Prefetch 64 columns of the other ranks' sums to the L2, while the epilogue works on the previous 64 columns. */
 TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, int y, int is_last) {
     const int threads = 32 * (is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS);
 #pragma unroll 1
     for (int i = (int)threadIdx.x - 32; i < TE_TILE_M * 4; i += threads) {
-        const int row = y + i / 4, col = x + i % 4 * 16; /* each prefetch has 32 bytes */
+        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes */
         for (int k = 0; k < s->ranks - 1 && row < s->gemm.m && col < s->gemm.n; k++)
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
