@@ -13,7 +13,7 @@
  * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
  * depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise reproducible.
  *
- * Flops: 2 m n k. Memory traffic at up to 64 rows: W is read once; if k is split, the partial sums of each part are
+ * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each part are
  * written and read, 8 m n bytes for each part. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */

@@ -36,7 +36,7 @@
 enum {
     TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile, which a batch of wgmma multiplies */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: subtiles alternate accumulators */
-    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in an unrolled loop body, at whose end no wgmma is in flight */
+    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in a loop body; at the end of a body no wgmma is in flight */
     /* the offset in a stage of the scales of the M operand's rows */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
     /* the offset in a stage of the scales of the N operand: of its 256 rows (wgrad), or of its two 128 x 128 blocks */
@@ -79,7 +79,8 @@ typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float scale[2][2]; /* [i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
-    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2]; /* wgrad: not multiplied */
+    /* for a wgrad, instead of `scale`: the scales of this lane's 16 columns, and of its two rows of a subtile */
+    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
 
 /* An optimization barrier: the compiler does not move reads of the accumulator before this point, nor writes to it
@@ -239,7 +240,7 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  * steps (TE_SM90_BLOCKWISE_UNROLL); at its end the pipeline drains, and only the other warpgroup keeps the tensor cores
  * busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while the tensor
  * cores compute the first two subtiles. (A wgrad has too few registers for this; it stores the previous tile
- * before.) */
+ * before its first step.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
