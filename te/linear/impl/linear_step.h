@@ -5,7 +5,7 @@
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
 
-#include "linear_autotune.h" /* te__linear_choose, te__linear_split */
+#include "linear_autotune.h" /* te__linear_choose */
 #include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te__defer_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
