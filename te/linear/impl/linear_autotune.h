@@ -213,13 +213,13 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no epilogue that could be
                                                             * timed against the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* keep the default, which is one kernel where a rule expects that to be faster: a kernel that finds only
-                       * the amax stores less */
+        return TE_OK; /* keep the default, which is one kernel where a rule expects that to be faster: a kernel that
+                       * finds only the amax stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* time in the dry run, so that the dry run and the real run use the
-                                                        * same strategy */
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* timed in the dry run, so that both runs use the
+                                                          * same strategy */
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
