@@ -1,6 +1,6 @@
 /* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps it with its own: an all_gather
  * before a linear, a linear before a reduce_scatter, and their adjoints in backward (te/gemm/impl/gemm_comm_overlap.h);
- * and a linear before a pattern that begins with an all_reduce, whose product is sent to the ranks
+ * and a linear before a pattern that begins with an all_reduce: its product is sent to the ranks that sum it
  * (te/comm/impl/collective_step.h). The last part defers a weight gradient until rows are sent between the ranks.
  *
  * This is not a pattern of the fusion list, because each pattern that begins with a linear would need another pattern,
@@ -24,7 +24,7 @@
 #define TE_LINEAR_COMM_OVERLAP_H
 
 #include "../../plan/impl/storage.h" /* te__gathered_consumer */
-#include "linear_strategy.h" /* te__linear_gemm, te__gemm_kernel_overlaps */
+#include "linear_strategy.h" /* te__linear_gemm, te__gemm_persistent_overlaps */
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
