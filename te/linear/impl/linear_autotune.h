@@ -23,8 +23,7 @@ typedef struct te__linear_trial {
     te_scales scales;
 } te__linear_trial;
 
-/* The op index of the product that reads the step's result in FP8, as the step stores it; -1: there is no such
- * product. */
+/* The op index of the product that reads the step's result, if the step stores that result in FP8 for it; else -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;

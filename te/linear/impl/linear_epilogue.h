@@ -4,11 +4,11 @@
  * a product and a pointwise kernel, or as a product with one of cuBLASLt's epilogues (linear_strategy.h).
  *
  * Under a recipe the epilogue stores the outputs of the pointwise kernel: y, in 16 bits or in FP8 for the next product,
- * and y's amax. It also stores the FP8 transpose that the next weight gradient reads; without it that takes a kernel.
+ * and y's amax. It also stores the FP8 transpose that a weight gradient reads; otherwise a separate kernel does.
  *
  * The wide side of a gated op (its input in forward, the gradient of that in backward) has rows of two halves. In
- * backward the epilogue reads the saved halves, writes the gradients of both halves (te__sm90_gemm_config.
- * source_has_halves) and never stores the product. In forward a tile computes the same columns of both halves
+ * backward the epilogue reads the saved halves and writes the gradients of both; the product, the narrow side, is never
+ * stored (te__sm90_gemm_config.source_has_halves). In forward a tile computes the same columns of both halves
  * (te__sm90_gemm_pairing.halves), so inference never stores the halves. Under a recipe this forward kernel serves
  * inference only, because training would have to store both halves as well. With few rows, a gated step is a product
  * and a pointwise kernel.
