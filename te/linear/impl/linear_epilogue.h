@@ -59,8 +59,8 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* The FP8 kernel serves only products that overlap a collective. cuBLASLt runs all other FP8 products without an
- * epilogue. */
+/* The persistent FP8 kernel serves only products that overlap a collective. An FP8 product without ops in its epilogue
+ * that overlaps none, and is too large for the skinny and small-m kernels, runs in cuBLASLt. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
