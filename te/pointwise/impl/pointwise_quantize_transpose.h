@@ -1,21 +1,21 @@
-/* pointwise_quantize_transpose.h -- tile kernels: the result of a pointwise kernel in FP8, and transposed, in one pass.
- * The transpose is what a weight's gradient reads. The bits are those of the result, rounded to the list's format, and
- * a separate quantize pass (quantize_blockwise.h), or a separate transpose.
+/* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
+ * and transposed, in one pass. The weight's gradient reads the transpose. The result is bitwise identical to rounding
+ * to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements along a row of it
  *   recipes with one scale a      a gradient in both layouts, with the scale known beforehand, its amax and
  *   tensor                        the sums over rows
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
- * A block has a tile of 128 x 128; a lane runs the kernel's ops on 8 x 8 of its elements, and holds them in registers.
- * Behind a norm the row kernel runs first: it stores y and the statistics, and the tile kernel then normalises the
- * norm's input again and stores the transpose. A gradient that is summed over rows leaves one partial sum for each
- * tile.
+ * A block works on a tile of 128 x 128; a lane runs the kernel's ops on pieces of 8 x 8 of its elements and holds them
+ * in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics; the tile kernel
+ * then normalises the norm's input again and stores the transpose. Where a gradient is summed over rows, each tile
+ * leaves one partial sum.
  *
- * Floor: a copy of as many bytes. Bytes an element in a 16-bit list under fp8_block: gelu 2 + 1 + 1 and 1/16 for
- * scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a gradient 2 + 1 + 1 and
- * what its ops read, a recomputed transpose 2 + 1. Instructions dominate. Measurements, and a norm of persistent
- * clusters that did not pay: docs/notes/pointwise.md.
+ * Floor: a copy of as many bytes. Bytes read and written for each element in a 16-bit list under fp8_block: gelu
+ * 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a
+ * gradient 2 + 1 + 1 and the tensors that its ops read, a recomputed transpose 2 + 1. The kernels are limited by their
+ * instructions. Measurements, also of a norm with persistent clusters that was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
