@@ -25,9 +25,9 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_store_saved(l, s, formats.out);
 }
-/* In backward, s->out is the memory for the gradient of a fork's value. An op with formats.stores_fork_grad (an add or
- * mul whose fork has other uses, or any mul) has already stored this gradient in its own function f; any other add
- * stores here the gradient that passes through it. */
+/* In backward, s->out is the memory for the gradient of a fork's value. An op with formats.stores_fork_grad (a mul, or
+ * an add whose fork has other uses) has already stored this gradient in its own function f; any other add stores here
+ * the gradient that passes through it. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;

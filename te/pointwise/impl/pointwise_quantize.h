@@ -1,10 +1,11 @@
-/* pointwise_quantize.h -- a pointwise kernel's result in FP8 with scales that the kernel finds: one for each 1 x 128
- * (fp8_block) or one for each row (fp8_row). Both are of numbers that a group of lanes has in registers, so the kernel
- * that produces a product's operand stores it quantized, without another pass. The bits are those of two passes: the
- * result rounded to the list's format, then quantized by quantize_blockwise.h or quantize_rowwise.h.
+/* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
+ * each 1 x 128 (fp8_block) or one for each row (fp8_row). A group of lanes holds all numbers of such a tile or row in
+ * registers, so the kernel that produces a product's operand stores it quantized, without another pass. The result is
+ * bitwise identical to that of two passes, which round the result to the list's format and then quantize it with
+ * quantize_blockwise.h or quantize_rowwise.h.
  *
- * Floor: the bytes of an element at the rate of a copy. In a 16-bit list these are 2 for x, 1 for y and 1/32 for the
- * scales of tiles; two passes move 7. Measurements: docs/notes/pointwise.md.
+ * Floor: a copy of as many bytes. For each element, a kernel in a 16-bit list reads 2 bytes of x and writes 1 byte of y
+ * and 1/32 byte of tile scales; two passes move 7 bytes. Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_H
 #define TE_POINTWISE_QUANTIZE_H
@@ -15,7 +16,7 @@
 enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile of 1 x 128; on a CPU the vectors of a tile, which
                                          * its one lane has */ };
 
-/* Whether the kernel stores y quantized in this call. */
+/* Whether the kernel stores its result in FP8 with computed scales in this call. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
@@ -28,8 +29,8 @@ typedef struct te_quantized_rows {
     int stride;
 } te_quantized_rows;
 
-/* The column of vector i of lane `id`, and whether it lies in the row: a constant where the lanes cover the row
- * exactly. */
+/* te__pointwise_quantize_col: the first column of vector i of lane `id`. te__pointwise_quantize_exists: whether this
+ * column lies inside the row; it is a constant if the lanes cover the row exactly. */
 TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
@@ -47,7 +48,7 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     TE_UNROLL for (int j = 0; j < 8; j++) x[j] *= scale;
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
-/* The scale of the tile of this row at column `col`, from its amax. Stores 1 / scale. */
+/* Computes the scale of the tile at this row and column `col` from the tile's amax, and stores 1 / scale. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
                                         uint32_t amax_bits) {
     const float scale = te_scale_of_amax_bits(amax_bits, TE_E4M3_MAX, &c->scaled.rule);
@@ -55,8 +56,8 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* The lanes that share a tile have, in `count` rows together, as many tiles as each has vectors. Each lane computes the
- * scales of some of these tiles, and the others get them by shuffles. */
+/* In `count` rows together, the lanes that share a tile hold as many tiles as one lane holds vectors. Each lane
+ * computes the scales of some of these tiles and passes them to the other lanes by shuffles. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -113,8 +114,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Store `count` rows, a constant (1 where each row has one scale), in FP8 and, if y is not null, in the list's format
- * as well. All lanes of the group take part. */
+/* Stores `count` rows in FP8 and, if c->y is not null, in the list's format as well. `count` is a constant, and 1 if
+ * each row has one scale. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -131,9 +132,9 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Run a kernel without a norm on `count` rows from p->first on, p->step apart, on the lanes' vectors from p->tile on.
- * All are loaded before the first is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a constant: y
- * is stored quantized. */
+/* Runs the ops of a kernel without a norm on `count` rows from p->first on, p->step apart. The lanes' vectors in each
+ * row begin at vector p->tile. All rows are loaded before the first is computed. p->rows: registers,
+ * [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8 with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
                                  const int scaled) {
@@ -161,8 +162,8 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     const te_quantized_rows result = {p->first, p->step, p->tile, p->rows, stride};
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
-/* The body: a group of lanes takes rows from p->first on, p->step apart; if `adjacent` one batch of them, else until
- * none is left. */
+/* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent`, it works
+ * on one batch of these rows, else on all of them up to the last row. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);

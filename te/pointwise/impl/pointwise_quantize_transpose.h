@@ -1,21 +1,21 @@
-/* pointwise_quantize_transpose.h -- tile kernels: the result of a pointwise kernel in FP8, and transposed, in one pass.
- * The transpose is what a weight's gradient reads. The bits are those of the result, rounded to the list's format, and
- * a separate quantize pass (quantize_blockwise.h), or a separate transpose.
+/* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
+ * and transposed, in one pass. The weight's gradient reads the transpose. The result is bitwise identical to rounding
+ * to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements along a row of it
  *   recipes with one scale a      a gradient in both layouts, with the scale known beforehand, its amax and
  *   tensor                        the sums over rows
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
- * A block has a tile of 128 x 128; a lane runs the kernel's ops on 8 x 8 of its elements, and holds them in registers.
- * Behind a norm the row kernel runs first: it stores y and the statistics, and the tile kernel then normalises the
- * norm's input again and stores the transpose. A gradient that is summed over rows leaves one partial sum for each
- * tile.
+ * A block works on a tile of 128 x 128; a lane runs the kernel's ops on pieces of 8 x 8 of its elements and holds them
+ * in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics; the tile kernel
+ * then normalises the norm's input again and stores the transpose. Where a gradient is summed over rows, each tile
+ * leaves one partial sum.
  *
- * Floor: a copy of as many bytes. Bytes an element in a 16-bit list under fp8_block: gelu 2 + 1 + 1 and 1/16 for
- * scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a gradient 2 + 1 + 1 and
- * what its ops read, a recomputed transpose 2 + 1. Instructions dominate. Measurements, and a norm of persistent
- * clusters that did not pay: docs/notes/pointwise.md.
+ * Floor: a copy of as many bytes. Bytes read and written for each element in a 16-bit list under fp8_block: gelu
+ * 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a
+ * gradient 2 + 1 + 1 and the tensors that its ops read, a recomputed transpose 2 + 1. The kernels are limited by their
+ * instructions. Measurements, also of a norm with persistent clusters that was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -24,7 +24,7 @@
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* The elements that a lane holds; of a gated op's backward those of both halves. */
+/* The elements that a lane holds; in the backward of a gated op, those of both halves of a row. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
 /* A lane's piece of the tile at (row0, col0): where it begins, and how many of its eight rows exist. */
@@ -55,7 +55,8 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
 }
-/* Load a piece's input, as it is stored: to x[0], and of a gated op's second half to x[1]. */
+/* Loads a piece's input, in the format of the tensor in memory, to x[0]; the second half of a gated op's row goes to
+ * x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
     const void *data = k.norm < 0 ? c->x : c->scaled.norm_x;
@@ -66,8 +67,9 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* What the norm of a piece needs beside x: gamma and beta of its columns, the statistics of its rows. They are loaded
- * together with x, because a load that is issued behind the stores of a row waits for them. */
+/* The operands that the norm of a piece needs beside x: gamma and beta of the piece's columns, and the statistics of
+ * its rows. They are loaded together with x, because a load that is issued behind the stores of a row waits for these
+ * stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -105,7 +107,7 @@ typedef struct te__piece {
     te__tile_piece at;
     te_vec8 *x[2]; /* its rows, and those of the second half */
     te__piece_norm norm;
-    float sums[16]; /* over its rows: of its eight columns, then of those of the second half */
+    float sums[16]; /* sums over the piece's rows: of its eight columns, then of those of the second half */
 } te__piece;
 /* Run the kernel's ops on row r of a piece, at l->at. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
@@ -120,8 +122,8 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
-/* Rows of a piece that are computed together. What an op reads of them beside the gradient is loaded for all of them at
- * once, because the loads of one row would wait for the row before it. */
+/* The number of rows of a piece that are computed together. The tensor that an op reads beside the gradient is loaded
+ * for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
     const te_stage *of; /* null: nothing is loaded ahead */
@@ -161,8 +163,8 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* A column sum of one lane, in shared memory, for the sum over the lanes above and below it. It uses the memory of the
- * tile's amaxes, which are found later. */
+/* The place in shared memory of one lane's sum of a column, which is then added to the sums of the lanes above and
+ * below it. It uses the memory of the tile's amaxes, which are computed later. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -174,7 +176,8 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
         *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
             sums[j];
 }
-/* Store the tile's partial sums; te_defer_column_sum adds them up with those of the tiles above and below. */
+/* Stores the tile's partial sums; the sum that te_defer_column_sum enqueues adds them to those of the tiles above and
+ * below. */
 TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
@@ -224,8 +227,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Round eight elements to FP8, into x, and store them, if they are of a gradient, in the layout of the rows. rounded, a
- * constant: to the list's format first. */
+/* Rounds eight elements to FP8, into x. If they belong to a gradient, also stores them untransposed. rounded, a
+ * constant: round to the list's format first. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -234,9 +237,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
-/* Run the kernel's ops on a piece, whose elements become FP8 in their registers. Rows of forward that lie behind the
- * last one are computed like others: nothing of them is stored, and no op reads a tensor of their rows but the input,
- * which is zero there. */
+/* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows behind
+ * the last row of the tensor are computed like the others: nothing of them is stored, and no op reads a tensor at these
+ * rows except the input, which is zero there. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -251,14 +254,14 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
-/* The arguments of forward's kernel for the recomputation of the result of op `last`: that op alone runs, and nothing
- * but the transpose is stored. */
+/* Sets the arguments with which forward's kernel recomputes the result of op `last`: only this op runs, and only the
+ * transpose is stored. */
 TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
     memset(recompute, 0, sizeof *recompute);
     recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
     recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
-/* Store the tile transposed, from the FP8 that the lanes hold. */
+/* Stores the transpose of the tile, whose FP8 elements the lanes hold. */
 TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
