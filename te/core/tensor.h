@@ -63,6 +63,9 @@ typedef struct te_batch {
                            * (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
                               * loss_scale (te/ops/loss_mean.h); null: no division */
+    const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
+                                   * prepared by te_cache_begin; null: none */
+    const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
     int memory_seq; /* rows per sequence of the cross-attention memory, an (input, .., (rows, memory)): row
                      * b * memory_seq + t is row t of sequence b's memory */
 } te_batch;
@@ -112,6 +115,11 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
+}
+/* The tokens that a cache holds of a row's sequence, from past[sequence]; null: none. */
+TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
+    const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
+    return count > 0 ? count : 0;
 }
 
 /* The sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile restarts

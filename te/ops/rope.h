@@ -11,7 +11,8 @@
  * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), scaled if asked for:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is te_batch.position + its index in its sequence, or that of te_batch.positions. Saves nothing:
+ * position of a row is te_batch.position + its index in its sequence (+ the tokens that a te_cache already has of that),
+ * or that of te_batch.positions. Saves nothing:
  * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
  *
  * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim divides
@@ -20,6 +21,7 @@
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
+#include "../cache/cache.h" /* te__cache_past */
 #include "../core/lanes.h"  /* te_lanes_here */
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/op_list.h"   /* TE_OPTION */
@@ -214,7 +216,8 @@ typedef struct te_rope_args {
     int position;             /* of the first row of each sequence */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null: from `of` and `position` */
+    const int32_t *positions; /* [rows], or null: from `of`, `position` and `past` */
+    const int32_t *past;      /* by sequence: tokens in the cache before the batch; null: none */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -258,7 +261,9 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     for (int e = g.id; e < rows * t.pairs; e += g.count) {
         /* In double: in float the angle of a late position would have lost its fraction. */
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
-        const int position = a->positions ? a->positions[row] : a->position + te_sequence_position(&a->of, row);
+        const int position = a->positions ? a->positions[row]
+                                          : a->position + te_sequence_past(&a->of, row, a->past) +
+                                                te_sequence_position(&a->of, row);
         const double frequency = exp2(-2.0 * p / t.rotary_dim * a->log2_base);
         const double angle = position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
         const float rest = (float)(angle - TE__TWO_PI * floor(angle / TE__TWO_PI));
@@ -342,6 +347,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
+    a->past = te__cache_past(r->batch);
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }

@@ -44,6 +44,7 @@ enum {
     TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the caller's edge of the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both products of its forward in e4m3 */
+    TE_IS_CACHED = 1 << 29,         /* in inference it may keep keys and values in a te_cache */
     /* what the epilogue of the product before it may do in its place */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* add its parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,
