@@ -11,7 +11,7 @@ import re
 import sys
 
 # Each folder includes, and names, itself and those in front of it; the headers beside the folders (te.h) include all.
-ORDER = "core fp8 gemm plan attention ops pointwise linear fuse comm graph optim io".split()
+ORDER = "core fp8 gemm plan attention cache ops pointwise linear fuse comm graph optim io".split()
 MOST_LINES, MOST_COLUMNS, MOST_HEAD, MOST_PARAMETERS, MOST_HEADERS = 800, 120, 25, 8, 150
 LEAST_LINES, LEAST_WITH_ONE_INCLUDER = 40, 120
 SINGLE_FACTS = {"te/core/version.h", "te/ops/recompute.h"}  # may have fewer lines: the version, the two marks of a region

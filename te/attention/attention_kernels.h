@@ -10,16 +10,16 @@
  *
  * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
  * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. A backward also has
- *     size_t <name>_scratch_bytes(ctx, rows)    scratch with which faster kernels run on compute capability 9.0
- *     <name>_sum_rows                           rows that one row of te_attention_args.sum adds up; 0: not supported
- *                                               (on the host, in f32 and with varlen)
+ *     size_t <name>_scratch_bytes(ctx, rows)    scratch memory of the faster kernels for compute capability 9.0
+ *     <name>_sum_rows                           how many rows each row of te_attention_args.sum adds up; 0: not
+ *                                               supported (on the host, in f32 and with varlen)
  *
  * Any batch, seq >= 1 and head_dim <= 256; on CUDA in bf16 and f16 head_dim is a multiple of 16. Pointers are aligned
  * to TE_ACCESS bytes. Sums are float and in a fixed order: the same inputs give the same bits, unless
  * te_context.attention_nondeterministic allows otherwise.
  *
- * Three small kernels follow, which run before or after those: TE_ATTENTION_RELATIVE_BIAS, TE_ATTENTION_SINKS_GRAD and
- * TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS is the gradient of a bias.
+ * Below are three small kernels, which run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
+ * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS is the gradient of a bias.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
@@ -49,7 +49,7 @@
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
  *
- * It writes 4 bytes for each head and distance, a few KB in all: it takes as long as a launch. */
+ * It writes 4 bytes for each head and distance, a few KB in all, so its time is that of a launch. */
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
@@ -59,7 +59,7 @@ typedef struct te_relative_bias_args {
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
 
-/* Grid: (blocks of as many distances as there are threads, heads). */
+/* Grid: (blocks of TE_RELATIVE_BIAS_THREADS distances, heads). */
 TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
@@ -140,14 +140,14 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* How they are laid out: [heads, rows] if by_head, else [sequences, heads, max_seqlen]. */
+/* The layout of lse, delta and row_max_logit: [heads, rows] if by_head, else [sequences, heads, max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* The index of row `row` of all rows of the call. */
+/* The index in this layout of row `row`, counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
-    const int in = row % l->of.max_seqlen; /* its sequence */
+    const int in = row % l->of.max_seqlen; /* the row's index in its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
@@ -166,9 +166,9 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
  *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
- *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks; sinks are not dropped
+ *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks. Dropout does not drop sinks
  *
- * The rest of backward follows from lse.
+ * Otherwise backward is unchanged, because it uses sinks only through lse.
  *
  * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
@@ -214,9 +214,9 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
- * Over all sequences, queries and the keys that they see: of the scores as softmax takes them, with scale, softcap and
- * biases, without sinks. QK-clip reads it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the largest score of
- * each row, and this kernel reduces them; a maximum does not depend on the order.
+ * The maximum over all sequences, queries and visible keys of the input of the softmax: with scale, softcap and biases,
+ * without sinks. QK-clip needs it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the largest score of each row,
+ * and this kernel reduces these; a maximum does not depend on the order.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads

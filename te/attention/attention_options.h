@@ -1,5 +1,5 @@
 /* attention_options.h -- the options of an attention, which are constants of its kernels, and the arguments of a call.
- * An option that is not asked for leaves no instruction in the kernels.
+ * An option that is not used adds no instruction to the kernels.
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
  *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, bias_dim0, bias_dim1, max_logit, value,
@@ -8,17 +8,19 @@
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
  *     dropout        each probability is dropped with this probability, else multiplied by TE_DROPOUT_FACTOR, after
- *                    the softmax: lse is that of all probabilities
- *     varlen         1: the kernels take te_attention_args.cu_seqlens
+ *                    the softmax, so lse does not depend on dropout
+ *     varlen         1: the kernels support te_attention_args.cu_seqlens
  *     alibi          1: linear biases by distance (te__attn_alibi_slope)
  *     sinks          1: each head has an extra logit under the softmax, te_attention_args.sinks
- *     only           CUDA kernels to compile: TE_ATTENTION_SM90_ONLY, where they exist; TE_ATTENTION_NO_SM90; 0: all
+ *     only           CUDA kernels to compile: TE_ATTENTION_SM90_ONLY: only those for sm_90a, if they exist;
+ *                    TE_ATTENTION_NO_SM90: all others; 0: all
  *     cross          1: cross-attention, keys and values are te_attention_args.kv. Not with varlen
  *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores; bias_dim0 and
- *                    bias_dim1 are the table's queries and keys, or of a relative bias its buckets and max_distance
+ *                    bias_dim1 are the queries and keys of a table, or the buckets and max_distance of a relative bias
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
  *     value          head size of v and of the output where it differs from head_dim, that of q and k; 0: the same
- *     fp8_output     1: forward takes te_attention_args.out_scale and amax, backward amax (bf16 and f16); 0: both null
+ *     fp8_output     1: forward uses te_attention_args.out_scale and amax, backward amax (bf16 and f16); 0: both must
+ *                    be null
  *     cached         1: forward reads keys and values from te_attention_args.cache; q is that of qkv. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
@@ -32,9 +34,9 @@
 /* ---- ALiBi -------------------------------------------------------------------------------------------------------
  * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope |i - j| is
  * subtracted from the score of query i and key j, after softcap and before the mask. Slopes are constants. If the
- * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 (h + 1) / n). Otherwise the first heads,
- * as many as the next lower power of two p, have the slopes of p heads, and the rest take every other slope of 2 p
- * heads, beginning with the first. Backward recomputes the bias with the probabilities; there is no other gradient. */
+ * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 (h + 1) / n). Otherwise let p be the next
+ * lower power of two: the first p heads have the slopes of p heads, and the others have every second slope of 2 p
+ * heads, beginning with the first. Backward recomputes the bias with the probabilities; slopes have no gradient. */
 TE_BOTH float te__attn_alibi_slope(int head, int heads) {
     int n = 1;
     while (2 * n <= heads) n *= 2;
@@ -52,7 +54,8 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  *
  * Queries and keys are counted from the beginning of their sequence, also in packed batches: a shorter sequence uses
  * the upper left corner of a table. For a relative bias a query's position is its position among the keys (see shift in
- * attention_mask.h). A table may hold -inf, which masks that pair; a query all of whose keys are masked yields 0.
+ * attention_mask.h). A table may hold -inf, which masks that pair; the output of a query whose keys are all masked is
+ * 0.
  *
  * The bias is added after softcap, as ALiBi is, and as FlashAttention 2 and vLLM do it, so that its gradient does not
  * pass through the tanh. (Pax caps the sum of both.)
@@ -62,9 +65,9 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
- * such keys count as distance 0. Half of the buckets of a side hold one distance each, the others grow geometrically up
- * to max_distance, and the last one holds all larger distances. Computed in double, so that both targets and all
- * kernels agree. */
+ * such keys are treated as distance 0. Half of the buckets of a side have one distance each, the ranges of the others
+ * grow geometrically up to max_distance, and the last one has all larger distances, too. Computed in double, so that
+ * the result is the same on both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -76,37 +79,37 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
 }
 
 /* ---- dropout -----------------------------------------------------------------------------------------------------
- * Which probabilities dropout drops: Philox of (seed, draw, op; sequence, head, query, key), so that every kernel of
- * every target drops the same ones, and backward recomputes the mask instead of loading it.
+ * The mask of dropout comes from Philox with the counter (seed, draw, op; sequence, head, query, key). So every kernel
+ * of every target drops the same probabilities, and backward recomputes the mask instead of loading it.
  *
  * One Philox counter serves eight pairs: queries q and q + 8 of 16, and keys k, k + 8, k + 16 and k + 24 of 32. In the
- * accumulators of the tensor cores these belong to one thread, whether rows are queries or keys.
+ * accumulators of the tensor cores these pairs belong to one thread, whether rows are queries or keys.
  *
- * Do this, where the rows of scores are queries:
+ * Do this, if the rows of scores are queries:
  *     head = te__attn_global_head(args->whole, batch * heads + head, heads);
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* Which heads a rank computes, counted over (sequence, head), when several ranks share one computation: `first` is the
- * number of its first head, and each sequence has `more` heads beside those of this rank. Zeros on one rank. */
+/* The heads of this rank among those of all ranks, numbered by (sequence, head): `first` is the number of this rank's
+ * first head, and each sequence has `more` heads on other ranks. Zeros if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* head: batch * heads + head of this call. Returns the same counted over all ranks. */
+/* head: batch * heads + head of this call. Returns its number over all ranks. */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* The block of 16 queries that a query is in, counted over all heads. */
+/* The index of a query's block of 16 queries, counted over all heads. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* The random words of the eight pairs that (query, key) is one of. row: te__attn_draw_row. */
+/* The random words of the eight pairs that contain (query, key). row: te__attn_draw_row. */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
 /* Whether the low (or high) 16 bits of a word are below the limit, 65536 p: this pair is dropped. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
-    return (high ? word : word << 16) < limit << 16; /* compare in the upper half */
+    return (high ? word : word << 16) < limit << 16; /* compares the upper halves: `limit << 16` has zeros below */
 }
 /* Whether one pair is dropped. */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
@@ -117,14 +120,14 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
- * Score arithmetic in the kernels: with softcap a score is a tanh in [-1, 1], in units of softcap; without, a product
- * q k^T in units of scale. The derivative of t = tanh(x) is 1 - t^2, so with P = exp(softcap t - lse) the gradient of
- * q k^T is scale P (1 - t^2) (dP - delta): where backward has P without softcap, it has P (1 - t^2) with it.
- * With dropout O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as
- * without: dV takes m P, and dS takes P and m. (P of a dropped pair is passed on as -P.) */
+ * Score arithmetic in the kernels: with softcap a score is a tanh t in [-1, 1], in units of softcap; without softcap it
+ * is a product q k^T, in units of scale. The derivative of tanh is 1 - t^2, so with P = exp(softcap t - lse) the
+ * gradient of q k^T is scale P (1 - t^2) (dP - delta): with softcap P (1 - t^2) replaces P in dS. With dropout O = (m
+ * P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) is unchanged: dV needs m P,
+ * and dS needs P and m. (P of a dropped pair is passed to dS as -P.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
-/* The options of an attention that has none but causal. */
+/* The options of an attention whose only option is causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
 /* name##_variant: on CUDA a type, the template parameter F of the kernels; on the host a function that returns it. */
@@ -140,7 +143,7 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* the factor of dS is not P itself */              \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* the factor of dP - delta in dS is not P */       \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys differ in number */                     \
@@ -243,46 +246,47 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
 /* Tensors are in target memory and of the kernels' dtype where they are void *. rows = batch * seq, or with cu_seqlens
- * the `rows` below. value_dim is head_dim but for the option value. */
+ * the `rows` below. value_dim is head_dim unless the option value is set. */
 typedef struct te_attention_args {
     void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
     const float *out_scale; /* fp8_output, forward: out is stored in e4m3, times *out_scale; null: in the dtype */
     float *lse;             /* [batch, heads, seq], natural log of the sum of exp(score) of each row, sinks included;
                                forward: output or null, backward: input */
-    float *amax;            /* fp8_output: raised (te_amax_atomic_max) to the largest magnitude of out, or of dqkv, before
-                               out_scale; null: not wanted */
+    float *amax;            /* fp8_output: becomes the maximum of itself and the magnitudes of out (before out_scale) or
+                               of dqkv (te_amax_atomic_max); null: not wanted */
     const void *sinks;      /* sinks: [heads] */
     const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, k, v;
-                               cross: the queries alone, [rows, heads * head_dim] */
-    void *dqkv;             /* backward: output, like qkv, every element is written */
-    const void *dout;       /* backward: input, like out */
-    float *delta;           /* backward: scratch, like lse: rowsum(dout * out) */
+                               cross: only the queries, [rows, heads * head_dim] */
+    void *dqkv;             /* backward: output, shaped like qkv; every element is written */
+    const void *dout;       /* backward: input, shaped like out */
+    float *delta;           /* backward: scratch, shaped like lse: rowsum(dout * out) */
     float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv]: column sums of
                                that many rows of dqkv, for the gradient of a bias before the attention; or null */
     void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: run slower kernels without it */
-    int batch, seq;         /* sequences, and tokens of each (with cu_seqlens: a bound of all lengths) */
+    int batch, seq;         /* sequences, and tokens of each (with cu_seqlens: a bound on all lengths) */
     float scale;            /* of the scores, often 1 / sqrt(head_dim) */
     /* Dropout: the random state of this forward, in target memory, or null for inference, which drops nothing; the op's
-     * number; and which heads of all ranks these are. */
+     * number; and the position of these heads among those of all ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
     /* varlen, or null: [batch + 1], sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] of `rows`. lse and delta
-     * are [heads, rows] then, on CUDA by all kernels with varlen. Dropout draws as for batch sequences of seq
-     * tokens. */
+     * are [heads, rows] then; on CUDA kernels with varlen always use this layout. Dropout draws the numbers of `batch`
+     * sequences of `seq` tokens. */
     const int32_t *cu_seqlens;
     int rows;
     /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
     const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: all keys, then values */
-    void *dkv;      /* backward: output, like kv, every element is written; null: not wanted */
+    void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
     int kv_seq;
     /* bias: the table or the buckets. A relative bias needs scratch, [heads, 2 max_distance + 1], which
-     * te__attention_relative_bias has filled. dbias is the gradient: of a table it is written, or added to if
-     * `accumulate`; of a relative bias it is [<name>_parts(seq), buckets, heads], to be summed over the first axis. */
+     * te__attention_relative_bias has filled. dbias is the gradient. That of a table is overwritten, or added to if
+     * `accumulate` is set; for a relative bias it is partial sums, [<name>_parts(seq), buckets, heads], to be summed
+     * over the first axis. */
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    float *row_max_logit; /* max_logit, forward: output, like lse, the largest score of each row; or null */
+    float *row_max_logit; /* max_logit, forward: output, shaped like lse: the largest score of each row; or null */
     te_attention_cache cache; /* cached: keys and values are the cache's; the last query is at the last key */
 } te_attention_args;
 

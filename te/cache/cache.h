@@ -23,6 +23,7 @@
 
 #include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, TE_CACHE_SPLIT */
 #include "../core/lanes.h"                  /* te_lanes, te_block_sync */
+#include "../plan/impl/call_checks.h"       /* te__check_sequences */
 #include "../plan/model.h"                  /* te_model, te_plan, te_op */
 
 enum {

@@ -3,24 +3,24 @@
  * enqueued on a second stream as soon as the last of these gradients is final.
  *
  * Do this:
- *     te_model *models[] = {&embed.model, &block.model, &head.model};    // they and the array outlive the buckets
+ *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array outlive the buckets
  *     te_buckets_config config = te_buckets_defaults();
  *     TE_TRY(te_buckets_init(&buckets, models, 3, &config, &ctx));       // after bind, tie and freeze
  *     ... each step: the backwards of all micro-batches but the last ...
  *     TE_TRY(te_buckets_begin(&buckets, &ctx));
- *     ... the backwards of the last one, each list once, the same order on all ranks ...
- *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // what is enqueued next waits for the sums
+ *     ... the backwards of the last micro-batch, each list once, in the same order on all ranks ...
+ *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // later work waits for the sums
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * From begin to finish only these backwards may read or write the gradients: an optimizer step, te_reduce_gradients and
- * a second backward of a list are refused. A captured step (te_graph) contains both begin and finish. A tied parameter
- * is final when all lists of `models` that share it have run; frozen parameters are left out. Gradients that are
- * partial sums over the tensor group are first summed over that group, on the context's stream.
+ * a second backward of a list return an error. A captured step (te_graph) contains both begin and finish. A tied
+ * parameter is final when all lists of `models` that share it have run; frozen parameters are left out. Gradients that
+ * are partial sums over the tensor group are first summed over that group, on the context's stream.
  *
  * Bits: f32 sums of two replicas are those of te_reduce_gradients. With more, NCCL and MPI choose the order of a sum by
- * its size, and DMA engines add in the order of the ranks (impl/bucket_reduce.h): they are the same in each run with
- * the same lists, config.bytes and number of ranks. On the host a sum is complete when the call that starts it returns.
+ * its size, and DMA engines add in the order of the ranks; runs with the same lists, config.bytes and ranks are the
+ * same. On the host a sum is complete when the call that starts it returns.
  */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
@@ -32,18 +32,19 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    int64_t bytes;  /* of a bucket, at most; a larger gradient is a bucket by itself */
-    int shards;     /* as in te_adamw_config: te_data_group(ctx)->size: a bucket is a model, and each rank gets the sums
-                     * of its shard alone, as by te_adamw_reduce; 1: all ranks get all sums. With Muon 1 */
+    int64_t bytes;  /* the largest size of a bucket; a larger gradient is a bucket by itself */
+    int shards;     /* as in te_adamw_config. te_data_group(ctx)->size: a bucket is a whole model, and each rank gets
+                       only the sums of its own shard, as with te_adamw_reduce. 1: all ranks get all sums; required with
+                       Muon */
     te_dtype dtype; /* TE_f32; TE_bf16: gradients are rounded before they are summed, and so are the sums: half of the
                      * bytes over the link, and up to bytes / 2 of device memory */
-    int dma;        /* CUDA, 1: a bucket that more of the backward hides is reduced by DMA engines, which take no
-                     * multiprocessors, if the ranks of the data group have symmetric memory
-                     * (te_comm_config.peer_bytes); it takes up to 2 * bytes of each device until te_comm_destroy.
-                     * 0: by NCCL */
+    int dma;        /* CUDA, 1: all buckets but those that become final after backward's last GEMM are reduced by DMA
+                       engines, which occupy no multiprocessors. The ranks of the data group need symmetric memory
+                       (te_comm_config.peer_bytes), and each device up to 2 * bytes until te_comm_destroy. 0: by NCCL */
 } te_buckets_config;
 
-/* The fixed cost of a reduction, 11 us by NCCL or some 30 us by DMA engines, is a fourteenth of the time of 32 MiB. */
+/* A reduction has a fixed cost of 11 us by NCCL or some 30 us by DMA engines, a fourteenth of the time that 32 MiB
+ * take. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
@@ -52,19 +53,20 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* A gradient. uses: parameters of the models that share it, so many backwards write it; pending: that have not yet. */
+/* A gradient. uses: how many parameters share it, and so how many backwards write it; pending: how many of these have
+ * not run yet. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* The gradients [first, first + count) of te_buckets.grad. Their order in memory is the reverse. */
 typedef struct te__bucket {
     int model; /* of its first gradient */
     int first, count, pending, started; /* pending: gradients that are not final yet */
-    int is_exposed; /* when it is final, backward has no GEMM left that would hide its reduction */
+    int is_exposed; /* it becomes final after backward's last GEMM, so nothing hides its reduction */
     float *from;
     int64_t elements;
 } te__bucket;
 typedef struct te__bucket_model { int first, ran; } te__bucket_model; /* first: index into te_buckets.grad_index */
 
-/* It must not be moved: the models point to it. */
+/* Must stay at its address: the models point to it. */
 typedef struct te_buckets {
     te_watch watch; /* the first member */
     te_buckets_config config;
@@ -82,7 +84,7 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* Changes when a model is bound again, or when other parameters are frozen or tied. */
+/* A hash that changes when a model is bound to other memory, or when other parameters are frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)
@@ -119,8 +121,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     b->grad_index[b->of_model[model].first + p->index] = b->grad_count++;
     k->count++, k->from = p->grad, k->elements += elements;
 }
-/* Counts the uses of each gradient, and marks the buckets that no GEMM of the backward can hide: those with a parameter
- * of an op up to the first GEMM in the order of forward, which is the last one of backward. */
+/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide: those with a
+ * parameter of the first GEMM in the order of forward, which is the last one of backward, or of an op in front of
+ * it. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     int gemms = 0; /* before the current op */
     for (int i = 0; i < b->model_count; i++) {
@@ -234,8 +237,8 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
-/* For the models as they are bound, tied and frozen now. All ranks pass the same ones, in the order of their forwards.
- * With one rank nothing is summed, but the calls are checked all the same. */
+/* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks pass the same models, in the
+ * order of their forwards. With one rank nothing is summed, but the calls are checked in the same way. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_buckets_init"));
@@ -273,7 +276,7 @@ TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     b->watch.armed = 1;
     return TE_OK;
 }
-/* What is enqueued after this call sees the sums of all ranks. An error if a gradient is not final. */
+/* Work that is enqueued after this call reads the sums of all ranks. Returns an error if a gradient is not final. */
 TE_API te_status te_buckets_finish(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_finish", ctx));
     TE_REQUIRE(b->watch.armed, ctx, TE_ERROR_STATE, "te_buckets_finish: te_buckets_begin comes first");

@@ -1,5 +1,5 @@
 /* comm.h -- communicators: the ranks, and the tensor and data groups that they form (te/core/rank_group.h), by NCCL on
- * CUDA and by MPI on the host. Compile with -DTE_COMM, and link -lnccl or what `mpicc -showme` prints.
+ * CUDA and by MPI on the host. Compile with -DTE_COMM, and link -lnccl or the flags that `mpicc -showme` prints.
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
@@ -12,7 +12,7 @@
  *
  * A call that waits for other ranks returns TE_ERROR_COMM after `timeout` seconds, or if a rank of its group has
  * failed: on the host each collective, on CUDA te_comm_synchronize. The communicator cannot be used after that:
- * the process should save what it has and end.
+ * the process should save its state and end.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -28,12 +28,12 @@ typedef struct te_comm_config {
     const char *file; /* CUDA: a path on a file system of all ranks, where no file exists yet */
     double timeout;   /* seconds */
     /* CUDA: bytes of the largest tensor whose collectives go through symmetric memory; larger ones go by NCCL. 0:
-     * none do. Each group of 2 to 8 ranks takes four times as much of each device (the world group at most 64 MiB),
-     * if all of its ranks are processes of one host whose devices can access each other. */
+     * none do. A group of 2 to 8 ranks allocates four times as much on each device (the world group at most 64 MiB) if
+     * all of its ranks are processes of one host whose devices can access each other. */
     int64_t peer_bytes;
     /* CUDA, Hopper: bytes of the largest tensor that is gathered or scattered while a GEMM runs
-     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. With symmetric memory (peer_bytes > 0) each
-     * rank of a tensor group takes as much of its device. */
+     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. With symmetric memory (peer_bytes > 0) each rank
+     * of a tensor group allocates as much on its device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
@@ -54,8 +54,8 @@ TE_API int te__env_number(const char *const *names, int otherwise) {
     }
     return otherwise;
 }
-/* Rank and size from the environment of the launcher (Open MPI, MPICH, Slurm, torchrun); otherwise 0 of 1. For a
- * process that picks its device by its rank. */
+/* Rank and size from the environment of the launcher (Open MPI, MPICH, Slurm, torchrun); otherwise 0 of 1. Lets a
+ * process choose its device by its rank before it creates a context. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", 0},
                              *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", 0};
@@ -121,7 +121,7 @@ TE_API te_status te__comm_finish_create(te_comm *comm, te_status status, te_cont
     return status;
 }
 
-/* All processes call it at the same time. Waits for them. */
+/* All processes call it at the same time. Waits for the others. */
 TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     int rank, size;
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
@@ -148,15 +148,16 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
 
 /* Allocates symmetric memory of the tensor group for te_saved, so that an all_gather whose result
  * forward saves there can overlap a GEMM (te/linear/impl/linear_comm_overlap.h). All ranks of the group call it in
- * the same order with the same bytes, and use the memory for the same. Waits for them. Without
- * symmetric memory, or while 15 such blocks exist, it is ordinary memory, as from te_allocate. */
+ * the same order with the same bytes, and use the blocks for the same purpose. Waits for the other ranks. Without
+ * symmetric memory, or if 15 such blocks exist already, the memory is ordinary, as from te_allocate. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_allocate"));
     TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
                "te_comm_allocate: p is null, or the communicator is not this context's");
     return te__comm_allocate(comm, p, bytes, ctx);
 }
-/* All ranks of the tensor group call it, before te_comm_destroy. Waits for the enqueued work, and for them. */
+/* All ranks of the tensor group call it, before te_comm_destroy. Waits for the enqueued work and for the other
+ * ranks. */
 TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_release"));
     TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");

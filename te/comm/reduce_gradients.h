@@ -4,11 +4,12 @@
  *     te_model *models[] = {&embed.model, &block.model};
  *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and step, the same on all ranks
  *
- * Over the tensor group: the gradients of parameters that all its ranks hold but whose gradient each computed from
- * its own rows (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or its own columns
- * (TE_PARAMS_REPLICATED: norms of heads). Over the data group: all gradients. The result is the sum, not the mean: for
- * a loss that is the mean over all tokens set batch.loss_scale to 1 / (tokens of all replicas). Frozen parameters
- * (plan/freeze.h) must be the same on all ranks, and are left out. To reduce while backward still runs: buckets.h.
+ * Over the tensor group it sums the gradients of parameters that all ranks of the group hold, if each rank computed the
+ * gradient from its own rows (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or its own
+ * columns (TE_PARAMS_REPLICATED: norms of heads). Over the data group it sums all gradients. The result is the sum, not
+ * the mean: for a loss that is the mean over all tokens set batch.loss_scale to 1 / (tokens of all replicas). Frozen
+ * parameters (plan/freeze.h) must be the same on all ranks; they are left out. buckets.h reduces while backward still
+ * runs.
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
@@ -22,13 +23,14 @@ typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
 /* Whether p has a gradient of its own that is to be reduced. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
-/* Enqueues the sum of the range, and empties it. */
+/* Enqueues the sum of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {
     float *const from = range->from;
     range->from = 0;
     return from ? te_group_all_reduce(g, from, from, range->to - from, TE_f32, ctx) : TE_OK;
 }
-/* Adds p's gradient: to this range if it is adjacent; else it reduces the range and begins another one. */
+/* Adds p's gradient to the range if it is adjacent; otherwise enqueues the sum of the range and begins a new range with
+ * p. */
 TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p, const te_group *g, te_context *ctx) {
     if (!range->from || p->grad != range->to) {
         TE_TRY(te__grad_range_reduce(range, g, ctx));
@@ -48,7 +50,8 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     return te__grad_range_reduce(&range, g, ctx);
 }
 /* Reduce-scatter over the data group: this rank gets the sums of its shard (te__slice_elements), and of the elements
- * behind the last shard, with half of the traffic. Shards know no parameters, so the memory of frozen ones is sent too.
+ * behind the last shard, with half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the
+ * memory of frozen parameters is sent, too.
  */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;

@@ -1,4 +1,4 @@
-/* base.h -- what every header includes: the target (CUDA or host), how functions are declared, limits, and the status
+/* base.h -- the basis of every header: the target (CUDA or host), how functions are declared, limits, and the status
  * that every call returns.
  *
  * Do this:
@@ -41,9 +41,9 @@
 #define TE_SHARED __shared__ /* declares shared memory inside the call that a TE_KERNEL makes */
 #else
 /* Kernels inline both TE_FN and TE_CALLBACK (a function that is passed as a constant pointer). gcc at -O1 and -Og
- * refuses always_inline for a function whose address is taken, so with gcc the kernel is `flatten` instead: it inlines
- * whatever it calls, which at -O2 gives the same code. TE_KEEP_CALLS disables forced inlining, for smaller code, faster
- * compilation and debugging; the tests are built with it. */
+ * refuses always_inline for a function whose address is taken, so with gcc the kernel is `flatten` instead: gcc then
+ * inlines every call in it, which at -O2 produces the same code. TE_KEEP_CALLS disables forced inlining, for smaller
+ * code, faster compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -105,7 +105,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* X(name, text): the list that the enum and the texts are made from. */
+/* X(name, text): expanded to the enum and to the texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \
@@ -142,8 +142,8 @@ TE_API const char *te_status_string(te_status status) {
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Unless `cond` holds, return `status` and set the context's error text: what was wrong, with which values
- * (printf format). */
+/* Unless `cond` holds, set the context's error text and return `status`. The text (printf format) says what is wrong,
+ * and the values. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \
     do {                                                                 \
         if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \

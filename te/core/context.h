@@ -9,7 +9,7 @@
  *
  * All work is ordered on ctx.stream. A context serves one thread at a time and must stay at its address: a copy of it
  * is refused. A file compiled as plain C can use a context that a .cu file created (<model>_context_create), because
- * all calls but the creation go through ctx.target.
+ * all calls except the creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -22,7 +22,7 @@
 
 struct te_context;
 
-/* A target's memory functions. `copy` takes host and target memory for either address. */
+/* A target's memory functions. Both addresses of `copy` may be in host or in target memory. */
 typedef struct te_target {
     const char *name; /* "cuda" or "host" */
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
@@ -35,8 +35,9 @@ typedef struct te_target {
 
 typedef struct te_context {
     const te_target *target;
-    void *stream; /* cudaStream_t; null is the default stream; unused on the host. The caller may set it. Work that a
-                   * context enqueued, graphs too, shares its memory, so it must not run on two streams at once */
+    void *stream; /* cudaStream_t; null is the default stream; unused on the host. The caller may set it. All work
+                     enqueued through a context, including graphs, uses the context's workspace, so it must not run on
+                     two streams at once */
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* target memory */
@@ -128,8 +129,8 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Grow the workspace to at least this many bytes. Beside the creation of a context this is the only call that
- * allocates: make it after the models are bound and before the first step. Waits for the stream if it has to grow. */
+/* Grow the workspace to at least this many bytes. Apart from the creation of a context this is the only call that
+ * allocates: call it after the models are bound and before the first step. Waits for the stream if it has to grow. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));

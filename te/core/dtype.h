@@ -101,7 +101,8 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    if (a < rebias + (1u << 23)) { /* subnormal in FP8: adding a float whose last bit is the step rounds to it */
+    if (a < rebias + (1u << 23)) { /* subnormal in FP8: adding a float whose last bit is the step rounds to a multiple
+                                      of the step */
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
         return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
     }
@@ -143,7 +144,7 @@ TE_FN uint16_t te__e5m2_pair(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
     return w;
 }
-/* Two FP8 numbers as two of f16, which represents both formats exactly. e4m3: a constant; 0 is e5m2. */
+/* Converts two FP8 numbers to two of f16, which represents both FP8 formats exactly. e4m3: a constant; 0 is e5m2. */
 TE_FN uint32_t te__f16_pair_of_fp8(uint16_t w, const int e4m3) {
     uint32_t h;
     if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(w));
@@ -167,8 +168,8 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 #endif
 }
 
-/* Exact: 2^(e - bias) (1 + m / 2^fraction), or m times the subnormal step where e is 0. a: the byte without its
- * sign. */
+/* The float of an FP8 number, exact: 2^(e - bias) (1 + m / 2^fraction), or m times the subnormal step where e is 0. a:
+ * the byte without its sign. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -252,7 +253,8 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
     if (a < 0x38800000u) {                                   /* below 2^-14, subnormal: the step is 2^-24 */
-        const float shifted = te_float_of_bits(a) + 0.5f;    /* the last bit of 0.5 is 2^-24, so this rounds to it */
+        /* the last bit of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
+        const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
@@ -269,8 +271,8 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 /* The largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
-/* One element at index i, of f32, bf16 or f16. te_load8 and te_store8 are made of these: they are inlined in many
- * places, where another branch for FP8 would cost compile time. */
+/* One element at index i, of f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than te_load:
+ * they are inlined in many places, where another branch for FP8 would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -298,7 +300,7 @@ TE_BOTH float te_round_to(float v, te_dtype t) {
 
 /* ---- eight elements of f32, bf16 or f16 -------------------------------------------------------------------------- */
 
-/* Load elements i to i + 7 of p as floats. Only the first n exist; the others read as 0. aligned: n is 8 and the
+/* Load elements i to i + 7 of p as floats. Only the first n are read; the others become 0. aligned: n is 8 and the
  * address a multiple of 16 bytes. `aligned` and `t` should be compile-time constants, here and below. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
@@ -333,8 +335,8 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2): loads can run far ahead of the conversion
- * to float and take fewer registers meanwhile. */
+/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2). Loading to this type and converting to
+ * float later lets loads run far ahead in fewer registers. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* Load 16 bytes through the read-only cache. volatile, so that the compiler does not move the load down to its use. */
@@ -343,7 +345,8 @@ TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
-/* The same for memory that this thread may have stored to, which the read-only cache need not see. */
+/* The same for memory that this thread may have stored to: the read-only cache does not necessarily have those
+ * stores. */
 TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -355,7 +358,7 @@ TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
-/* te_load8 without the conversion: only the first n elements exist, the others become 0. */
+/* te_load8 without the conversion: only the first n elements are read, the others become 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -394,8 +397,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hides e's value from the optimizer: floats that were unpacked before must be unpacked again after this, instead of
- * staying in registers. */
+/* Hides e's value from the optimizer: uses after this call unpack e a second time, so the floats that were unpacked
+ * before do not occupy registers meanwhile. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -492,7 +495,7 @@ TE_FN float te_load_scale(const float *scale) {
     return *scale;
 #endif
 }
-/* Only the first n elements exist, the others become 0. */
+/* Only the first n elements are read, the others become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
     if (aligned) { /* volatile for the reason of te__load16_readonly */

@@ -14,8 +14,8 @@
 #include "base.h"  /* TE_FN, TE_UNROLL */
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
-/* buffer: which of two shared memory buffers the next reduction uses. Alternating, one barrier per reduction is
- * enough. */
+/* buffer: which of two shared memory buffers the next reduction uses. Because reductions alternate between them, one
+ * barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
 /* The block's index in the grid, and the size of the grid. */
@@ -35,8 +35,8 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* p, a pointer to target memory, hidden from the optimizer: it stays in registers, and addresses derived from it are
- * not recomputed from scratch. */
+/* Returns p, a pointer to target memory, with its origin hidden from the optimizer: it then stays in registers, and
+ * addresses derived from it are not recomputed from the kernel's arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -82,9 +82,9 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
 }
 /* x of lane i of the 16. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* For each lane: sum x[n] over the lanes with the same id in the block's `groups` groups; the first group gets the
- * totals. Groups of at most a warp, blocks of at most 512 threads. Eight values at a time: group k sums value k, so
- * that all groups have work. */
+/* Sum x[n] across the block's `groups` groups: lane i of the first group gets the sums over lane i of every group.
+ * Groups of at most a warp, blocks of at most 512 threads. Eight values at a time: group k sums value k, so that all
+ * groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -121,7 +121,8 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
 /* Magnitudes are compared as the bits of floats: larger numbers have larger bits, and NaNs the largest. A maximum does
- * not depend on the order, so both targets get the same bits. Infinity gives infinity, NaN gives NaN. */
+ * not depend on the order, so both targets get the same bits. If an element is infinite, the maximum is infinite; if
+ * one is NaN, it is NaN. */
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }

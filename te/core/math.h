@@ -1,5 +1,5 @@
 /* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels of both targets. Relative error about 2e-7; that of exp
- * grows with |x|, by 1e-7 |x|. NaN gives NaN.
+ * grows with |x|, by 1e-7 |x|. The result for NaN is NaN.
  *
  * Do this:
  *     y = x * te_sigmoid(x);

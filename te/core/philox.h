@@ -1,5 +1,5 @@
-/* philox.h -- Philox4x32-7, a counter-based random number generator with the same bits on every target, and what
- * dropout derives from it.
+/* philox.h -- Philox4x32-7, a counter-based random number generator with the same bits on every target, and the
+ * threshold and factor of dropout.
  *
  * Do this:
  *     uint32_t r[4];
@@ -18,8 +18,8 @@ typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-/* out: four words. index: which numbers of a tensor. stream: which tensor. The counter is (index, stream, low half of
- * offset), the key is the seed xor the high half of the offset. */
+/* out: four words. index: the position in a tensor. stream: distinguishes tensors. The counter is (index, stream, low
+ * half of offset), the key is the seed xor the high half of the offset. */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);

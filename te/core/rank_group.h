@@ -1,13 +1,13 @@
 /* rank_group.h -- groups of ranks that work together, and their collectives.
  *
  * Do this:
- *     const te_group *g = te_tensor_group(&ctx);      // of one rank where the context has no communicator
+ *     const te_group *g = te_tensor_group(&ctx);      // a group of one rank if the context has no communicator
  *     TE_TRY(te_group_all_reduce(g, sum, part, count, TE_f32, &ctx));
  *
- * A rank is a process with a context of its own. Ranks form a grid: a tensor group shares one replica of a model
- * (tensor and sequence parallelism); a data group has the same part of each replica. World rank d * tensor.size + t is
- * rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h) makes the groups with NCCL
- * or MPI; code that only needs ranks, sizes and collectives includes this header alone.
+ * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
+ * model (tensor and sequence parallelism); the ranks of a data group hold the same part of different replicas. World
+ * rank d * tensor.size + t is rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h)
+ * makes the groups with NCCL or MPI; code that only needs ranks, sizes and collectives includes this header alone.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -15,7 +15,7 @@
 #include "context.h" /* te_context, te_status */
 #include "dtype.h" /* te_dtype_bytes */
 
-/* Whether the program contains matrix products that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
+/* Whether the program contains GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
 #if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
 #define TE_HAS_COMM_OVERLAP 1
 #else
@@ -50,8 +50,10 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    struct te_peer_memory *peers;        /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null: none */
-    struct te__overlap_memory *memory; /* CUDA: for products that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null: none */
+    struct te_peer_memory *peers;
+    /* CUDA: memory of GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    struct te__overlap_memory *memory;
     struct te_comm *comm;
 } te_group;
 
@@ -100,7 +102,7 @@ TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype 
 TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
-    if (te_is_fp8(dtype)) { /* bytes are only copied, so pairs of them are sent as 16-bit numbers */
+    if (te_is_fp8(dtype)) { /* an all_gather only copies bytes, so pairs of them are sent as 16-bit numbers */
         TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
                    (long long)count);
         count /= 2, dtype = TE_bf16;

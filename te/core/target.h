@@ -1,5 +1,5 @@
-/* target.h -- the target that this file is compiled for: how a kernel is defined and launched, several tensors in one
- * launch, and a second stream.
+/* target.h -- the target that the including file is compiled for: how a kernel is defined and launched, several tensors
+ * in one launch, and a second stream.
  *
  * Do this, to make a kernel of a body function:
  *     typedef struct { float *y; const float *x; int64_t n; } my_args;
@@ -55,7 +55,7 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* Consecutive tensors of such a table, which first[0] chunks precede. */
+/* Consecutive tensors of such a table. first[0] chunks belong to the tensors in front of them. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
     const int32_t *first; /* [count + 1] */
@@ -72,7 +72,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* Work on the side stream runs while the context's own stream goes on. The host has no streams: there it runs at once.
+/* Work on the side stream runs concurrently with the context's own stream. The host has no streams: there work runs at
+ * once.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));
@@ -88,11 +89,11 @@ typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
     void *main_stream;    /* the context's own stream, while ctx->stream is the side stream */
     int was_recording;    /* the launches of a pass were being recorded (graph_replay.h) */
-    int has_work;         /* that was not joined yet */
+    int has_work;         /* work was enqueued since the last join */
 } te_side_stream;
 
 #if TE_CUDA
-/* Create the side stream, with the highest priority: other work waits for what runs there. */
+/* Create the side stream, with the highest priority, because other work waits for the work on it. */
 TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
     int least = 0, greatest = 0;
     cudaStream_t stream = 0;
@@ -111,7 +112,7 @@ TE_API void te_side_stream_close(te_side_stream *s) {
     if (s->stream) (void)cudaStreamDestroy((cudaStream_t)s->stream);
     memset(s, 0, sizeof *s);
 }
-/* Stream `later` waits for the work that stream `earlier` has now. */
+/* Stream `later` waits for the work that is enqueued on stream `earlier` now. */
 TE_API te_status te__side_stream_wait(const te_side_stream *s, void *later, void *earlier, te_context *ctx) {
     const cudaEvent_t event = (cudaEvent_t)s->event;
     TE_TRY(te__cuda_status(ctx, cudaEventRecord(event, (cudaStream_t)earlier), "side stream"));

@@ -1,5 +1,4 @@
-/* tensor.h -- views of matrices that the caller owns, the batch that goes with them, and sequences of different
- * lengths.
+/* tensor.h -- views of matrices that the caller owns, the description of a batch, and sequences of different lengths.
  *
  * Do this:
  *     te_tensor x = te_matrix(buffer, TE_bf16, batch * seq, hidden);
@@ -37,7 +36,7 @@ typedef struct te_edge {
     te_tensor value, grad;
 } te_edge;
 
-/* The arguments of a call beside its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
+/* The arguments of a call apart from its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
  * cu_seqlens is given. Zeroed members mean their defaults. */
 typedef struct te_batch {
     int batch, seq;        /* rows = batch * seq */
@@ -48,7 +47,7 @@ typedef struct te_batch {
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
     int position;          /* position of each sequence's first token, for rope and learnt positions */
     const int32_t *positions; /* [rows], rope's position of each row, in any order; target memory. null: `position` plus
-                               * the row's index in its sequence. Backward must get those of forward */
+                               * the row's index in its sequence. Backward must get the same positions as forward */
     const te_edge *edges;  /* extra inputs and outputs of the list, by name; names of other lists are skipped */
     int edge_count;
     /* Sequences of different lengths (packed, "varlen"): the batch * seq rows hold `sequences` sequences one after the
@@ -97,10 +96,11 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 }
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
-/* Tiles of `size` rows that start at each sequence's first row. The tiles of sequence i are numbered from
- * (first row / size + i) on; te_sequence_tiles is the count of numbers, of which at most one a sequence is unused. */
+/* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i are numbered from
+ * (first row / size + i) on. te_sequence_tiles returns how many numbers there are; at most one number a sequence has no
+ * tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* The sequence of a tile, by binary search; the tile may be unused. size 0: `tile` is a row. */
+/* The sequence of the tile with this number, by binary search; the number may have no tile. size 0: `tile` is a row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     int low = 0, high = s->count; /* invariant: the sequence is in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
@@ -116,15 +116,21 @@ TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
 }
+TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
+    te_sequences s;
+    s.first = b->cu_seqlens, s.count = b->sequences ? b->sequences : b->batch, s.rows = b->batch * b->seq;
+    s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
+    return s;
+}
 /* The tokens that a cache holds of a row's sequence, from past[sequence]; null: none. */
 TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
     const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
     return count > 0 ? count : 0;
 }
 
-/* The sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile restarts
- * from sequence 0). Whatever the values are, each tile is visited once: a sequence that begins before the end of the
- * previous one is taken to begin there. */
+/* Finds the sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile
+ * restarts the search from sequence 0). For any values of `first` each tile is visited once, because a sequence that
+ * begins before the end of the previous one is taken to begin at that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* its index; the number of its first tile */

@@ -122,8 +122,9 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* whose random words u holds */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* sine, cosine and the stores of all formats are much code */
+        int64_t block = -1; /* u holds the random words of this block */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled: sine, cosine and the stores of all formats are much
+                                                     code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
@@ -144,8 +145,8 @@ TE_API te__normal_part te__normal_part_of(int64_t rows, int64_t cols, int64_t fi
     part.rows = rows, part.cols = cols, part.first = first, part.pitch = pitch;
     return part;
 }
-/* Fill w with a part of the numbers that te_fill_normal gives the larger tensor, so that the shards of a tensor on
- * several ranks have the numbers of the whole. */
+/* Fill w, a part of a larger tensor, with the numbers that te_fill_normal would store there in the whole tensor. So the
+ * shards of a tensor together have the numbers of the unsharded tensor. */
 TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__normal_part part, float mean, float std,
                                                  uint64_t seed, uint32_t stream, te_context *ctx) {
     te_normal_args a;
@@ -168,7 +169,7 @@ TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__no
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
 /* Fill w[count], target memory, with normally distributed numbers; std 0 fills with the mean. The same seed and stream
- * give the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,
+ * produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,
  * TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {

@@ -1,5 +1,5 @@
-/* scales.h -- how a matrix in FP8 is scaled, where its scales lie, and the scales of all of a model's FP8 tensors,
- * updated by one kernel.
+/* scales.h -- how a matrix in FP8 is scaled, the layout of its scales, and the scales of all FP8 tensors of a model,
+ * which one kernel updates.
  *
  * Do this:
  *     const size_t bytes = te_scales_bytes(count, 1024);
@@ -28,8 +28,8 @@
 
 /* ---- how a matrix is scaled -------------------------------------------------------------------------------------- */
 
-/* A matrix [rows, cols], read by a product along cols (its k), stores each number times its scale. The array of scales
- * has 1 / scale, by which products multiply. The layouts are those that cuBLASLt documents for
+/* A matrix [rows, cols], of which a GEMM sums over cols (its k), stores each number times a scale. The array of scales
+ * has 1 / scale, by which GEMMs multiply. The layouts are those that cuBLASLt documents for
  * CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and _BLK128x128_32F ("Scaling factors layouts").
  *
  * Do this:
@@ -56,7 +56,7 @@ TE_API const char *te_scaling_name(te_scaling s) {
 /* Blocks of n rows or columns. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
 /* The rows whose 1D scales form the array that cuBLASLt reads, which needs a multiple of four rows. The scales of the
- * remaining 0 to 3 rows lie behind that array, so that a second product can read them. */
+ * remaining 0 to 3 rows lie behind that array, so that a second GEMM can read them. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
 /* The index of the scale of 1D block `block` of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
@@ -93,12 +93,12 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 /* ---- the scales of a model --------------------------------------------------------------------------------------- */
 
 typedef struct te_scales {
-    float *amax;       /* [count], largest |x| of a step so far; an update reads it and resets it to 0 */
+    float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
     float *scale;      /* [count], values are multiplied by it before rounding; initially 1 */
     float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which products multiply by */
     float *format_max; /* [count], the largest number of the tensor's format */
     float *history;    /* [count, length], a ring buffer of amax for each tensor; initially 0 */
-    int32_t *at;       /* [count], where in the ring the next amax goes */
+    int32_t *at;       /* [count], the ring's entry for the next amax */
     int count, length;
     void *memory; /* all of the above in one piece, for a checkpoint */
     size_t bytes;
@@ -114,7 +114,7 @@ typedef struct te_scale_rule {
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
-/* The rule of current scaling: the scale of the tensor's own amax. */
+/* The rule of current scaling: the scale is computed from the tensor's own amax. */
 TE_API te_scale_rule te__scale_rule_current(void) {
     const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     return r;
@@ -152,7 +152,7 @@ TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
-/* The scale for an amax given by its bits; 1 where it is 0, infinite or NaN. */
+/* The scale for an amax that is passed as bits; 1 if it is 0, infinite or NaN. */
 TE_BOTH float te_scale_of_amax_bits(uint32_t amax, float format_max, const te_scale_rule *rule) {
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), format_max, rule) : 1.0f;
 }
@@ -194,8 +194,8 @@ typedef struct te_scales_reduce_args {
     const float *all; /* [ranks, count] */
     int first, count, ranks;
 } te_scales_reduce_args;
-/* amax becomes the maximum over ranks. Infinity or NaN on one rank gives infinity, so that all ranks treat the step as
- * bad. Bytes: four for each rank and tensor. */
+/* amax becomes the maximum over ranks. If it is infinite or NaN on one rank, the result is infinite on all, so that all
+ * ranks keep their scale. Bytes: four for each rank and tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -211,7 +211,7 @@ TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
 TE_KERNEL_IF_USED(te__scales_reduce, TE_SCALES_THREADS, 1, te_scales_reduce_args, te_scales_reduce_body(te_args, te_at))
-/* amax becomes the largest of itself and the history, which is cleared. Bytes: as te_scales_update_body. */
+/* amax becomes the maximum of itself and the history, and the history is cleared. Bytes: as te_scales_update_body. */
 TE_FN void te_scales_amax_from_history_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -271,9 +271,9 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
-/* Change the formats of the tensors. formats: [count], host memory. A scale is multiplied by the ratio of the formats'
- * largest numbers. Waits for the stream. Errors: TE_ERROR_FORMAT for a state of unknown formats, which is left as it
- * is. */
+/* Change the formats of the tensors. formats: [count], host memory. Each scale is multiplied by the ratio of the
+ * formats' largest numbers. Waits for the stream. Errors: TE_ERROR_FORMAT if the state has unknown formats; it is then
+ * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
     float *all = (float *)malloc(bytes + 1); /* amax, scale, format_max, at, inverse */
@@ -334,7 +334,7 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     TE_TRY(te_group_all_gather(g, gathered, s->amax + first, count, TE_f32, ctx));
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
-/* amax of tensors [first, first + count) becomes the largest of itself and the history, which is cleared. */
+/* amax of tensors [first, first + count) becomes the maximum of itself and the history, and the history is cleared. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

@@ -1,6 +1,6 @@
-/* gemm_blockwise.h -- FP8 GEMM with blockwise scaling (1 x 128 and 128 x 128), of any number of rows. cuBLASLt and the
- * kernel for Hopper (gemm_sm90_blockwise.h) take multiples of four; a kernel here takes the up to three rows that are
- * left.
+/* gemm_blockwise.h -- FP8 GEMM with blockwise scaling (1 x 128 and 128 x 128) for any number of rows. cuBLASLt and the
+ * kernel for Hopper (gemm_sm90_blockwise.h) need a multiple of four rows; a kernel here computes the remaining one to
+ * three rows.
  *
  * Do this:
  *     TE_GEMM_BLOCKWISE(my)                            // the kernel, my_run and my_takes_bias
@@ -11,11 +11,11 @@
  *     TE_TRY(my_run(&g, ctx));
  *
  * scales_of_x: inverse scales, one for each row and each 128 of k; scales_of_w: one for each 128 x 128, in the layout
- * of te_scale_at. my_takes_bias says whether the product adds a bias as well (g.epilogue), which cuBLASLt does not.
- * Refused (te_status): another scaling of A, and all that te_gemm_run refuses.
+ * of te_scale_at. my_takes_bias says whether the product can also add a bias (g.epilogue), which cuBLASLt cannot.
+ * Errors: another scaling of A, and the errors of te_gemm_run.
  *
- * The kernel for the last rows: a warp computes a column of D, for which it reads a row of B, 16 bytes a lane at a
- * time, and the rows of A. Bytes: B once, n k; the floor is that over the memory's rate.
+ * The kernel for the last rows: a warp computes a column of D. It reads a row of B, 16 bytes a lane at a time, and the
+ * rows of A. Floor: the bytes of B, n k, over the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H
@@ -36,17 +36,18 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* elements of k that a lane takes at a time; they share a scale */
+    TE_GEMM_TAIL_VECTOR = 16 /* elements of k that a lane takes at a time; they have one scale */
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
     te_load8_fp8(v, p, at, 8, 1, t), te_load8_fp8(v + 8, p, at + 8, 8, 1, t);
 }
-/* The rows of g behind the last multiple of four; block b has TE_GEMM_TAIL_WARPS columns. */
+/* Computes the rows of D behind the last multiple of four; block b computes TE_GEMM_TAIL_WARPS columns. */
 TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
     int group;
     te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);
-    const int64_t col = (int64_t)b.x * TE_GEMM_TAIL_WARPS + group, first = te_blockwise_1d_aligned_rows(g->m), rows = g->m - first;
+    const int64_t col = (int64_t)b.x * TE_GEMM_TAIL_WARPS + group, first = te_blockwise_1d_aligned_rows(g->m),
+                  rows = g->m - first;
     float sum[TE_GEMM_TAIL_ROWS] = {0, 0, 0};
     if (col >= g->n) return;
     for (int64_t k = TE_GEMM_TAIL_VECTOR * l.id; k < g->k; k += TE_GEMM_TAIL_VECTOR * l.count) {
@@ -74,7 +75,8 @@ TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
 
 typedef te_status (*te__gemm_fn)(const te_gemm *g, te_context *ctx);
 typedef te_status (*te__gemm_tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
-/* `run` takes the multiple of four rows, whose operands lie as in a product of so many rows; `tail` the rest. */
+/* `run` computes the rows up to the last multiple of four, a product of its own on the same memory; `tail` the other
+ * rows. */
 TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_tail_fn tail, const char *who,
                                     te_context *ctx) {
     te_gemm bulk = g ? *g : te_gemm_of(0, 0, 0);

@@ -1,4 +1,4 @@
-/* gemm_types.h -- a matrix product (GEMM) as data, the checks of its arguments, and what a context keeps about GEMMs.
+/* gemm_types.h -- a matrix product (GEMM) as data, the checks of its arguments, and the results of tuning in a context.
  *
  * Do this:
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
@@ -14,7 +14,7 @@
 #include "../fp8/scales.h"  /* te_scaling */
 #include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
-/* X(name, text): the epilogues that a library's GEMM may have. */
+/* X(name, text): the epilogues of te_gemm_run. */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* + bias[n] */                                            \
@@ -35,18 +35,19 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale, one or an array as `scaling` says; target memory at a multiple of TE_ACCESS
-                           * bytes; null: 1, of tensorwise scaling only */
+    const float *inverse; /* 1 / scale, one number or an array, depending on `scaling`; target memory at a multiple of
+                           * TE_ACCESS bytes; null: 1, of tensorwise scaling only */
 } te_gemm_fp8;
 
 /* D = alpha op(A) op(B) + beta C, with an epilogue. Row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
-    te_dtype dtype, out;  /* of bias and aux, and of A and B unless they are FP8; of C and D: `dtype`, or f32 */
+    te_dtype dtype, out;  /* dtype: of bias and aux, and of A and B unless they are FP8. out: of C and D, `dtype` or
+                             f32 */
     te_gemm_fp8 a_fp8, b_fp8; /* both or neither: A is then [m, k], B [n, k], and D = alpha inverse_a inverse_b A B^T */
-    int fast; /* FP8: 1: fast accumulation, sums stay in the tensor cores, which keep 14 bits of them; 0: they are
-               * promoted to float. Blockwise scaling always adds up each 128 of k in float */
+    int fast; /* FP8: 1: fast accumulation: sums stay in the tensor cores, which have 14 bits for them; 0: sums are
+                 promoted to float. With blockwise scaling the sums over each 128 of k are always added in float */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* C may be D; C is not read if beta is 0 */
@@ -57,7 +58,7 @@ typedef struct te_gemm {
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* D[m, n] with k summands, alpha 1 and all else zero: f32, nothing transposed, no operands yet. */
+/* D[m, n] with k summands and alpha 1. All other members are zero: f32, nothing transposed, no operands yet. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
     memset(&g, 0, sizeof g);
@@ -133,8 +134,8 @@ TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t e
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with it.
- * */
+/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with
+ * it. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
@@ -158,11 +159,12 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the rest.
- * */
+/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the
+ * rest. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
-    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx, TE_ERROR_SHAPE,
-               "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four", (long long)g->m);
+    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
+               TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
+               (long long)g->m);
     TE_REQUIRE(!te__gemm_has_scale_arrays(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
                "te_gemm_run: a product with scales of %s takes no bias", te_scaling_name(g->a_fp8.scaling));
     return TE_OK;
@@ -171,12 +173,12 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 /* ---- results of tuning, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs that a context remembers at a time; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy it can remember */
+    TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs whose plans a context caches; a power of two */
+    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy it caches */
 };
 
 /* A GEMM whose candidates were timed. Tensors are contiguous and at multiples of TE_ACCESS, so sizes, transposes and
- * formats identify it. */
+ * formats identify the GEMM. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -186,7 +188,7 @@ typedef struct te_gemm_tuned {
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
     int candidates;            /* how many were timed */
-    int64_t first_ns, best_ns; /* medians: of the heuristic's first candidate, and of the one that is used */
+    int64_t first_ns, best_ns; /* median times: of the heuristic's first candidate, and of the candidate in use */
     uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
@@ -222,11 +224,11 @@ TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     return s;
 }
 
-/* How a fused pattern that starts with a GEMM is divided into the GEMM and a pointwise kernel behind it. */
+/* How a fused pattern that begins with a GEMM is split into a GEMM and a pointwise kernel behind it. */
 typedef enum te_gemm_strategy {
-    TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the rest */
-    TE_STRATEGY_BIAS,     /* a GEMM with bias epilogue; a pointwise kernel does the rest */
-    TE_STRATEGY_EPILOGUE, /* the library's GEMM, whose epilogue does all of the pattern */
+    TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the other ops */
+    TE_STRATEGY_BIAS,     /* a GEMM with bias epilogue; a pointwise kernel does the other ops */
+    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all ops of the pattern */
     TE_STRATEGY_CUSTOM,   /* one custom kernel */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
@@ -237,8 +239,8 @@ typedef struct te_gemm_choice {
     int64_t m, n, k;
     te_dtype dtype;
     int training;            /* 1: a forward that saves for backward; 0: inference */
-    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. Of an FP8 GEMM alone: bit 0 beta,
-                              * bit 1 a bias */
+    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM alone: bit 0: beta,
+                                bit 1: a bias */
     te_gemm_strategy strategy;     /* the fastest */
     int64_t ns[TE_STRATEGY_COUNT]; /* medians; 0: not possible */
 } te_gemm_choice;
@@ -252,27 +254,29 @@ typedef enum te_gemm_operands {
     TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
 } te_gemm_operands;
 
-/* Which outputs an epilogue stores. Where that is a constant, so is which of its pointers are null: the epilogue then
+/* Which outputs an epilogue stores. If this is a constant, the epilogue need not test its pointers for null: it then
  * has no branches, and the compiler interleaves several vectors of eight. */
 typedef enum te_epilogue_outputs {
     TE_OUTPUTS_ANY,   /* decided at run time, pointer by pointer */
-    TE_OUTPUTS_ALL,   /* all that the pattern stores in training */
-    TE_OUTPUTS_RESULT /* its result alone, as in inference */
+    TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
+    TE_OUTPUTS_RESULT /* only its result, as in inference */
 } te_epilogue_outputs;
-/* What a thread carries from one call of its epilogue to the next. */
+/* The state of a thread from one call of its epilogue to the next. */
 typedef struct te_epilogue_state {
-    float sum[8];       /* what the epilogue adds here is reduced over the rows (gradients of bias and scale) */
-    uint32_t amax_bits; /* of the largest magnitude that it has stored in FP8 (core/lanes.h); 0 at first */
-    uint32_t fp8[2];    /* the eight FP8 elements of this call, for the transposed output; 0 before */
+    float sum[8];       /* the epilogue adds to these; the kernel then reduces them over the rows (gradients of bias and
+                           scale) */
+    uint32_t amax_bits; /* bits of the largest magnitude that it has stored in FP8 (core/lanes.h); 0 at first */
+    uint32_t fp8[2];    /* the epilogue sets them to the eight FP8 elements of this call, for the transposed output; 0
+                           at first */
     te_epilogue_outputs outputs; /* a constant */
 } te_epilogue_state;
 /* Custom kernels call this for eight elements of D, rounded to 16 bits: row `row`, columns from `col` on. ahead: the
- * same eight of a tensor that the kernel has prefetched; if that is twice as wide (te__sm90_gemm_config.twice), those of its
- * second half follow; null: nothing was prefetched. arg: the kernel's arguments. */
+ * same eight elements of a tensor that the kernel has prefetched (params.source). If that tensor has two halves, the
+ * eight of its second half follow. null: nothing was prefetched. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The same for ops that combine two vectors of a row, rope and gated activations: eight elements from column `col` on,
- * and the eight from `other_col` on that belong to them. Of the state only amax_bits is used. */
+ * and the eight that pair with them, from `other_col` on. Only amax_bits of the state is used. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -280,14 +284,15 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* what cuBLASLt asks for on Hopper */
-    TE_GEMM_MAX_SPLIT_TILES = 256,      /* tiles of a custom kernel whose k may be split */
-    TE_GEMM_TILE_COUNTERS = 16,         /* for each of them; behind the workspace, 0 between kernels */
+    TE_GEMM_WORKSPACE = 32 << 20, /* the size that cuBLASLt recommends for Hopper */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles of a custom kernel whose k is split */
+    TE_GEMM_TILE_COUNTERS = 16,         /* counters of each such tile; they lie behind the workspace, and are 0 between
+                                           kernels */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 
-/* Partial sums of a split k, and the counters behind them. May be called while a stream is being captured; nothing of
- * it becomes part of the capture. */
+/* Allocates the memory of partial sums of a split k, and of the counters behind them. May be called while a stream is
+ * being captured, and does not become part of the capture. */
 TE_API te_status te__gemm_allocate(void **workspace, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaStream_t stream = 0;

@@ -1,5 +1,5 @@
-/* graph.h -- CUDA graphs: record once what a function enqueues (a forward, a backward, a whole step), replay it with
- * one launch. The inputs of a replay go by name or position and are checked like arguments.
+/* graph.h -- CUDA graphs: record once the work that a function enqueues (a forward, a backward, a whole step), and
+ * replay it with one launch. A replay takes its inputs by name or by position, and checks them like arguments.
  *
  * Do this:
  *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {    // may only enqueue on ctx->stream
@@ -19,8 +19,8 @@
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * On the host a replay calls the function again, with the same checks and the same results; an error of the function
- * itself is then found by the first replay, which may have run a part of it.
+ * On the host a replay calls the function again, with the same checks and the same results; an error in the function
+ * itself shows only at the first replay, which may have run a part of it.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
@@ -29,20 +29,22 @@
 #include "graph_pool.h"     /* te_graph_pool */
 
 /* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
- * used in place (the y of one graph as the x of the next: then the replay copies nothing); one without (data null) gets
- * its memory from the pool. Memory for te_saved is acquired from the pool by the caller: te_graph_pool_acquire.
+ * used in place; if the y of one graph is the x of the next, the replay copies nothing. A tensor without memory (data
+ * null) gets it from the pool. The caller acquires memory for te_saved from the pool: te_graph_pool_acquire.
  *
- * The pool. Its memory is acquired and released in the order of the captures, which stands for the order of the
- * replays. te_graph_retire says that from here on nobody needs a graph's own inputs and outputs: later captures may
- * reuse that memory, and the graph can still be replayed at its position in the order. For a pipeline (F0 F1 B0 F2
- * ...): capture in the order of the schedule; after B0 retire F0 and release its saved memory. A pool without memory
- * measures: the same calls acquire and release, record nothing, and pool.high is then the bytes to allocate.
+ * The pool. Memory is acquired and released in the order of the captures, and reused on the assumption that replays
+ * come in the same order. te_graph_retire declares that a graph's own inputs and outputs are not needed by later work:
+ * later captures may reuse their memory, and the graph can still be replayed at its position in the order. For a
+ * pipeline (F0 F1 B0 F2 ...): capture in the order of the schedule; after B0 retire F0 and release its saved memory. A
+ * pool without memory only measures: with it the same calls acquire and release but record nothing, and pool.high is
+ * the number of bytes to allocate.
  *
  * Random numbers: the random state advances in target memory, so each replay draws new numbers, the same as an eager
  * run would.
  *
- * A capture fixes all that the host passes to a kernel: addresses, sizes, batch.accumulate, an optimizer's config. What
- * `arg` points to, the models and the context's workspace must stay as they are as long as the graph lives. */
+ * A capture fixes everything that the host passes to a kernel: addresses, sizes, batch.accumulate, an optimizer's
+ * config. The memory that `arg` points to, the models and the context's workspace must not change as long as the graph
+ * lives. */
 
 /* ---- named tensors ----------------------------------------------------------------------------------------------- */
 
@@ -61,19 +63,19 @@ TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-enum { TE__GRAPH_POSITION_BYTES = 16 }; /* for the name of a tensor that was given none: "#2" */
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* for the name of a tensor without one: "#2" */
 
 struct te_graph;
-/* Enqueues library calls on ctx->stream, which during a capture is a stream of the graph's. It may not allocate or
- * release memory, wait, copy from or to pageable memory, or use another stream that it has not joined by events. */
+/* Enqueues library calls on ctx->stream, which during a capture is the graph's stream. It may not allocate or release
+ * memory, wait, copy from or to pageable memory, or use another stream that it has not joined by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* What to capture. It is read during the call only; names are copied. */
+/* The description of a capture. It is read only during the call; names are copied. */
 typedef struct te_graph_spec {
     const char *name;         /* for error texts */
     te_graph_fn run;
     const void *arg;          /* for run */
-    size_t arg_bytes;         /* so many bytes of it are copied, and run gets the copy; 0: run gets `arg` itself */
+    size_t arg_bytes;         /* how many bytes of `arg` are copied; run gets the copy. 0: run gets `arg` itself */
     const te_named *in, *out; /* [in_count], [out_count]; data null: memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
@@ -88,9 +90,9 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* "#2" for the third, if it was given none */
+    const char *name;   /* "#2" for the third tensor if it has none */
     const void *source; /* of an input, during a replay */
-    int id;             /* of its piece of the pool; 0: the caller's memory */
+    int id;             /* identifies its piece of the pool; 0: the caller's memory */
 } te__static;
 
 typedef struct te_graph {
@@ -103,7 +105,7 @@ typedef struct te_graph {
     int in_count, out_count;
     void *exec, *workspace; /* cudaGraphExec_t; the context's workspace at the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* its address at the capture: it may not be moved */
+    const struct te_graph *at; /* its address at the capture; the graph must stay there */
 } te_graph;
 
 /* A graph's static input or output by position or by name; te_none() if there is none. */
@@ -147,7 +149,7 @@ TE_API void te_graph_destroy(te_graph *g) {
 
 /* ---- the call of the function ------------------------------------------------------------------------------------ */
 
-/* While the function runs, the context's target is this one, which refuses what a graph cannot repeat. */
+/* The context's target while the function runs: it returns an error for calls that a graph cannot repeat. */
 typedef struct te__graph_target {
     te_target target;
     const te_target *real;
@@ -168,9 +170,10 @@ TE_API te_status te__graph_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te__graph_release(te_context *ctx, void *p) { (void)p, (void)te__graph_refuse(ctx, "releases memory"); }
 TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refuse(ctx, "waits for the stream"); }
 #if TE_CUDA
-/* Pageable memory is likely a local variable of the function, gone at the replay. */
+/* Pageable memory is refused: it is probably a local variable of the function, which no longer exists at the replay. */
 TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* asking about a pointer is safe */
+    /* the query of a pointer's attributes is allowed in this mode */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaPointerAttributes d, s;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     const int known =
@@ -204,8 +207,8 @@ TE_API te_status te__graph_call(const te_graph *g, te_context *ctx) {
 /* ---- capture ----------------------------------------------------------------------------------------------------- */
 
 /* Capture g's function on a stream created for it, so that the context's stream is never in capture mode and may be the
- * default stream. That stream is a blocking one: work that the function puts on the default stream by mistake is then
- * an error, instead of being done once and missing from the graph. */
+ * default stream. That stream is a blocking one: if the function enqueues work on the default stream by mistake, that
+ * is then an error. Otherwise the work would run once, and be missing from the graph. */
 TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     te_status status = TE_OK;
 #if TE_CUDA
@@ -227,12 +230,13 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
                 "graph %s: its function did what cannot be captured (waited, allocated, used another stream): %s",
                 g->name, cudaGetErrorString(e));
     }
-    if (status == TE_OK && ctx->launches) te_small_fills_to_kernels(((const te_launches *)ctx->launches)->small_fill_kernel, graph);
+    if (status == TE_OK && ctx->launches)
+        te_small_fills_to_kernels(((const te_launches *)ctx->launches)->small_fill_kernel, graph);
     if (status == TE_OK)
         status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaStreamDestroy(capture);
-    if (status != TE_OK) (void)cudaGetLastError(); /* or the next launch would report it */
+    if (status != TE_OK) (void)cudaGetLastError(); /* clears the error, which the next launch would report */
     else g->exec = exec;
 #else
     (void)g, (void)ctx;
@@ -240,8 +244,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     return status;
 }
 
-/* Check tensor i of the spec, and make it static, with memory from the pool unless it has some. name: where its name is
- * copied to. */
+/* Check tensor i of the spec and make the static tensor, with memory from the pool if it has none. name: memory for its
+ * name. */
 TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";
@@ -278,10 +282,10 @@ TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
     return i < spec->in_count ? &spec->in[i] : &spec->out[i - spec->in_count];
 }
 
-/* Record what the function enqueues; nothing of it runs. *g must hold no graph yet. pool: may be null if all tensors of
- * the spec have memory. Meanwhile no other thread may use the device's default stream. A capture that fails has
- * acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or TE_ERROR_CUDA
- * for what cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
+/* Record the work that the function enqueues; none of it runs. *g must hold no graph yet. pool: may be null if all
+ * tensors of the spec have memory. Meanwhile no other thread may use the device's default stream. A capture that fails
+ * has acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or
+ * TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
 TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
@@ -305,7 +309,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     g->name = strcpy(text, name), text += strlen(text) + 1;
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
-        if (i >= g->in_count) g->out_count++; /* as many as are initialised, for te_graph_destroy */
+        if (i >= g->in_count) g->out_count++; /* counts the tensors that are initialised, for te_graph_destroy */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);
@@ -315,7 +319,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Find the input that in[i] is for, check it, and note it as that input's source. */
+/* Find the graph's input that in[i] names, check in[i], and store its address as that input's source. */
 TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;
@@ -352,9 +356,9 @@ TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
     return TE_OK;
 }
 
-/* Copy the inputs to where the graph reads them, and enqueue it on ctx->stream. in[count]: each of the graph's inputs,
- * once, in any order, in target or host memory; one that is the static tensor itself is not copied. A replay that is
- * refused has copied and enqueued nothing. Errors: of the inputs; TE_ERROR_STATE for a graph that was moved, belongs to
+/* Copy the inputs to the graph's static tensors, and enqueue the graph on ctx->stream. in[count]: each of the graph's
+ * inputs, once, in any order, in target or host memory; one that is the static tensor itself is not copied. If a check
+ * fails, nothing was copied or enqueued. Errors: of the inputs; TE_ERROR_STATE for a graph that was moved, belongs to
  * another context, or whose workspace was replaced; on the host also the function's own. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));

@@ -1,5 +1,5 @@
-/* graph_pool.h -- one block of memory that several graphs share: their static inputs and outputs, and what forwards
- * save for backward. Included by graph.h.
+/* graph_pool.h -- one block of memory that several graphs share: their static inputs and outputs, and the te_saved of
+ * their forwards. Included by graph.h.
  *
  * Do this:
  *     TE_TRY(te_graph_pool_init(&pool, 0, 0, &ctx));             // measure: go through the schedule once,
@@ -25,8 +25,8 @@ typedef struct te_graph_pool {
     struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count], sorted by address */
 } te_graph_pool;
 
-/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN; it stays the caller's, who frees it after the graphs.
- * Null: a pool that measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
+/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns it, and frees it after the graphs. Null:
+ * a pool that measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -65,7 +65,7 @@ TE_API void te__graph_pool_free(te_graph_pool *p, int i) {
     memmove(&p->block[i], &p->block[i + 1], (size_t)(p->count - i) * sizeof p->block[0]);
 }
 
-/* A piece of the pool, aligned to TE_ALIGN. what: for the error's text, "saved of micro-batch 1". Errors:
+/* Allocate a piece of the pool, aligned to TE_ALIGN. what: for the error's text, "saved of micro-batch 1". Errors:
  * TE_ERROR_NULL, TE_ERROR_SHAPE for 0 bytes, TE_ERROR_MEMORY where no gap is large enough. */
 TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what,
                                        te_context *ctx) {

@@ -1,5 +1,5 @@
 /* checkpoint.h -- a training state in one safetensors file: models by name, the optimizer, the random state, and
- * strings of the caller's. A run that continues from it computes the same bits as one that was never stopped.
+ * strings of the caller's. A run that continues from the file computes the same bits as one that was never stopped.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -15,8 +15,8 @@
  *
  * Several ranks (a context with a communicator) save and load one file of whole tensors. It is the file that one rank
  * would write, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of the world
- * writes it, and all ranks read it. Recipes are left out then: each rank has scales of its own, which a run finds
- * again.
+ * writes it, and all ranks read it. The scales of recipes are not saved then, because they differ between ranks; a run
+ * that continues computes new ones.
  *
  * Weights that other programs wrote load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
  */
@@ -35,23 +35,25 @@
  *     optimizer   "adamw.master.h0.fc1.weight" if there are master weights, F32; "adamw.m.h0.fc1.weight" and
  *                 "adamw.v.h0.fc1.weight" of the moments' dtype, but BF16 for moments in 8 bits, whose values all fit
  *                 bf16 (loading converts from any format to any, as with weights). "adamw.step", I64 [2]: updates made
- *                 and steps skipped. Tensors that SGD updates begin with "sgd.", those of Muon with "muon."; their
- *                 counts are "sgd.step" and "muon.step". Frozen parameters have none of these.
+ *                 and steps skipped. For parameters that SGD updates the prefix is "sgd." instead, for those of Muon
+ *                 "muon."; their counts are "sgd.step" and "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step was made, and how many products
- *                 there are.
+ *     recipes     "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step was made, and the number of GEMMs
+ *                 under a recipe.
  *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
- *                 another list is an error that says which op differs, even if the shapes agree; collectives do not
- *                 count. A file of an older version has neither, and loads without these checks. */
+ *                 another list is an error that names the op that differs, even if the shapes agree; collectives are
+ *                 ignored. A file of an older version has neither the checksum nor the lists, and loads without these
+ *                 checks. */
 typedef struct te_checkpoint {
     const te_named_model *models;
     int count;
     te_adamw *optimizer;                 /* null: not in the file */
     int random;                          /* 1: the context's random state is in the file */
-    const te_safetensors_pair *metadata; /* are saved; te_checkpoint_load does not use them */
+    const te_safetensors_pair *metadata; /* strings to save; te_checkpoint_load does not use them */
     int metadata_count;
-    int force;           /* 1: save numbers that are not finite; load whatever the checksum and the lists say */
+    int force;           /* 1: save numbers even if they are not finite; load even if the checksum or the lists are
+                            wrong */
     te_recipes *recipes; /* null: not in the file */
 } te_checkpoint;
 
@@ -81,7 +83,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    te_param_iter p = te_params_of(o->models, o->model_count); /* all parameters: of some this rank may have nothing */
+    /* all parameters, also those of which this rank has no elements */
+    te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
         const te_named_model *m = te__checkpoint_model(c, o->models[p.model]);
@@ -92,7 +95,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* How many tensors are numbers in host memory. (recipes.scales, in target memory, is loaded with the others.) */
+/* How many tensors are small arrays in host memory ("numbers"). (recipes.scales, in target memory, is loaded with the
+ * others.) */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -153,7 +157,7 @@ typedef struct te__checkpoint_metadata {
     int count;
 } te__checkpoint_metadata;
 
-/* Write the lists' keys and texts. If t->p is null only their size is measured. */
+/* Write the lists' keys and texts. If t->p is null, only their size is computed. */
 TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
@@ -184,7 +188,7 @@ TE_API te_status te__checkpoint_metadata_of(te__checkpoint_metadata *n, const te
 }
 TE_API void te__checkpoint_metadata_free(te__checkpoint_metadata *n) { free(n->pair), free(n->text); }
 
-/* Each model has the list that the file says. A file of an older version says nothing. */
+/* Check that each model has the list that is stored in the file. A file of an older version has no lists. */
 TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_metadata n;
     te__plan_mismatch d;
@@ -211,7 +215,8 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     return TE_OK;
 }
 
-/* Several ranks: all gather, rank 0 of the world writes. status: of this rank so far; l is null if it has no list. */
+/* With several ranks: all ranks gather the tensors, and rank 0 of the world writes them. status: of this rank so far;
+ * l: null if this rank failed before it had a list. */
 TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
                                                           const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                           te_status status, te_context *ctx) {
@@ -230,7 +235,7 @@ TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, cons
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
-/* One rank. */
+/* With one rank. */
 TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_tensors *l,
                                                  const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                  te_context *ctx) {
@@ -242,10 +247,10 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
     te__moments_8bit_close(&f, ctx);
     return status;
 }
-/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for the
- * stream; if there are several ranks, all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not
- * finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad one; two tensors of one
- * name; an optimizer that has a model which is not in the list. */
+/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for
+ * the stream; if there are several ranks, all of them must call it, and they wait for each other. Errors: TE_ERROR_IO;
+ * a number that is not finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad
+ * one; two tensors of one name; an optimizer that has a model which is not in the list. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;
@@ -301,8 +306,8 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
  * the optimizer, the random state and the recipes if these are set. Errors: a wrong checksum, a list that differs,
  * tensors that are missing, unknown or of another shape; the text says which and what was expected, and nothing has
  * changed. TE_ERROR_IO, from a disk that fails during the load, may leave a part of the tensors loaded. The file is
- * read twice, first for its checksum, unless te_safetensors_verify has found that right. Waits for the stream; if there
- * are several ranks, all call it, each with the file open, and wait for each other. */
+ * read twice, first to verify its checksum, unless te_safetensors_verify has done that. Waits for the stream; if there
+ * are several ranks, all of them must call it, each with the file open, and they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

@@ -6,9 +6,9 @@
  *     uint64_t result = te_checksum_end(&sum);
  *
  * Four lanes take words of eight bytes in turn, x = rotate((x ^ word) * odd). Each such step is invertible, and so is
- * the fold of the lanes at the end. So two texts of the same length that differ within one word, by one bit for
- * instance, always have different sums; any other two have the same sum with a probability of 2^-64. It does not
- * protect against somebody who constructs two files with the same sum.
+ * the combination of the lanes at the end. Therefore two inputs of the same length that differ in only one word, for
+ * instance by one bit, always have different sums; any other two have the same sum with a probability of 2^-64. It does
+ * not protect against somebody who constructs two files with the same sum.
  */
 #ifndef TE_CHECKSUM_H
 #define TE_CHECKSUM_H
@@ -19,7 +19,7 @@ enum { TE_CHECKSUM_PART = 32 }; /* bytes that the lanes take at once */
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* the last bytes % 32 bytes, until a part of 32 is complete */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last bytes % 32 bytes, held until 32 are complete */
 } te_checksum;
 
 /* The odd factors are those of xxHash64 (Collet), which have no repeating bit pattern. */

@@ -1,10 +1,10 @@
-/* fp8_weights.h -- models for inference whose products have their weights in FP8 alone: half of the memory that they
- * take in 16 bits, and a file of half the size.
+/* fp8_weights.h -- models for inference that hold the weights of their GEMMs only in FP8: half of the memory and half
+ * of the file size of weights in 16 bits.
  *
- * Do this, where lists under a recipe were trained, or had their weights cast (te/optim/recipes.h):
+ * Do this, in the program that trained lists under a recipe or cast their weights (te/optim/recipes.h):
  *     const te_named_model trained[] = {{"h0", &block.model}};
  *     TE_TRY(te_fp8_weights_save("fp8.safetensors", trained, 1, &ctx));
- * and where they are used:
+ * and in the program that runs the models:
  *     TE_INFERENCE(small, (bf16, (recipe, fp8_row)), ...)
  *     TE_TRY(small_bind(&s, 0, &ctx));                             // to no memory
  *     const te_named_model models[] = {{"h0", &s.model}};
@@ -13,12 +13,14 @@
  *     TE_TRY(te_safetensors_open(&file, "fp8.safetensors", &ctx));
  *     te_status status = te_fp8_weights_load(&weights, memory, bytes, models, 1, &file, &ctx);
  *
- * For the weight of a product the file has
+ * For the weight of a GEMM the file has
  *     h0.fc1.weight            F8_E4M3 [out, in]
- *     h0.fc1.weight_scale_inv  F32, the factor of its numbers: [1] (fp8_delayed, fp8_current), [out, 1] (fp8_row), or
- *                              [out / 128, in / 128] rounded up (fp8_block: as in DeepSeek-V3's files)
- *     h0.fc1.input_scale       F32 [1], fp8_delayed after its first step: the factor of the input before it is rounded;
- *                              without it the input's own amax decides, as under fp8_current
+ *     h0.fc1.weight_scale_inv  F32, the factor that its numbers are multiplied by: [1] (fp8_delayed, fp8_current),
+ *                              [out, 1] (fp8_row), or [out / 128, in / 128] rounded up (fp8_block: as in DeepSeek-V3's
+ *                              files)
+ *     h0.fc1.input_scale       F32 [1], only fp8_delayed after its first step: the factor that multiplies the GEMM's
+ *                              input before it is rounded. If it is missing, the scale is computed from the input's
+ *                              amax, as under fp8_current
  * and all other parameters as in a checkpoint. Weights in F32, BF16 or F16 are cast, so any checkpoint can be loaded.
  */
 #ifndef TE_FP8_WEIGHTS_H
@@ -28,9 +30,9 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* Must not be moved: the models point to it. */
+/* Must stay at its address: the models point to it. */
 typedef struct te_fp8_weights {
-    te_scales scales; /* [2 products]: of the weights, of the inputs */
+    te_scales scales; /* [2 products]: scales of the weights, then of the inputs */
 } te_fp8_weights;
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
@@ -40,8 +42,8 @@ typedef struct te__fp8_param_iter {
     const te_named_model *models;
     int count, model, op, in_op, next; /* in_op: parameters of the op so far; next: the model's next parameter */
     te_param *param;
-    te_recipe recipe; /* none: it is no weight of a product under a recipe */
-    int products;     /* weights of products under a recipe before this one */
+    te_recipe recipe; /* none: this parameter is not the weight of a GEMM under a recipe */
+    int products;     /* weights of GEMMs under a recipe in front of this parameter */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -100,7 +102,7 @@ TE_API te_status te__fp8_check_models(const te_named_model *models, int count, c
 
 /* ---- the tensors of a file --------------------------------------------------------------------------------------- */
 
-/* A parameter has up to three of them: itself, its scales, the scale of the product's input. */
+/* A parameter has up to three tensors in the file: itself, its scales, and the scale of the GEMM's input. */
 enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
 
 typedef struct te__fp8_tensors {
@@ -129,7 +131,7 @@ TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_mod
     te__fp8_tensors_free(l);
     return te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate for %zu tensors", tensors);
 }
-/* The name of the next tensor, which is the current parameter's: "h0.fc1.weight" and a suffix. */
+/* Makes the name of the next tensor, which belongs to the current parameter: "h0.fc1.weight" and a suffix. */
 TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, const char *suffix,
                               te_context *ctx) {
     const char *model = it->models[it->model].name;
@@ -139,7 +141,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* The name of the next tensor if it is the scale of the product's input: "h0.fc1.input_scale". */
+/* The same for a tensor that is the scale of the GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];
@@ -158,7 +160,8 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 /* Copy blockwise scales between a file's array, [blocks of rows, blocks of columns], and memory, where rows have
  * another pitch (te_blockwise_2d_scale_pitch). */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
-    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols), pitch = te_blockwise_2d_scale_pitch(p->cols);
+    const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
+                  pitch = te_blockwise_2d_scale_pitch(p->cols);
     for (int64_t r = 0; r < rows; r++)
         TE_TRY(te_copy(ctx, loads ? memory + r * pitch : file + r * cols, loads ? file + r * cols : memory + r * pitch,
                        (size_t)cols * sizeof(float)));
@@ -215,7 +218,7 @@ TE_API te_status te__fp8_write(const char *path, const te__fp8_tensors *l, const
     free(pair), free(text);
     return status;
 }
-/* Write the models' parameters, the weights of products under a recipe in FP8 with their scales, and a checksum. The
+/* Write the models' parameters (the weights of GEMMs under a recipe in FP8, with their scales) and a checksum. The
  * models must be under te_recipes, or loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight that is not
  * in FP8; a tensor group of several ranks; those of te_safetensors_write. */
 TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *models, int count, te_context *ctx) {
@@ -231,7 +234,7 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
     return status;
 }
 
-/* ---- loading: what the file should have -------------------------------------------------------------------------- */
+/* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
 /* Bytes of the scales, [2 products], and the number of products. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
@@ -240,7 +243,7 @@ TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int 
     *products = it.products;
     return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* Bytes of target memory that te_fp8_weights_load needs: one for each element of a product's weight under a recipe, all
+/* Bytes of target memory that te_fp8_weights_load needs: one for each element of a GEMM's weight under a recipe, all
  * scales, and the other parameters in their lists' dtypes. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
@@ -256,7 +259,7 @@ TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* Add the tensors that the file should have of a parameter, which will lie at `at`. */
+/* Add the tensors that the file should have for a parameter. The parameter will lie at `at`. */
 TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
                                       char *at, te_context *ctx) {
     const te_param *p = it->param;
@@ -289,7 +292,7 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* List all that is expected of the file, and check it before any of it is read. *staging: bytes of the largest weight
+/* List all tensors that the file should have, and check them before any is read. *staging: bytes of the largest weight
  * that must be cast. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {
@@ -337,7 +340,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     q.amax = 0, q.scale = s->scales.scale + to->weight, q.y = to->data;
     return m->plan->fp8->quantize(&q, ctx);
 }
-/* Copy scales that were read, t[TE__FP8_SCALES] and maybe t[TE__FP8_INPUT_SCALE], to target memory. */
+/* Copy the scales t[TE__FP8_SCALES] and, if the file has it, t[TE__FP8_INPUT_SCALE] to target memory. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_param_iter *it, te_context *ctx) {
     const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];
@@ -354,7 +357,7 @@ TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetenso
     TE_TRY(te_copy(ctx, input_inverse, &one_over, sizeof one_over));
     return te_synchronize(ctx);
 }
-/* Read all that was prepared. */
+/* Read all tensors that te__fp8_prepare has listed. */
 TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                                          const te__fp8_tensors *l, void *staging, const te_safetensors *f,
                                          te_context *ctx) {
@@ -369,7 +372,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Point the models' parameters to what was read. */
+/* Point the models' parameters to the memory that was read. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);
@@ -382,7 +385,7 @@ TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_m
         it.param->fp8.current = te__fp8_tensors_of(l, i, &it) <= TE__FP8_INPUT_SCALE;
     }
 }
-/* No product under a recipe is tied: its owner would not be in FP8. */
+/* Check that no weight of a GEMM under a recipe is tied, because the parameter that owns it would not be in FP8. */
 TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_context *ctx) {
     for (int i = 0; i < count; i++)
         for (int k = 0, next = 0; k < models[i].model->plan->op_count; next += models[i].model->plan->op[k++].params) {
@@ -394,10 +397,10 @@ TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_
     return TE_OK;
 }
 /* Read the weights of lists for inference (TE_INFERENCE), bound to no memory, into `memory` (target memory,
- * te_fp8_weights_bytes, aligned to TE_ALIGN): those of products under a recipe in FP8 alone. Switches the recipes on;
- * call te_tie afterwards. Waits for the stream. Errors: null pointers, a list that trains, a tied product under a
- * recipe, memory too small or misaligned, a list that differs from the file's, a tensor that is missing or has another
- * shape or dtype, a scale that is not valid. After an error the models are as they were. */
+ * te_fp8_weights_bytes, aligned to TE_ALIGN): weights of GEMMs under a recipe are held only in FP8. Enables the
+ * recipes; call te_tie afterwards. Waits for the stream. Errors: null pointers, a list that trains, a tied weight under
+ * a recipe, memory too small or misaligned, a list that differs from the file's, a tensor that is missing or has
+ * another shape or dtype, a scale that is not valid. After an error the models are as they were. */
 TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
                                                 const te_named_model *models, int count, const te_safetensors *f,
                                                 te_context *ctx) {

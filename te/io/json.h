@@ -1,5 +1,5 @@
 /* json.h -- JSON (RFC 8259): reading a file into a flat table (config.json, or the index of a model in several files),
- * and the parser and writer below it, which the headers of safetensors files use, too.
+ * and the parser and the writer that it is built on, which also handle the headers of safetensors files.
  *
  * Do this:
  *     te_json config;
@@ -36,7 +36,7 @@
  */
 typedef struct te__json {
     char *text;
-    size_t n, at;     /* bytes of the text; the next one to be read */
+    size_t n, at;     /* bytes of the text; index of the next byte to be read */
     const char *path; /* for error texts */
     te_context *ctx;
 } te__json;
@@ -56,7 +56,7 @@ TE_API te_status te__json_expect(te__json *j, char c) {
     return TE_OK;
 }
 /* Go to the next element of an object or array that ends with `close`. *more must be 0 before the first element; it
- * becomes whether there is another. */
+ * becomes 1 if there is another element, else 0. */
 TE_API te_status te__json_next(int *more, te__json *j, char close) {
     if (te__json_peek(j) == close) {
         j->at++, *more = 0;
@@ -122,7 +122,7 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* may be the closing NUL, but is never behind it */
+    const char c = j->text[j->at + 1]; /* at most the closing NUL, never behind it */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -164,8 +164,8 @@ TE_API te_status te__json_string(const char **out, te__json *j) {
     return TE_OK;
 }
 
-/* Make an array of `count` elements large enough for one more. Its capacity is 8 elements, and doubles whenever it is
- * full. Returns the array; null, with p unchanged, if there is no memory. */
+/* Make room in an array of `count` elements for one more. The capacity is 8 elements at first, and doubles whenever the
+ * array is full. Returns the array; null, with p unchanged, if there is no memory. */
 TE_API void *te__grow(void *p, int count, size_t size) {
     if (count && (count < 8 || (count & (count - 1)))) return p;
     return realloc(p, (count ? 2 * (size_t)count : 8) * size);
@@ -173,8 +173,8 @@ TE_API void *te__grow(void *p, int count, size_t size) {
 
 /* ---- the writer -------------------------------------------------------------------------------------------------- */
 
-/* Write everything twice: first with p null, which only counts the bytes in n; then with n 0 again and memory for
- * them. */
+/* A text is written twice: first with p null, which only counts its bytes in n; then with p pointing to that much
+ * memory and n 0. */
 typedef struct te__text { char *p; size_t n; } te__text;
 
 TE_API void te__text_char(te__text *t, char c) {

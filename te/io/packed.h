@@ -1,6 +1,6 @@
 /* packed.h -- several tensors of a file that are parts of one parameter: q, k and v, or gate and up, which other
- * programs store apart and a list has as one weight. Each becomes a view of the parameter, to load from a file and to
- * save.
+ * programs store as separate tensors and a list has as one weight. Each tensor of the file becomes a view of the
+ * parameter, which can be loaded and saved.
  *
  * Do this:
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -29,8 +29,8 @@
 typedef struct te_packed {
     const char *name;       /* of the tensor in the file, without the prefix */
     const char *op, *field; /* of the parameter that it is a part of */
-    int64_t rows;           /* the next so many rows of the parameter, or columns if it has one row (a bias), counted
-                             * over all ranks; 0: all that remain */
+    int64_t rows;           /* how many rows of the parameter (columns, if it has one row: a bias), counted over all
+                               ranks, follow those of the previous part; 0: all that remain */
     int transposed;         /* 1: the file has this part as [in, out] */
 } te_packed;
 
@@ -57,7 +57,7 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Below, a parameter's "units" are what te_packed.rows counts: its rows or, if it has one row, its columns. */
+/* Below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts units. */
 
 /* The parameter that `part` names; null: there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
@@ -71,7 +71,8 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* Units that parts[0, n) have taken of the parameter of parts[n], out of `extent`. */
+/* How many of the parameter's `extent` units the parts in front of parts[n] have taken; it is the parameter that
+ * parts[n] names. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -79,7 +80,7 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
-/* parts[n] names a parameter, of which enough units remain. */
+/* Check that parts[n] names a parameter, and that enough units of it remain. */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
     const te_packed *part = &parts[n];
     const char *list = m->plan->name;
@@ -96,7 +97,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* The parts take all units of the parameter of parts[n]. */
+/* Check that the parts take all units of the parameter that parts[n] names. */
 TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
                                            te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -111,8 +112,8 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-/* A region of a parameter: `rows` x `cols` from this rank's element `at` on. It is the part of a tensor of the file,
- * shape[0] x shape[1] before a transposition, that begins at row first[0] and column first[1]. */
+/* A region of a parameter: `rows` x `cols` from this rank's element `at` on. In the file it is the part that begins at
+ * row first[0] and column first[1] of a tensor with shape[0] x shape[1] elements before a transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
 /* Add a view of this region, with the name `prefix` and the part's name. */
@@ -135,8 +136,8 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Add the views of parts[n]. Where this rank has some columns of every row (TE_SHARD_rows) that is one view, else one
- * for each run of the parameter (te_shard_layout_of) that the part intersects. */
+/* Add the views of parts[n]. If this rank has some columns of every row (TE_SHARD_rows), there is one view; else one
+ * for each contiguous run of this rank's shard (te_shard_layout_of) that the part intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                   const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -189,7 +190,7 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     }
     return TE_OK;
 }
-/* Check that the list covers every parameter of m that has memory of its own, completely. */
+/* Check that the list covers every parameter of m completely, except tied ones. */
 TE_API te_status te_packed_covers(const te_packed_list *l, const te_model *m, te_context *ctx) {
     TE_REQUIRE(l && m && m->plan, ctx, TE_ERROR_NULL, "te_packed_covers: the list or the instance is null");
     for (int i = 0; i < m->param_count; i++) {

@@ -13,11 +13,12 @@
  *     if (status == TE_OK) status = te_safetensors_load(&file, t, 2, 1, &ctx);   // checks names and shapes, then reads
  *     te_safetensors_close(&file);
  *
- * Loading converts: F32, BF16 and F16 become the dtype that is wanted, rounded to nearest even, and the shapes [1, n]
- * and [n] are the same. A number that would become infinite is refused. Integers and FP8 are never converted.
+ * Loading converts: F32, BF16 and F16 become the dtype of the destination, rounded to nearest even, and the shapes [1,
+ * n] and [n] are the same. A finite number that would become infinite is an error. Integers and FP8 are never
+ * converted.
  *
  * A file may come from anybody: an error in it is TE_ERROR_FORMAT with a text that names the tensor, nothing is read
- * out of bounds, and no size in it is used before it was checked against the size of the file.
+ * out of bounds, and each size in it is checked against the size of the file before it is used.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
@@ -122,7 +123,8 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    for (int i = 0; !was && i < f->metadata_count; i++) /* a sealed file whose checksum's key was damaged */
+    for (int i = 0; !was && i < f->metadata_count; i++) /* another reserved key: a sealed file whose checksum key was
+                                                           damaged */
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
                    "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
                    f->metadata[i].key);
@@ -192,7 +194,7 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read numbers [at, at + n) of the slice that `want` takes of tensor t, or of all of t, in the file's dtype. */
+/* Read elements [at, at + n) of tensor t, or of the slice of t that `want` describes, in the file's dtype. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
@@ -210,8 +212,8 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
     }
     return TE_OK;
 }
-/* Read tensor t, or a slice of it, into want->data, converted to its dtype. If check_only, write nothing, but check
- * that no finite number becomes infinite. */
+/* Read tensor t, or a slice of it, into want->data, converted to its dtype. If check_only is set, write nothing, and
+ * only check that no finite number becomes infinite. */
 TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                          int check_only, te_context *ctx) {
     te_dtype is = TE_f32, as = TE_f32;
@@ -243,7 +245,7 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* The same for data that is the transpose of the tensor. Takes host memory of twice its bytes. */
+/* The same for data that is the transpose of the tensor. Allocates host memory of twice the tensor's bytes. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -264,7 +266,7 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Whether an entry of a list is complete, with shape, bytes and data that agree, and its slice lies in the tensor. */
+/* Whether an entry of a list is complete: shape, bytes and data are consistent, and its slice lies in the tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
@@ -308,9 +310,9 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     return status;
 }
 /* Check as te_safetensors_check does, and only then read all tensors into their `data`. F32, BF16 and F16 are converted
- * to the dtype that is wanted, rounded to nearest even; a finite number that would become infinite is TE_ERROR_VALUE.
- * Integers and FP8 are never converted. If a check fails nothing has been written; TE_ERROR_IO, from a disk that fails
- * during the load, may leave a part of the tensors written. Waits for the stream. */
+ * to the dtype of the destination, rounded to nearest even; a finite number that would become infinite is
+ * TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails nothing has been written; TE_ERROR_IO, from a
+ * disk that fails during the load, may leave a part of the tensors written. Waits for the stream. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));

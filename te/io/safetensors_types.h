@@ -28,7 +28,8 @@ typedef enum te_safetensors_dtype {
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* hexadecimal digits of the checksum */
     TE_SAFETENSORS_MAX_RANK = 4,
-    TE_SAFETENSORS_ALIGN = 64, /* of the data in files that the library writes; te_weights_use needs TE_ACCESS */
+    TE_SAFETENSORS_ALIGN = 64, /* alignment of the data in files that the library writes; te_weights_use requires only
+                                  TE_ACCESS */
     TE_SAFETENSORS_MAX_HEADER = 100000000, /* bytes; the limit of the reference implementation */
     TE_SAFETENSORS_STAGING = 4 << 20       /* bytes of the host buffer that data passes through */
 };
@@ -40,7 +41,7 @@ typedef struct te_safetensor {
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
     uint64_t bytes;  /* of the whole tensor: the product of the shape times the dtype's bytes */
-    uint64_t offset; /* in the table of an open file: where in the file's data */
+    uint64_t offset; /* in the table of an open file: where the tensor begins in the file's data */
     int transposed;  /* 1: the file has the transpose of data (te_safetensor_transposed) */
     int sliced;      /* 1: data is a part of the file's tensor (te_safetensor_slice) */
     int64_t first[2], count[2]; /* of a slice: its first row and column in the file's tensor, its rows and columns */
@@ -57,7 +58,7 @@ typedef struct te_safetensors {
     char *header, *path; /* the header's strings are decoded in place */
     const char *memory;  /* the file, if it was opened in memory or is mapped; null: it is read through fd */
     size_t mapped;       /* bytes that te_safetensors_close unmaps */
-    int fd, open;        /* open: fd is to be closed */
+    int fd, open;        /* open: 1 if fd must be closed */
     int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
 } te_safetensors;
 
@@ -109,7 +110,7 @@ TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int6
                             data);
 }
 
-/* data[rows, cols], of which the file has the transpose, [cols, rows]. */
+/* For data[rows, cols] whose transpose, [cols, rows], is in the file. */
 TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
                                               void *data) {
     int64_t shape[2];
@@ -135,7 +136,7 @@ TE_API int te__safetensor_has_slice(const te_safetensor *t) {
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* Numbers, and bytes, of t's data: of a slice those of the slice. */
+/* Number of elements of t's data (of the slice, if t is one), and its bytes. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;

@@ -1,5 +1,5 @@
 /* weights.h -- the weights of models from a safetensors file: read into the memory that the models are bound to, or
- * used where they lie in a file that is mapped or linked into the program.
+ * used in place, in a file that is mapped or linked into the program.
  *
  * Do this:
  *     te_named_model weights[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -10,11 +10,11 @@
  *     status = te_weights_load(weights, 2, &file, &ctx);                // reads, and converts
  *     te_safetensors_close(&file);
  *
- * Tensors have the names of a checkpoint (checkpoint.h), which is such a file; other tensors in it are ignored. If the
- * file has the lists of ops of its models as text, they must agree with the models here, but for dropout, last_token
- * and cross_entropy, which weights do not depend on: so a model that was trained can be used for inference. A different
- * number of heads, eps or activation is an error, although names and shapes would agree. The checksum is not verified
- * here; te_safetensors_verify does that.
+ * Tensors have the same names as in a checkpoint (checkpoint.h), which is such a file; other tensors in it are ignored.
+ * If the file stores the lists of ops of its models as text, these must agree with the lists of the models here, except
+ * for dropout, last_token and cross_entropy, which weights do not depend on. So the weights of a trained model can be
+ * used for inference. A different number of heads, eps or activation is an error, although names and shapes would
+ * agree. The checksum is not verified here; te_safetensors_verify does that.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H
@@ -34,24 +34,26 @@ enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, the closing NUL
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
-/* A file's metadata say what its numbers mean: the list of ops of each model, as a text. It shows what shapes do not:
+/* A file's metadata describe each model: its list of ops as a text. The text has settings that do not show in shapes:
  * heads, an eps, a probability, a causal mask.
  *
  *     te__text t = {buffer, 0};                // {0, 0} measures
  *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
- * An op is its kind, its name, the fork that it reads if that has another name, its widths, and its options as 32-bit
- * words in hexadecimal as they lie in memory (all machines are little-endian). A list for `ranks` ranks of a tensor
- * group has the text of the same list for one rank: all columns and all heads. Collectives say where values are and not
- * what they mean, so texts that differ in collectives alone count as the same. */
+ * The text of an op has its kind, its name, the fork that it reads if that has another name, its widths, and its
+ * options as 32-bit words in hexadecimal (little-endian). A list for `ranks` ranks of a tensor group has the text of
+ * the same list for one rank: all columns and all heads. Collectives only distribute values over ranks, so texts that
+ * differ only in collectives are treated as equal. */
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
     char text[48];
     const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
     const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
-    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* its first ones count heads */
+    /* the first two options are counts of heads */
+    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
     const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
-    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind; /* a frozen_linear's numbers mean the same */
+    /* a frozen_linear computes the same as a linear */
+    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind;
     te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);
     if (reads_fork && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
@@ -76,20 +78,20 @@ TE_API void te__plan_key(te__text *t, const te_named_model *m) {
     te__text_char(t, 0);
 }
 
-/* The first op that differs, in each of two texts; "" where a text has ended. */
+/* The first op that differs, as it is in either text; "" if that text has ended. */
 typedef struct te__plan_mismatch { char was[80], is[80]; } te__plan_mismatch;
 
 TE_API size_t te__plan_op_length(const char *s) {
     const char *end = strchr(s, ';');
     return end ? (size_t)(end - s) : strlen(s);
 }
-/* The text from its next op on that is no collective. */
+/* Skips collectives: the rest of the text from the next op that is not a collective. */
 TE_API const char *te__plan_op_next(const char *s) {
     static const char *const kinds[] = {" all_gather ", " reduce_scatter ", " all_reduce ", " copy_to_group "};
     for (int i = 0; i < 4; i++) {
         if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
         s += te__plan_op_length(s), s += *s ? 1 : 0;
-        i = -1; /* another may follow */
+        i = -1; /* another collective may follow */
     }
     return s;
 }
@@ -150,7 +152,7 @@ TE_API te_status te__weights_check_plan(const te_safetensors *f, const te_named_
 /* ---- the tensors of the models ----------------------------------------------------------------------------------- */
 
 typedef struct te__weights {
-    te_safetensor *tensor;             /* [count], as the file should have them */
+    te_safetensor *tensor;             /* [count]: the tensors that the file should have */
     te_param **param;                  /* [count] */
     char (*name)[TE_WEIGHTS_MAX_NAME]; /* [count] */
     int count;
@@ -222,7 +224,7 @@ TE_API te_status te_weights_load(const te_named_model *models, int count, const 
     return status;
 }
 
-/* Check that a parameter can use the file's tensor as it lies. *at: where it lies. */
+/* Check that a parameter can use the file's tensor in place. *at: the tensor's address. */
 TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *want, const te_param *p,
                                  const char **at, te_context *ctx) {
     const te_safetensor *t = te_safetensors_find(f, want->name);
@@ -238,14 +240,14 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
                "%.120s: tensor %.60s lies at a place that is no multiple of %d bytes; te_weights_load reads it",
                f->path, want->name, (int)TE_ACCESS);
     TE_REQUIRE(!p->data || p->constant, ctx, TE_ERROR_STATE,
-               "te_weights_use: %.60s has memory of its own; bind its model to none, or te_weights_load", want->name);
+               "te_weights_use: %.60s is bound to memory; bind its model to none, or call te_weights_load", want->name);
     return TE_OK;
 }
-/* Let the parameters lie in the file itself, in host memory: it is mapped or was opened in memory, and must stay open
+/* Use the file's tensors in place as parameters. The file must be mapped or opened in host memory, and must stay open
  * as long as the models are used. The models must be of lists for inference (TE_INFERENCE) and bound to no memory
  * (params null); call te_tie afterwards. Such parameters are read-only: calls that would write to them are refused.
- * Errors, too: a tensor of another dtype than its list's, one whose address is no multiple of 16 bytes (in files that
- * the library writes all are), and any target but the host. te_weights_load takes those. */
+ * Errors: a tensor whose dtype is not its list's, a tensor whose address is no multiple of 16 bytes (cannot happen in
+ * files that this library writes), and any target except the host. te_weights_load supports these cases. */
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;

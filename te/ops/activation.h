@@ -6,9 +6,10 @@
  *   relu      max(x, 0)
  *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
  *   silu      x sigmoid(x)
- *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: gelu .. silu of a, times b    Shazeer 2020
+ *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) b with f = gelu, .., silu    Shazeer 2020
  *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
- *             options (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b; here each is a half
+ *             options (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b; here a is the first half
+ *             of the row
  *
  * Do this:
  *     (linear, fc1, H, F), (gelu, act), (linear, fc2, F, H)                // an activation has no arguments
@@ -23,8 +24,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* X(kind); X(kind, the activation of its first half). The tests and benchmarks expand these lists, so a new entry is
- * tested and measured. */
+/* The kinds; of a gated one also the activation that its first half gets. The tests and benchmarks expand these lists,
+ * so a new entry is tested and measured. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -74,7 +75,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: TE_ACT_gelu, ..; of a gated activation, that of its first half. */
+/* code: TE_ACT_gelu, ..; for a gated activation the code of the activation that its first half gets. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;

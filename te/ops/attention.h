@@ -5,9 +5,9 @@
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: input width
  * (heads + 2 kv_heads) head_dim, output width heads head_dim. Grouped-query attention where kv_heads < heads; kv_heads
- * must divide heads. Sequences are te_batch's batch and seq. Softmax is online (Milakov & Gimelshein 2018; Dao 2023):
- * memory grows with the rows, the matrix of scores is never stored. It saves its input, its output and the log-sum-exp
- * of each row and head for backward.
+ * must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax is online (Milakov
+ * & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with the number of rows.
+ * Forward saves its input, its output and the log-sum-exp of each row and head for backward.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
@@ -17,6 +17,7 @@
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
+#include "../cache/cache.h" /* te_cache, te__cache_layer_of */
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
 #include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
@@ -31,13 +32,13 @@
  * the window.
  *
  * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
- * off. It costs two more special-function instructions a score, of which exponentials are made.
+ * off. It costs two more instructions of the special function unit (the one that computes exponentials) per score.
  *
  * dropout: each probability is dropped with this probability, else divided by 1 - dropout, after the softmax
  * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is Philox of (seed, draw, op;
- * sequence, head, query, key). Backward recomputes it, and several ranks draw the mask that one rank would: heads of a
- * tensor group count among all heads, sequences among those of all replicas. With sequences of different lengths each
- * replica draws its own. Inference drops nothing.
+ * sequence, head, query, key). Backward recomputes it, and the mask does not depend on the number of ranks: the counter
+ * has the head's index among all heads of the tensor group, and the sequence's index among those of all replicas. With
+ * sequences of different lengths each replica draws a mask of its own. Inference drops nothing.
  *
  * alibi: 1: slope |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
  * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). It costs two instructions a score.
@@ -46,10 +47,10 @@
  * value (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets zeros.
  *
  * value_dim: the head size of v where it differs from that of q and k: 1 to 256, on CUDA in bf16 and f16 a multiple of
- * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows then are
- * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output heads value_dim. rope has the option, too;
- * head_norm requires packed rows whose heads all have one size. A rank of a tensor group that has some of the heads is
- * refused: the parts of the product before it would have different sizes.
+ * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows are then
+ * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the rows of the output heads value_dim. rope has the
+ * option, too; head_norm requires packed rows whose heads all have one size. Attention whose heads are split over a
+ * tensor group does not take the option, because the parts q, k and v of the GEMM before it would have different sizes.
  *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. It is a constant of the list,
  * because kernels for sequences of equal length are smaller and a little faster.
@@ -68,10 +69,11 @@
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                                      \
-    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
-/* A rank that has some of the heads does not know which ones, but slopes and biases depend on the head. With value_dim
- * the parts of the product before the attention (te/ops/linear.h) would have different sizes. */
+    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
+    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
+/* Options that exclude tensor parallelism: ALiBi slopes and biases depend on the head, and a rank does not know which
+ * heads it has; with value_dim the parts of the GEMM before the attention (te/ops/linear.h) would have different
+ * sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -87,6 +89,7 @@
 #define TE_TAKES_attention_max_logit TE_INTEGER
 #define TE_TAKES_attention_relative_bias TE_INTEGER
 #define TE_TAKES_attention_tied TE_INTEGER
+#define TE_TAKES_attention_cache TE_INTEGER
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
@@ -101,10 +104,14 @@
 #define TE__CAUSAL_OF_attention 1
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
-/* `yes` if the op has (sinks, 1): the preprocessor has to know, because sinks are a parameter. */
+/* `yes` if the op has (sinks, 1). The preprocessor decides this, because sinks add a parameter to the model's
+ * struct. */
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
+/* `yes` if the op has (cache, 1), and so kernels that read keys and values from a cache. */
+#define TE__IF_CACHED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, cache, 0)), yes, no)
+#define TE__CACHED(op) TE__IF_CACHED(op, 1, 0)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
@@ -120,7 +127,16 @@
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
+     TE__CHECK_CACHED(model, op)                                                                                     \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
+#define TE__CHECK_CACHED(model, op)                                                                                  \
+     static_assert((TE_OPTION(op, cache, 0)) == TE__CACHED(op),                                                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache must be 0 or 1");                             \
+     static_assert(!TE__CACHED(op) || !TE__FP8(op),                                                                  \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache does not go with fp8");                       \
+     static_assert(!TE__CACHED(op) || !TE_HAS_OPTION(op, bias),                                                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": cache does not go with a table of biases, whose queries are counted from the batch's first");
 /* The checks shared with cross_attention. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
@@ -164,12 +180,28 @@
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
+/* The kernels that read keys and values from a cache, and store them there. */
+typedef struct te__attention_cached_kernels {
+    te_attention_launch_fn launch, store;
+} te__attention_cached_kernels;
+#define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
+    TE_ATTENTION_FORWARD_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
+        (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
+    TE_ATTENTION_CACHE_STORE(name##_store, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
+        (int)(TE_ARG3(op, 0)), (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))                                              \
+    static const te__attention_cached_kernels name##_cache = {name##_cached_launch, name##_store_launch};
+/* te/attention/attention_options.h: varlen, cached, and what the op says; without dropout. */
+#define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
+    (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
+        TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
 #define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                \
+    TE__IF_CACHED(op, TE__ATTENTION_CACHED, TE_NOTHING)(name, model, dtype, op)                         \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                          \
         return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0), \
-                                     TE__ATTENTION_FP8_OUTPUT_FORWARD(model));                          \
+                                     TE__ATTENTION_FP8_OUTPUT_FORWARD(model),                           \
+                                     TE__IF_CACHED(op, &name##_cache, 0));                              \
     }
 #define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
@@ -187,7 +219,7 @@
 
 /* ---- the option fp8 ---------------------------------------------------------------------------------------------- */
 
-/* `yes` if the op has (fp8, 1): the preprocessor has to know, because it selects other kernels. */
+/* `yes` if the op has (fp8, 1). The preprocessor decides this, because it selects other kernels. */
 #define TE__IF_FP8(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, fp8, 0)), yes, no)
 #define TE__FP8(op) TE__IF_FP8(op, 1, 0)
 #define TE__CHECK_FP8(model, op, head_dim)                                                                           \
@@ -234,8 +266,9 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 }
 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
- * In a list with a recipe the kernels save a pass over the tensor each: in inference they store the output in e4m3, as
- * the operand of the next product; and they find the amax of the output, or of its gradient, where a cast needs it. */
+ * In a list with a recipe the attention kernels do work that would otherwise cost one more pass over the tensor: in
+ * inference they store the output in e4m3, as the operand of the next GEMM; in training they compute the amax of the
+ * output, and backward that of dqkv, where a cast needs it. */
 
 /* The kernels' option fp8_output. In backward it costs 2 to 4% at some head sizes, so it is on only where the recipe
  * needs the amax of every tensor. */
@@ -251,10 +284,10 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
     TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
     return TE_OK;
 }
-/* Where the kernel puts the amax of its output y, the operand of product i, if the cast of y needs it; else null. */
+/* Where the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does not need it. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
@@ -274,8 +307,9 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
-/* Their gradient: `computed` by the kernels in the list's own format, and stored to `target`, the caller's tensor or
- * the gradient of the fork, plus `previous`, the sum of the gradients from later uses of the same fork. */
+/* The gradient of the keys and values. The kernels write `computed` in the list's own format. target = computed +
+ * previous: `target` is the caller's tensor or the gradient of the fork, `previous` the sum of the gradients from later
+ * uses of the same fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -290,8 +324,8 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
     if (first) return te__begin_converted(&g->computed, &g->target, r, r->plan->dtype);
     g->computed = te__value_of(0, r->plan->dtype, like.rows, like.cols);
-    const size_t bytes = (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype);
-    return te__scratch(r, &g->computed.data, bytes);
+    return te__scratch(r, &g->computed.data,
+                      (size_t)(te__capacity_rows(r) * like.cols) * te_dtype_bytes(g->computed.dtype));
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
     if (!g->target.data) return TE_OK;
@@ -306,7 +340,7 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* The random state, and which heads of all ranks these are (te_attention_shard). */
+/* Sets the random state, and the position of this rank's heads among those of all ranks (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -328,10 +362,27 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. */
+/* Point *a at the cache of the batch. cached: null, if the op was declared without (cache, 1). */
+TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
+                                         const te__attention_cached_kernels *cached) {
+    const te_cache *c = r->batch->cache;
+    const char *name = r->plan->name, *op = r->plan->op[i].name;
+    TE_REQUIRE(cached, r->ctx, TE_ERROR_STATE,
+               "%s: the batch has a cache, and attention %s was declared without (cache, 1)", name, op);
+    TE_TRY(te__cache_check_ready(c, name, r->ctx));
+    const te_cache_layer *layer = te__cache_layer_of(c, r->model, i);
+    TE_REQUIRE(layer, r->ctx, TE_ERROR_STATE, "%s: the batch's cache was made without this model's attention %s", name,
+               op);
+    TE_REQUIRE(a->batch <= c->t.sequences, r->ctx, TE_ERROR_SHAPE, "%s: %d sequences, the cache has %d", name, a->batch,
+               c->t.sequences);
+    a->cache = te__cache_of_layer(c, layer);
+    return TE_OK;
+}
+/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. cached:
+ * the kernels that read keys and values from a cache, or null. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
-                                       int fp8_output) {
+                                       int fp8_output, const te__attention_cached_kernels *cached) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
@@ -349,14 +400,18 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
     if (r->dry && r->batch) {
         const int sinks = ((const te_attention_options *)op->options)->sinks;
-        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARLEN, sinks, r->plan->name));
+        const int varlen = (op->flags & TE_VARLEN) || r->batch->cache;
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, varlen, sinks, r->plan->name));
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
+    const int is_cached = r->batch && r->batch->cache && op->edge < 0;
+    if (is_cached) TE_TRY(te__attention_set_cache(&a, r, i, cached));
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
     a.amax = te__attention_amax(r, s, i + 1, y, fp8_output);
     TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &max_logit, r, op));
-    if (!r->dry) TE_TRY(launch(r->ctx, &a));
+    if (!r->dry && is_cached) TE_TRY(cached->store(r->ctx, &a));
+    if (!r->dry) TE_TRY((is_cached ? cached->launch : launch)(r->ctx, &a));
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));
@@ -378,7 +433,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the gradient of the bias before it needs it, too */
+    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the gradient of the bias in front of the attention needs
+                                                             it, too */
         te_value own;
         TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;

@@ -4,9 +4,10 @@
  * (max_logit, 0)
  *
  * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
- * the fork or input `kv`: rows [k of all kv_heads, v of all kv_heads], often a different number of them, such as those
- * of an encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Output width heads head_dim; with value_dim,
- * the head size of v, keys and values are kv_heads (head_dim + value_dim) wide and the output heads value_dim.
+ * the fork or input `kv`: rows [k of all kv_heads, v of all kv_heads]. There may be more or fewer of these rows than of
+ * queries, such as those of an encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Output width heads
+ * head_dim; with value_dim, the head size of v, keys and values are kv_heads (head_dim + value_dim) wide and the output
+ * heads value_dim.
  *
  * Do this: declare the encoder's output, make keys and values from its rows, and return to the queries:
  *     (input, enc, 512, (rows, memory)), ...
@@ -14,8 +15,8 @@
  *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),
  *     (cross_attention, cross, keys, 8, 8, 64), ...
  * Each sequence of the batch attends to te_batch.memory_seq rows of its own memory. Backward stores the memory's
- * gradient in te_edge.grad. Keys and values that were computed before come from (input, keys, 2 * 512, (rows, memory))
- * alone.
+ * gradient in te_edge.grad. If keys and values were computed beforehand, (input, keys, 2 * 512, (rows, memory)) passes
+ * them, in place of the encoder's output and its linear.
  *
  * The last query is at the position of the last key: with q queries and k keys, causal and windows see query i at
  * position i + k - q among the keys, and ALiBi counts distances from there. A query before the first key sees none: it
@@ -57,33 +58,33 @@
 #define TE_OPTIONS_cross_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG2(op, 0), TE_ARG3(op, 0), TE_ARG4(op, 0))
 #define TE_EDGE_cross_attention(model, op) \
     (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
-#define TE__KEPT_ROWS_ARE(model, op, rows) ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
-#define TE_CHECK_cross_attention(model, op)                                                                          \
-    (typedef int TE_FORK_USED(model, TE_FORK_OF(op));                                                                \
-     static_assert((int)TE_FORK_WIDTH(model, TE_FORK_OF(op)) ==                                                      \
-                       (int)(TE_ARG3(op, 0)) * ((int)(TE_ARG4(op, 0)) + (int)TE__VALUE_DIM(op, TE_ARG4(op, 0))),     \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       " reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim");              \
-     static_assert(TE__KEPT_ROWS_ARE(model, op, -1) || TE__KEPT_ROWS_ARE(model, op, TE_ROWS_tokens) ||               \
-                       TE__KEPT_ROWS_ARE(model, op, TE_ROWS_memory),                                                 \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) " reads keys and values of tokens or of memory");      \
-     static_assert((int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_any ||                                 \
-                       (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                          \
-                       (int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_OUT(model, op),                    \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");                   \
+#define TE__FORK_ROWS_ARE(model, op, rows) ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
+#define TE_CHECK_cross_attention(model, op)                                                                      \
+    (typedef int TE_FORK_USED(model, TE_FORK_OF(op));                                                            \
+     static_assert((int)TE_FORK_WIDTH(model, TE_FORK_OF(op)) ==                                                  \
+                       (int)(TE_ARG3(op, 0)) * ((int)(TE_ARG4(op, 0)) + (int)TE__VALUE_DIM(op, TE_ARG4(op, 0))), \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                    \
+                       " reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim");          \
+     static_assert(TE__FORK_ROWS_ARE(model, op, -1) || TE__FORK_ROWS_ARE(model, op, TE_ROWS_tokens) ||           \
+                       TE__FORK_ROWS_ARE(model, op, TE_ROWS_memory),                                             \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " reads keys and values of tokens or of memory");  \
+     static_assert((int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_any ||                           \
+                       (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                    \
+                       (int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_OUT(model, op),              \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                    \
+                       " reads keys and values that are sharded over the ranks otherwise than its queries");     \
      TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
 
 #define TE__CROSS_ATTENTION(direction, name, dtype, op, fp8_output)                                                 \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
         TE__ATTENTION_VARIANT_OF(op, 0, 1, fp8_output))
-#define TE_CUSTOM_cross_attention_forward(name, model, dtype, op)                                                       \
+#define TE_CUSTOM_cross_attention_forward(name, model, dtype, op)                                                    \
     TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_FP8_OUTPUT_FORWARD(model))                           \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model)); \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 0); \
     }
-#define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                      \
+#define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                   \
     TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                                \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)),    \

@@ -2,7 +2,7 @@
  * vocabulary] logits, loss [rows] in f32. Ends a list; te_batch passes labels [rows] and ignore_index.
  *
  *   (cross_entropy, name, vocabulary)
- * Options, both 0 if not given, and
+ * Options; the first two are 0 if not given:
  *   (label_smoothing, e)   the target is 1 - e for the label plus e / vocabulary for each class: loss = log sum exp -
  *                          (1 - e) x[label] - e mean(x). Szegedy et al. 2016; as in PyTorch
  *   (z_loss, z)            loss + z (log sum exp)^2. Chowdhery et al. 2022 (PaLM), with z = 1e-4
@@ -54,7 +54,7 @@
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* The options are part of the list's text in a checkpoint only where the op names one of them. */
+/* A checkpoint stores the list's text. The options are part of it only where the op names one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -77,7 +77,7 @@ typedef struct te_cross_entropy_args {
     int ignore_index;
     float dloss;
     int width;             /* columns of x; read where it is not a constant of the list */
-    int first, vocabulary; /* of a shard of the columns: its first one, and the number of all */
+    int first, vocabulary; /* of a shard of the columns: its first column, and the columns of all shards */
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
@@ -105,8 +105,9 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* Vectors of eight columns. Where the width is no multiple of eight, rows begin at any alignment. Aligned vectors then
- * begin up to seven elements in front of the row (c < 0), and the first and the last vector of a row are cut off. */
+/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. The first aligned
+ * vector then begins up to seven elements in front of the row (c < 0), and of the first and the last vector only the
+ * elements that lie in the row are used. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
@@ -127,7 +128,7 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        if (at.n < 8) /* a branch: it saves two instructions for each logit of all other vectors */
+        if (at.n < 8) /* masks only the cut vectors: two instructions less for each logit of all others */
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
         const float base = new_max > -INFINITY ? new_max : 0.0f; /* all logits so far may be -infinity */
@@ -145,10 +146,11 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 
 /* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
 
-/* Stores the loss of a row; the statistics, which the gradient needs, are returned in all lanes. The largest logit is
+/* Stores the loss of a row, and returns the statistics, which the gradient needs, in all lanes. The largest logit is
  * subtracted before anything is rounded, so adding a number to all logits does not change the loss. The label's logit
- * is loaded last, because waiting for it at the beginning takes a tenth of the kernel's time; but first if label
- * smoothing needs it as its origin, or if the gradient overwrites it as soon as this returns (in_place). */
+ * is loaded last, because waiting for it at the beginning takes a tenth of the kernel's time. It is loaded first if
+ * label smoothing needs it as its origin, or if the gradient overwrites it as soon as this function returns
+ * (in_place). */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -221,7 +223,7 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Loss and gradient in one kernel. Bytes: the logits read, and once more from the caches, the gradient written. */
+/* Loss and gradient in one kernel. Bytes: the logits read (a second time from the caches), the gradient written. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
     int group;
@@ -234,7 +236,7 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Arguments but for tensors. While sizes are measured there is no batch, and nothing to check. */
+/* The arguments except tensors. In the dry run for the sizes there is no batch, so nothing is checked. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -263,7 +265,7 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te__set_current(r, y);
     return TE_OK;
 }
-/* dy = batch.loss_scale / batch.loss_count in every row, in scratch memory. That is counted when sizes are measured. */
+/* dy = batch.loss_scale / batch.loss_count in every row, in scratch memory, which the dry run for the sizes counts. */
 TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
@@ -280,8 +282,8 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* The gradient of the losses: dy in f32; or no tensor, where batch.loss_scale serves all rows. To be called after the
- * step has acquired its other memory. */
+/* The gradient of the losses: dy in f32, or no tensor if batch.loss_scale is the gradient of every row. Call it after
+ * the step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -308,7 +310,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* A rank reduces its columns of each row to five numbers, te_loss_partial. An all_gather exchanges those, 20 bytes a
  * row and rank, and no logits. Then each rank combines them in the order of the ranks, so all have the same bits of the
- * loss and of the statistics. The gradient of a rank's columns needs nothing of the others. */
+ * loss and of the statistics. The gradient of a rank's columns needs nothing else of the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* A rank's contribution to a row. */
@@ -377,7 +379,7 @@ typedef struct te_vocab_parallel {
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Arguments but for the logits, and the memory of the partials. y: the losses. */
+/* Sets the arguments except the logits, and acquires the memory of the partials. y: the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {
     const int i = s->op[s->count - 1];

@@ -5,9 +5,9 @@
  *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
  *
  * Nothing is saved: the mask comes from Philox with the counter (seed, draw, op, element), so backward recomputes it.
- * It has the same bits on every target and on any number of ranks (te/comm), because an element's index counts in the
- * tensor of all ranks. The draw is an offset in device memory that each forward advances, so replays of a graph draw
- * fresh masks. Inference leaves the op out of its plan.
+ * It has the same bits on every target and on any number of ranks (te/comm), because the counter has the element's
+ * index in the tensor of all ranks. The draw is an offset in device memory that each forward advances, so replays of a
+ * graph draw fresh masks. Inference leaves the op out of its plan.
  *
  * Measurements: docs/notes/ops.md.
  */
@@ -39,7 +39,7 @@ enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    return (e % 2 ? u : u << 16) < limit << 16; /* on top are the element's 16 bits; those below decide nothing */
+    return (e % 2 ? u : u << 16) < limit << 16; /* compares the upper 16 bits: `limit << 16` has zeros below */
 }
 /* The random state. Wide rows read it by ld.global.nc, which need not wait for the kernel's own stores. The load is
  * volatile, so that the compiler repeats it for each eight elements: held for the whole kernel, the state and its round

@@ -1,5 +1,5 @@
-/* dyt.h -- (dyt, name, width): dynamic tanh, y = weight tanh(alpha x) + bias, in the place of a norm. x and y
- * [rows, width], weight and bias [width], alpha one number. Zhu et al. 2025 (arXiv 2503.10622).
+/* dyt.h -- (dyt, name, width): dynamic tanh, y = weight tanh(alpha x) + bias, used in place of a norm. x and y [rows,
+ * width], weight and bias [width], alpha one number. Zhu et al. 2025 (arXiv 2503.10622).
  *
  * Do this:
  *     (fork, x1), (dyt, norm1, H), (linear, qkv, H, 3 * H)

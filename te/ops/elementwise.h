@@ -15,10 +15,10 @@
  * An elementwise op (class `map`) is two functions, found by name; CONTRIBUTING.md shows how to add one:
  *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
- * v holds eight neighbours of a row in registers: x in, y out; in backward dy in, dx out. Elements from at.n on do not
- * exist: whatever is computed for them is never stored, it must only not trap. `options` points to the op's
- * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add what these eight columns
- * contribute to the gradient of the first parameter.
+ * v holds eight neighbours of a row in registers: x in, y out; in backward dy in, dx out. Elements from at.n on lie
+ * outside the row: results for them are never stored, but computing them must not trap. `options` points to the op's
+ * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add to it the contribution of these
+ * eight columns to the gradient of the first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H
@@ -66,7 +66,7 @@ typedef struct te_stage {
     const void *edge;             /* add, mul: the fork's value; in backward, there and at a fork, the gradient that
                                      the other uses of the fork have summed so far, null: none */
     const void *saved;            /* backward: its input in forward, [rows, in] */
-    void *out;                    /* where the op's result is stored, too; null: it is not */
+    void *out;                    /* where the op's result is stored in addition; null: nowhere */
     float *stats;                 /* [rows, stats] */
     float *sum[TE_MAX_PARAMS];    /* backward: partial sums of its parameters' gradients, [blocks, width] */
     const te_rng *rng;            /* the random state of this forward */
@@ -128,7 +128,8 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
-/* dx = dy * weight; dweight = column sums of dy * x, for one learnt factor the sum of those in the order of columns. */
+/* dx = dy * weight; dweight = column sums of dy * x; with one learnt factor, the sum of these column sums in the order
+ * of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)

@@ -14,12 +14,14 @@
  * rows are sorted by token, and the rows of each token are added in order. dweight[position] is the sum over sequences.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
- * vocabulary / N rows of the weight from r * vocabulary / N on. For each token one rank has its row in y and all others
- * zeros: a partial sum with the bits of the whole table's, which a reduce_scatter or all_reduce must follow.
+ * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank that has its row of the table
+ * writes it to y and all others write zeros. So y is a partial sum, which a reduce_scatter or all_reduce must follow;
+ * the result has the bits of the unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
+#include "../cache/cache.h" /* te__cache_past */
 #include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
 #include "../plan/impl/gradients.h" /* te__accumulates */
@@ -58,13 +60,13 @@ typedef struct te_embedding_args {
     int accumulate;  /* add to dweight */
     int width;       /* read where it is not a constant of the list */
     int64_t first;   /* (rows, shard): this rank has the batch's rows from here on */
-    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at this row of so many */
+    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of `vocabulary` */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
     TE_EMBEDDING_SEGMENT = 32, /* sorted rows that a group sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* of which it loads so many at once */
+    TE_EMBEDDING_UNROLL = 8    /* rows whose loads are in flight at once */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -87,8 +89,8 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table for a token; outside of 0 to a->size - 1 where another rank, or none, has it. `sharded`,
- * a constant: with (ranks, N). */
+/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if another rank has the token's row, or
+ * none has. `sharded`, a constant: whether the op has (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
@@ -119,8 +121,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     }
 }
 
-/* order[place] = row, the place of a row among all rows sorted by (token, row): the number of rows that precede it. A
- * group counts them for one row, rows^2 comparisons in all: 67 million at 8192 rows. */
+/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row. A group
+ * of lanes counts them for one row: rows^2 comparisons in all, 67 million at 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -232,7 +234,7 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
-/* Arguments of op i; y, and in backward what only that needs, is left to the caller. */
+/* Arguments of op i. The caller sets y and the members that only backward needs. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);

@@ -11,13 +11,13 @@
  * q_weight[head_dim] serves all heads of q, k_weight[head_dim] those of k. Of a head x, w its weight, D = head_dim:
  *     forward     y = x rstd w, rstd = (sum(x^2) / D + eps)^-1/2
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
- * Saves x; backward recomputes rstd. Bytes of a row: x and y; in backward x, dy and dx. With a rope behind it it is one
- * kernel: head_norm_rope, in backward rope_head_norm. A rank of a tensor group has some of the heads, both weights, and
- * a partial sum of dw.
+ * Saves x; backward recomputes rstd. Bytes of a row: x and y; in backward x, dy and dx. A rope that follows is fused
+ * into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor group each rank has some of the heads,
+ * all of both weights, and computes a partial sum of dw.
  *
- * A head is dealt out to lanes in chunks of two times eight columns: columns that rope rotates together are in one
- * lane. On CUDA a lane takes one chunk, so a group of 1 to 32 lanes takes a head, and the groups of a block take the
- * heads of some rows one after the other, with the loads of the next heads in flight.
+ * A head is split into chunks of two times eight columns, one chunk a lane, such that both columns of a rope's pair are
+ * in one lane. On CUDA a group of 1 to 32 lanes takes a head, and the groups of a block take the heads of some rows one
+ * after the other, with the loads of the next heads in flight.
  */
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
@@ -54,7 +54,7 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: a warp takes all of the largest head */
+    TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: one warp holds the largest head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows of a block */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* rows that a block takes at a time, at most */
@@ -66,9 +66,10 @@ enum {
 /* Constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    int pairs;                       /* of columns that lie apart and that one lane has to take together */
+    int pairs;                       /* columns c and c + pairs, c < pairs, are in one lane: a rope rotates them
+                                        together; 0: an interleaved rope */
     int rotary, interleaved, scaled; /* of the rope in the same kernel; rotary 0: there is none */
-    int zero_centred;                /* weights are stored less 1 */
+    int zero_centred;                /* the stored weight is w - 1 */
     float eps;
     te_dtype x, y, w, saved; /* formats: of the input and the output of this pass, the weights, forward's x */
 } te_head_shape;
@@ -82,8 +83,9 @@ typedef struct te_head_args {
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
-/* A chunk: n[0] columns from a[0] on and n[1] from a[1] on, eight each where they exist. The first te_head_pair_chunks
- * hold columns and their rotation partners, `pairs` columns further on; the others hold 16 of the remaining columns. */
+/* A chunk: n[0] columns from a[0] on and n[1] from a[1] on; n is 8, or fewer at the end of a head. The first
+ * te_head_pair_chunks hold columns and their rotation partners, `pairs` columns further on; the others hold 16 of the
+ * remaining columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
@@ -93,7 +95,7 @@ TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
 }
-/* Whether all eights are whole and lie at multiples of 16 bytes. */
+/* Whether every vector of eight columns is complete and aligned to 16 bytes. */
 TE_FN int te_head_aligned(te_head_shape k) {
     return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
 }
@@ -110,7 +112,7 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
 
-/* For each chunk i of a head that lane g takes, its c-th. */
+/* Loops over the chunks that lane g takes: c counts them, i is the chunk's index in the head. */
 #define TE__HEAD_EACH(k, g, c, i) \
     TE_UNROLL for (int c = 0, i = (g).id; c < TE_HEAD_LANE_CHUNKS && i < te_head_chunks(k); c++, i += (g).count)
 
@@ -144,7 +146,7 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* Pairs of a row's table of cosines and sines: up to a multiple of eight, so that te_rotate8 stays inside. */
+/* Pairs in a row's table of cosines and sines, rounded up to a multiple of eight, because te_rotate8 reads eight. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
 #define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* of a row; 1 more: no array of length 0 */
 
@@ -221,7 +223,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Backward of one head: d is dy on entry and dx on return; dw is what the head adds to its weight's gradient. */
+/* Backward of one head: d is dy on entry and dx on return; dw is the head's contribution to its weight's gradient. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* sums of x^2 and of w dy x */
@@ -320,7 +322,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
                   "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
 
-/* `last`: the op of this step that comes last in the list, the rope or the norm itself. */
+/* `last`: the last op of this step in the order of the list: the rope, or the norm if there is no rope. */
 #define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
     TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
                    TE_DTYPE_OUT(model, last))                                                                        \
@@ -348,7 +350,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* In forward the norm is the step's first op, in backward its last; the other one, if any, is a rope. */
+/* The step is a norm alone or a norm and a rope. The norm is its first op in forward, its last in backward. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;

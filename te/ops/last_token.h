@@ -3,8 +3,8 @@
  * Do this:
  *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
  *
- * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: behind the
- * op a value has one row for each sequence, and so has te_batch.labels. Saves nothing. Backward: dx[last row] =
+ * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: the values
+ * behind the op have one row for each sequence, and so must te_batch.labels. Saves nothing. Backward: dx[last row] =
  * dy[sequence], 0 elsewhere. Of an empty sequence (te_batch.cu_seqlens) y is 0 and its dy is dropped.
  */
 #ifndef TE_OPS_LAST_TOKEN_H

@@ -1,7 +1,7 @@
 /* linear.h -- y = x weight^T: x [rows, in], weight [out, in], y [rows, out]. A bias is an op of its own.
  *
  *   (linear, name, in, out)
- *   (tied_linear, name, in, out)     its weight is another parameter's, te_tie(): an lm_head tied to the embedding
+ *   (tied_linear, name, in, out)     its weight is that of another op (te_tie()): an lm_head tied to the embedding
  *   (frozen_linear, name, in, out)   its weight never trains (te/plan/freeze.h), so backward computes dx alone and
  *                                    forward does not save x for it
  * Options: (recipe, none) or another FP8 recipe than the list's (docs/fp8.md), and those below.
@@ -13,7 +13,8 @@
  * te/linear/impl/linear_step.h.
  *
  * Tensor parallelism (Shoeybi et al. 2019); `in` and `out` are then the local sizes of a rank:
- *   (shard, columns)   column-parallel: each rank has its own output columns. Behind an all_gather or copy_to_group
+ *   (shard, columns)   column-parallel: each rank computes its own output columns. Stands behind an all_gather or
+ *                      copy_to_group
  *   (shard, rows)      row-parallel: each rank has its own input columns, those of a column-parallel GEMM, and y is a
  *                      partial sum. A reduce_scatter or all_reduce must follow
  *   (parts, 3)         the output is that many parts side by side (q, k, v; the two halves of a gated activation),

@@ -11,8 +11,9 @@
  * Gradient accumulation: the mean over all rows of several micro-batches needs one count of all their labels before the
  * first backward. Count the first micro-batch with accumulate 0 and the others with 1, then run them as usual;
  * te_mean_loss with accumulate 1 adds a micro-batch's part. A count for each micro-batch, with loss_scale 1 /
- * micro-batches, gives the mean of their means instead, another number if the counts differ. Data-parallel ranks, whose
- * gradients are summed, need one count, too: te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
+ * micro-batches, yields the mean of the micro-batches' means instead, which is a different number if the counts differ.
+ * Data-parallel ranks, whose gradients are summed, need one count, too: te_group_all_reduce(te_data_group(ctx), count,
+ * count, 1, TE_f32, ctx).
  *
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
@@ -22,7 +23,7 @@
 #include "../core/lanes.h"  /* te_lanes_here, te_lanes_sum */
 #include "../core/target.h" /* TE_KERNEL, te__check_target */
 
-/* A sum has one block of threads: 64 Ki labels are 64 loads a thread. */
+/* One block computes a sum: with 64 Ki labels each of its threads loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
 /* The label that te_batch.ignore_index means: 0 stands for -100. */

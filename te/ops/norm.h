@@ -10,8 +10,8 @@
  *     (fork, x1), (rmsnorm, norm1, 4096, (eps, 1e-6f)), (linear, qkv, 4096, 6144)
  *
  * Forward saves x and the statistics: rstd in f32, layernorm mean and rstd. Backward computes dx, and dgamma and dbeta
- * as column sums. This header has the formulas; the kernels, alone or fused with elementwise ops, are those of fused
- * rows.
+ * as column sums. This header has the formulas; the kernels, of a norm alone or fused with elementwise ops, are in
+ * te/pointwise.
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
@@ -56,7 +56,8 @@ enum {
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 
-/* rstd from the sum of squares of a row of `count` elements (layernorm: of x - mean); l2norm does not divide. */
+/* rstd from the sum of squares of a row of `count` elements (layernorm: of x - mean). l2norm uses the sum itself, the
+ * others divide it by `count`. */
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }

@@ -4,9 +4,9 @@
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
  *                        Options: (dtype, f32), its format; (rows, memory), it has te_batch.memory_seq rows a sequence,
  *                        and is then used by (load, x) or a (cross_attention, ..)
- *   (add, x), (mul, x)   y = the input + the value of x; y = the input * that
- *   (load, x)            y = the value of x: the list continues from there. The value before it must have been taken by
- *                        a (fork, ..) directly in front
+ *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
+ *   (load, x)            y = the value of x: the list continues from there. A (fork, ..) must stand directly in front
+ *                        of it, so that the value in front is not lost
  *   (output, x)          y = the input, which is also stored in the caller's tensor of that name (te_batch.edges)
  *
  * Do this:
@@ -14,11 +14,12 @@
  *     (fork, x), (linear, gate, H, F), (silu, act), (fork, g), (load, x), (linear, up, H, F), (mul, g)     // branches
  *
  * `load` makes parallel branches: attention beside the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
- * 2022), or a gate with a projection of its own. Each fork is used at least once. For a second use by an op of the same
- * kind give that a name of its own and name the fork behind it: (add, again, x).
+ * 2022), or a gate with a projection of its own. Each fork is used at least once. A second use by an op of the same
+ * kind needs a name of its own, with the fork's name behind it: (add, second, x).
  *
- * Backward: the gradient of a fork's input is the sum of what flows back along the list and of what each use adds. The
- * last use in the list comes first and stores, each earlier one adds to that, and the fork adds the sum to dy.
+ * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use.
+ * Backward reaches the last use in the list first, which stores its contribution; each earlier use adds its own to it,
+ * and the fork adds the sum to dy.
  */
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
@@ -39,7 +40,8 @@
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
 #define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) only */
 #define TE_TAKES_fork_rows TE_TOKEN  /* of an (input, ..) only */
-/* The option (rows, ..) of an input, a te_rows; -1, not given: the rows of the op that uses it. */
+/* The option (rows, ..) of an input, a te_rows. -1 (the option is not given): the input has the rows of the op that
+ * uses it. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
 #define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
@@ -78,11 +80,11 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
     static_assert((int)TE_FORK_ROWS(model, x) < 0 || (int)TE_FORK_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");                   \
-    static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                           \
-                      (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                       \
-                      (int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_OUT(model, op),                              \
+    static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                         \
+                      (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                     \
+                      (int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_OUT(model, op),                            \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                     \
-                      " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");
+                      " combines tensors that are sharded differently over the ranks (te/fuse/impl/list_checks.h)");
 
 #define TE_OP_mul (mul, map)
 #define TE_SHAPES_mul(op) (1)
@@ -95,7 +97,7 @@
 #define TE_PRODUCES_output(op) (TE_PRODUCES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
-/* v += the fork's value, in backward the gradient that its uses have summed. */
+/* v += the fork's value; in backward v += the gradient that the fork's uses have summed. */
 TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
@@ -121,7 +123,7 @@ TE_FN void te_fork_forward(float v[8], const te_stage *s, te_place at, const voi
 }
 TE_CALLBACK void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_add_edge8(v, s, at.format.edge, at); /* x goes to every use */
+    te_add_edge8(v, s, at.format.edge, at); /* dx = dy + the gradients from all uses */
 }
 TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)options;

@@ -1,9 +1,10 @@
 /* rope.h -- rotary position embedding (Su et al. 2021) of q and k: x and y [rows, width] of packed rows
- * [q of all heads, k of all kv_heads, v of all kv_heads]; q alone if kv_heads is 0. v passes through.
+ * [q of all heads, k of all kv_heads, v of all kv_heads]; q only if kv_heads is 0. v passes through.
  *
  *   (rope, name, heads, kv_heads, head_dim)
  * Options: (rotary_dim, head_dim), dimensions from there on pass through; (interleaved, 0); (base, 10000.0f);
- * (value_dim, head_dim), the size of a head of v; and for longer contexts (scaling, none) with its numbers, below.
+ * (value_dim, head_dim), the size of a head of v; and, for longer contexts, (scaling, none) and its parameters,
+ * described below.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
@@ -15,8 +16,9 @@
  * or that of te_batch.positions. Saves nothing:
  * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
  *
- * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim divides
- * 256 value_dim must be a multiple of it, because a tile of that GEMM then holds heads of v like those of q and k.
+ * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim
+ * divides 256, value_dim must be a multiple of head_dim, because a tile of that GEMM then holds heads of v like those
+ * of q and k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -177,7 +179,7 @@ typedef struct te_rope_scale {
     float magnitude; /* multiplies cosines and sines */
 } te_rope_scale;
 
-/* f' of pair p. */
+/* The scaled frequency f' of pair p. */
 TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
     const double s = fmin(fmax(k->by_frequency * frequency + k->by_pair * p + k->offset, 0.0), 1.0);
     return frequency * (s + (1.0 - s) * k->inverse_factor);
@@ -199,7 +201,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        const double width = high == low ? 0.001 : high - low; /* low and high in one pair: s is a step function */
+        const double width = high == low ? 0.001 : high - low; /* low == high: s is a step function */
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
     }
@@ -259,7 +261,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
     for (int e = g.id; e < rows * t.pairs; e += g.count) {
-        /* In double: in float the angle of a late position would have lost its fraction. */
+        /* In double: in float the angle of a large position would have lost its fraction. */
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
         const int position = a->positions ? a->positions[row]
                                           : a->position + te_sequence_past(&a->of, row, a->past) +
@@ -294,9 +296,9 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* The same, eight columns at a time. Where the two of a pair lie apart, a lane takes the eight columns and their eight
- * mates, so that a head has (head_dim - distance) / 8 units of work; columns of v are units of eight as well. All rows
- * are loaded before the first is rotated. */
+/* The same, eight columns at a time. Unless pairs are interleaved, a lane takes eight columns and the eight at
+ * `distance` that they pair with, so that a head has (head_dim - distance) / 8 units of work. Columns of v are units of
+ * eight, too. All rows are loaded before the first is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: both of a pair in one vector */
@@ -352,7 +354,7 @@ TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Applies rope i to the current value; y, null if it is not wanted, becomes the current value. */
+/* Applies rope i to the current value. The result y becomes the current value; no kernel runs if y has no memory. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     te__rope_args(&a, r, i, y);

@@ -6,8 +6,8 @@
  *
  * (bias, heads), (bias_queries, Q), (bias_keys, Q): a parameter `bias`, [heads, Q, K] as a matrix of heads * Q rows,
  * for sequences of up to Q queries and K keys; longer ones are refused. (bias, shared): [Q, K], the same for all heads.
- * A given bias, such as a mask of -inf, is such a parameter frozen (te/plan/freeze.h), which the caller fills before
- * the first call. There is no bias for each sequence of a batch.
+ * For a bias that is not learnt, such as a mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the
+ * first call. There is no bias for each sequence of a batch.
  *
  * (relative_bias, buckets), (max_distance, 128): a parameter `relative_bias`, [buckets, heads]. Causal attention uses
  * all buckets for keys before the query, otherwise half of them are for keys after it. (tied, 1): the parameter is that
@@ -17,8 +17,8 @@
  * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the edge with the op's
  * name, [1, heads] f32, if the caller has given one.
  *
- * On CUDA these run in the kernels for f32 and sm_80, on Hopper as well: with a bias forward and backward, with
- * max_logit forward does not use wgmma.
+ * On CUDA these options run in the kernels for f32 and sm_80, also on sm_90: with a bias neither forward nor backward
+ * uses wgmma, with max_logit forward does not.
  */
 #ifndef TE_OPS_SCORE_BIAS_H
 #define TE_OPS_SCORE_BIAS_H
@@ -27,7 +27,7 @@
 #include "../plan/impl/call_checks.h"                  /* te__check_tensor */
 #include "../plan/impl/gradients.h"              /* te__accumulates */
 
-/* `yes` if the op has the option: the preprocessor has to know, because it adds a parameter, or kernels. */
+/* `yes` if the op has the option. The preprocessor decides this, because the option adds a parameter or kernels. */
 #define TE__IF_BIAS_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__BIAS_TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)
 #define TE__BIAS_TABLE_OF_heads ,
 #define TE__BIAS_TABLE_OF_shared ,
@@ -90,7 +90,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": max_logit must be 0 or 1");
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-/* The kernels of an op's bias and of its largest logit; null: none, or not in this pass. */
+/* The kernels of an op's bias and of its largest logit. null: the op has no such option, or this pass does not need
+ * it. */
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
@@ -118,7 +119,7 @@ TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     te_param *first = r->param[op - r->plan->op];
     return o->bias && first ? first + (o->sinks ? 1 : 0) : 0;
 }
-/* Before a forward or backward: sets a->bias, and expands a relative bias to a->bias_by_distance. */
+/* Called before a forward or backward: sets a->bias, and expands a relative bias to a->bias_by_distance. */
 TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const te_op *op,
                                         const te_score_bias_kernels *k, const char *name) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -139,9 +140,9 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
     return te__attention_relative_bias(r->ctx, k->relative, a, o->heads, o->bias_dim0, o->bias_dim1,
                                        o->window_right != 0);
 }
-/* After a backward, which has written delta: the gradient of the bias. That of a table goes to the parameter's gradient
- * directly. The parts of a relative one are summed right away, not later with other gradients: attentions that are tied
- * to one parameter must not add to it concurrently. */
+/* Called after a backward, which has written delta: computes the gradient of the bias. A table's gradient is added to
+ * the parameter's gradient directly. The partial sums of a relative bias are added up right away, not deferred with
+ * other gradients: attentions that are tied to one parameter must not add to it concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -165,7 +166,7 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     return te_sum_rows_launch(r->ctx, te__grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
 }
 
-/* (max_logit, 1), in a forward that saves: *max_logit is where the caller wants it; null: nowhere. */
+/* (max_logit, 1), in a forward that saves: *max_logit is the caller's tensor; null: the caller has given none. */
 TE_API te_status te__max_logit_begin(te_attention_args *a, float **max_logit, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     void *rows = 0;

@@ -1,7 +1,7 @@
 /* adamw.h -- AdamW over all tensors of several models in one launch, with fp32 master weights, clipping by the global
  * gradient norm and a learning-rate schedule, all of it on the device. Loshchilov & Hutter, "Decoupled weight decay
- * regularization", ICLR 2019. By its config the same calls do SGD with momentum or Muon (muon.h), keep moments in bf16
- * or 8 bits, and shard the states over ranks (zero1.h).
+ * regularization", ICLR 2019. Options in the config select SGD with momentum or Muon (muon.h) instead, moments in bf16
+ * or 8 bits, and states that are sharded over ranks (zero1.h).
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -14,7 +14,7 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));                        // enqueues; can be captured in a graph and replayed
  *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // now and then: step, norm, lr; waits for the stream
  *
- * A step reads the gradients and leaves them: the next backward overwrites them unless its batch says accumulate.
+ * A step does not clear the gradients: the next backward overwrites them, unless te_batch.accumulate is set.
  *
  * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
  * instead of te_reduce_gradients. Each rank then has 1 / shards of the moments and of the master weights, with the same
@@ -30,19 +30,20 @@
 #include "zero1.h"              /* te_zero1_iter */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* may be changed between steps, but for weight_decay, decay_all, rule, moments, no_master,
-                             * muon_takes and shards; the groups were copied into the tensors, and are null here */
+    te_adamw_config config; /* may be changed between steps, except weight_decay, decay_all, rule, moments, no_master,
+                               muon_takes and shards; groups is null here, because te_adamw_init has copied the groups
+                               into the tensors */
     te_model *const *models;
     int model_count, count, chunks; /* models; this rank's tensors, and their chunks */
     te_zero1 zero1;                 /* which shard of the states this rank has */
-    te_adamw_state *state;          /* target memory, as everything below */
+    te_adamw_state *state;          /* this and all pointers below: target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
     const int32_t *first;           /* [count + 1], the first chunk of each tensor */
     void *m, *v;                    /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
     float *master;
     int64_t m_elements, v_elements; /* gaps included; only tensors that AdamW updates have a v */
-    te_rule rule;                   /* as at te_adamw_init, like the next three */
+    te_rule rule;                   /* this and the next three are as they were at te_adamw_init */
     te_dtype moments;               /* of m and v */
     int no_master;
     te_muon_takes takes;
@@ -96,13 +97,13 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The shard of a rank of the data group. With Muon the matrices that it updates are not cut. */
+/* The shard of a rank of the data group. Matrices that Muon updates are not cut. */
 TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     te_zero1 z = te_zero1_of(rank, c->shards);
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* Offsets of the parts of the memory, in the order in which they lie there. */
+/* Offsets of the parts of the memory, in ascending order. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -142,10 +143,10 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     return l;
 }
 /* Bytes of target memory that te_adamw_init needs. AdamW: 12 an element, 8 for an f32 model; four less with moments in
- * bf16, 5.94 less with moments in e4m3, four less without master weights; and some for tables. Muon has no second
- * moment, but two copies of the largest matrix. ZeRO-1 divides all but the tables by config->shards and adds up to 128
- * elements a shard and model, with Muon also the largest matrix once more for each shard. The number is the same on all
- * ranks. If the config is null or not valid, the result is that of te_adamw_bytes. */
+ * bf16, 5.94 less with moments in e4m3, four less without master weights; and some for tables. Muon needs no second
+ * moment, but memory for two copies of the largest matrix. ZeRO-1 divides all but the tables by config->shards and adds
+ * up to 128 elements a shard and model, and with Muon the size of the largest matrix for each shard. The number is the
+ * same on all ranks. If the config is null or not valid, the result is that of te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -178,7 +179,7 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Begin anew from the models' weights, for instance after loading them: master = weight, m = v = 0, step 0. */
+/* Reset the states from the models' weights, for instance after loading them: master = weight, m = v = 0, step 0. */
 TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
@@ -265,7 +266,7 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Muon: the momentum of all matrices, then the matrices one after the other. */
+/* Muon: update the momentum of all matrices in one launch, then the matrices one after the other. */
 TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, const te__adamw_args *args,
                                                        te_context *ctx) {
     te__muon_args a;
@@ -297,7 +298,7 @@ TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adam
     TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, a) : te_adamw_update_bf16_launch(ctx, grid, a));
     return opt->rule == TE_RULE_muon ? te__adamw_matrices(opt, a, ctx) : TE_OK;
 }
-/* The context has the same data group as at te_adamw_init. */
+/* Check that the context has the same data group as at te_adamw_init. */
 TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
     const te_group *g = te_data_group(ctx);
     TE_REQUIRE(opt->zero1.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
@@ -307,8 +308,8 @@ TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
                g->rank, g->size, opt->zero1.rank, opt->zero1.ranks);
     return TE_OK;
 }
-/* m's gradients have been reduced over the ranks. If buckets reduce-scatter them, each rank has those of its own shard,
- * which must be what this optimizer updates. */
+/* Check that m's gradients have been reduced over the ranks. If buckets reduce-scatter them, each rank has only the
+ * gradients of its own shard, and this optimizer must update the same shard. */
 TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m, te_context *ctx) {
     const int shards = m->watch ? m->watch->slices : 1;
     TE_TRY(te__check_reduced(m, "adamw", ctx));
@@ -319,14 +320,14 @@ TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m,
     return TE_OK;
 }
 /* Call on all ranks between the last backward and te_adamw_step: te_reduce_gradients of the optimizer's models. With
- * ZeRO-1 the gradients are reduce-scattered, because this rank's update reads its shard alone (with Muon all are
- * reduced to all ranks). */
+ * ZeRO-1 the gradients are reduce-scattered, because this rank's update reads only its shard (with Muon they are
+ * all-reduced). */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
     return te__reduce_gradients(opt->models, opt->model_count, opt->zero1.whole ? 1 : opt->zero1.ranks, ctx);
 }
-/* All that can be refused is refused here, before anything is enqueued. */
+/* All errors that a step can return are found here, before anything is enqueued. */
 TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));

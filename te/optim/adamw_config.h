@@ -39,10 +39,11 @@ typedef struct te_adamw_config {
     float max_norm;        /* clip: gradients are scaled so that their global norm is at most this; 0: no clipping, and
                               no norm is computed. INFINITY: the norm is computed, but clips to TE_ADAMW_NORM_LIMIT. */
     float grad_scale;      /* every gradient is multiplied by it before anything else: 1 / loss scale */
-    int skip_nonfinite;    /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
+    int skip_nonfinite;    /* 1: a step whose gradients have an infinity or a NaN changes nothing (this computes the
+                              norm) */
     te_rule rule;
     te_dtype moments;      /* format of the moments: f32, or bf16 or e4m3 with stochastic rounding, which is unbiased.
-                              e4m3 has a scale for each block of 128 elements; for AdamW and SGD alone. */
+                              e4m3 has a scale for each block of 128 elements; only for AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
     uint64_t seed;         /* of the stochastic rounding */
     float momentum;        /* SGD and Muon, in place of the betas; 0: none */
@@ -54,7 +55,7 @@ typedef struct te_adamw_config {
     int shards;            /* ZeRO-1 (zero1.h). te_data_group(ctx)->size: moments and master weights are sharded over
                               the data group; each rank updates its shard of the parameters and gathers the others.
                               1: each rank has all states. Each of Muon's matrices belongs to one rank. */
-    const te_param_group *groups; /* parameters with their own learning rate or decay; read by te_adamw_init alone */
+    const te_param_group *groups; /* parameters with their own learning rate or decay; only read by te_adamw_init */
     int group_count;
 } te_adamw_config;
 
@@ -63,7 +64,7 @@ typedef struct te_adamw_config {
  * that element is not updated any more. */
 #define TE_ADAMW_NORM_LIMIT 72057594037927936.0f
 enum { TE_ADAMW_MAX_SHARDS = 1 << 16 };
-#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* that te_adamw_set accepts: a double still counts them exactly */
+#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* limit of te_adamw_set: integers that a double represents exactly */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
@@ -78,19 +79,20 @@ TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
-/* As published, with a learning rate of 0.02; adamw_lr_factor sets that of the parameters that AdamW updates. With
- * match_rms a learning rate of AdamW's serves both. */
+/* The values of the publication, where lr is 0.02. adamw_lr_factor times lr is the learning rate of the parameters that
+ * AdamW updates. With match_rms, lr is one that suits AdamW, and the factor can be 1. */
 TE_API te_adamw_config te_muon_defaults(float lr) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
     return c;
 }
 
-/* Lies in target memory. A checkpoint needs step and skipped; all else is recomputed at the beginning of each step. */
+/* Lies in target memory. A checkpoint needs only step and skipped; the other members are recomputed at the beginning of
+ * each step. */
 typedef struct te_adamw_state {
     int64_t step, skipped;      /* updates made; steps skipped because of skip_nonfinite */
     float norm;                 /* of the gradients after grad_scale, before clipping; infinity if it does not fit f32,
-                                   which alone skips no step: only gradients that are not finite do */
+                                   which does not cause a step to be skipped: only gradients that are not finite do */
     float lr;                   /* the learning rate */
     float adamw_lr;             /* of parameters that AdamW updates: differs under the rule Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
@@ -98,7 +100,7 @@ typedef struct te_adamw_state {
     int32_t apply;              /* 0: this step is skipped */
 } te_adamw_state;
 
-TE_API int te__adamw_finite(float x) { return fabsf(x) <= 3.402823466e38f; } /* nor NaN */
+TE_API int te__adamw_finite(float x) { return fabsf(x) <= 3.402823466e38f; } /* false for NaN, too */
 TE_API int te__adamw_shards_valid(int shards) { return shards >= 1 && shards <= TE_ADAMW_MAX_SHARDS; }
 TE_API int te__moments_dtype_valid(te_dtype moments) {
     return moments == TE_f32 || moments == TE_bf16 || moments == TE_e4m3;

@@ -10,14 +10,14 @@
  * *norm.norm is a double that is finite if and only if all gradients are finite. The squares of elements above 2^64 or
  * so do not fit f32, so a chunk whose sum overflows is summed once more with scaled squares.
  *
- * Over ranks it is the norm of the whole model. With tensor parallelism each rank sums the squares of the parameters
- * that it alone holds, and rank 0 also those of replicated parameters; the sums of the ranks are then gathered and
- * added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients for its shard alone, so the same
- * is done over the data group first.
+ * With several ranks it is the norm of the whole model. With tensor parallelism each rank sums the squares of the
+ * parameters that are sharded, and rank 0 also those of replicated parameters; the sums of the ranks are then gathered
+ * and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its shard, so the
+ * same is done over the data group first.
  *
  * The result has the same bits on every run and with any number of threads, because no atomics are used: tensors are
  * cut into chunks of one size, one block and one partial sum each, and a single block adds the partial sums. Gaps
- * between tensors are not read. A tied parameter has no memory of its own and counts once.
+ * between tensors are not read. A tied parameter counts once.
  */
 #ifndef TE_GRAD_NORM_H
 #define TE_GRAD_NORM_H
@@ -40,7 +40,7 @@ typedef struct te_grad_norm {
     double *norm;                  /* the root in double; lies behind the result */
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, ranks)], the sum of squares of each rank of a group */
-    int rank, size;                /* in the tensor group; in a kernel's arguments: in the group that it sums over */
+    int rank, size;                /* of the tensor group; in a kernel's arguments: of the group that it sums over */
     te_zero1 zero1;                /* the shard of the data group that this rank reads; 0 of 1: everything */
 } te_grad_norm;
 
@@ -50,7 +50,7 @@ enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NO
 enum { TE_NORM_MAX_RANKS = 64 }; /* of a tensor group */
 
 /* 2^192. The squares of 2^41 elements of the largest float, divided by this, fit f32; squares that underflow are
- * negligible beside a sum that overflowed. */
+ * negligible compared with a sum that overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
 /* A lane's part of the scaled sum of squares, in double. A plain loop, since it is needed only after an overflow. */
@@ -116,7 +116,7 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
 TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
-/* Over ranks: each stores its sum of squares, these are gathered, and each adds those of all ranks. */
+/* Over ranks: each rank stores its sum of squares, the sums are gathered, and each rank adds all of them. */
 TE_FN void te__grad_norm_put_rank_body(const te_grad_norm *a) { a->rank_sums[a->rank] = *a->norm * *a->norm; }
 TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
     double sum = 0.0;
@@ -146,7 +146,7 @@ TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int
 TE_API size_t te__grad_norm_bytes(te_model *const *models, int count, te_zero1 zero1) {
     return te__grad_norm_layout_of(models, count, zero1).bytes;
 }
-/* Bytes of target memory that te_grad_norm_init wants for these models. */
+/* Bytes of target memory that te_grad_norm_init needs for these models. */
 TE_API size_t te_grad_norm_bytes(te_model *const *models, int count) {
     return te__grad_norm_bytes(models, count, te_zero1_of(0, 1));
 }
@@ -166,7 +166,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements count on rank 0 alone */
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements are counted on rank 0 only */
         const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank);
         rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
@@ -193,12 +193,13 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     return te__grad_norm_init(norm, memory, bytes, models, count, te_zero1_of(0, 1), ctx);
 }
 
-/* The norms of the group's ranks become the norm over all of them. */
+/* Combine the norms of the group's ranks to the norm over all ranks. */
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
     TE_TRY(te__grad_norm_put_rank_launch(ctx, te__grid_of(1, 1), &a));
-    enum { FLOATS = sizeof(double) / sizeof(float) }; /* gathering copies bits, so a double passes as two floats */
+    enum { FLOATS = sizeof(double) / sizeof(float) }; /* an all-gather copies bits, so a double can be sent as two
+                                                         floats */
     TE_TRY(te_group_all_gather(g, a.rank_sums, a.rank_sums + a.rank, FLOATS, TE_f32, ctx));
     return te__grad_norm_sum_ranks_launch(ctx, te__grid_of(1, 1), &a);
 }

@@ -10,8 +10,8 @@
 #include "../core/tensor_kernels.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
 
-/* A parameter that is sharded over the tensor group gets the numbers that the unsharded one would have on one rank, if
- * the seed is the same on all ranks. */
+/* If the seed is the same on all ranks, the shards of a parameter get the numbers that the unsharded parameter would
+ * get. */
 TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);

@@ -41,7 +41,8 @@ TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
             if (op->param[k].rows > 1) return 1;
     return 0;
 }
-/* The rule that updates this parameter. Whatever the caller chooses, Muon updates matrices alone. */
+/* The rule that updates this parameter. Muon updates only matrices, even if the caller's function selects other
+ * parameters. */
 TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
     if (rule != TE_RULE_muon) return rule;
     return p->rows > 1 && p->cols > 1 && (takes ? takes : te_muon_matrices)(model, p) ? TE_RULE_muon : TE_RULE_adamw;
@@ -49,7 +50,7 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 
 /* ---- memory and products of the iteration ------------------------------------------------------------------------ */
 
-/* Matrices are updated one after the other, so that they share this memory. */
+/* The memory of the iteration. One matrix is updated after the other, so all use the same memory. */
 typedef struct te__muon {
     void *x[2];     /* X and the next X, [rows, cols] of the largest matrix, of the products' dtype */
     void *a, *b;    /* A and B, [s, s] */
@@ -86,7 +87,7 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
         sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
 /* Refuse a matrix that is sharded over the tensor group or that the GEMMs do not support. On CUDA this also selects the
- * GEMMs' algorithms, so that no step has to. */
+ * GEMMs' algorithms, so that the first step does not have to. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
@@ -94,9 +95,9 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
     TE_REQUIRE(p->rows <= INT32_MAX && p->cols <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "adamw: muon of %s.%s, %lld x %lld", p->op, p->field, (long long)p->rows, (long long)p->cols);
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
-    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx), ctx,
-               TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op, p->field,
-               (long long)p->rows, (long long)p->cols);
+    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx),
+               ctx, TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op,
+               p->field, (long long)p->rows, (long long)p->cols);
     return TE_OK;
 }
 
@@ -114,8 +115,8 @@ typedef struct te__muon_args {
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* All matrices at once: update m, and sum the squares of u in each chunk. Reads 8 bytes an element, writes 4. A sum
- * above f32 makes the factor 1 / |u| 0, so that the matrix is not updated (TE_ADAMW_NORM_LIMIT). */
+/* All matrices at once: update m, and sum the squares of u in each chunk. Reads 8 bytes an element, writes 4. If the
+ * sum does not fit f32, the factor 1 / |u| is 0, so the matrix is not updated (TE_ADAMW_NORM_LIMIT). */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);

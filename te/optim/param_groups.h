@@ -17,13 +17,13 @@
 #ifndef TE_PARAM_GROUPS_H
 #define TE_PARAM_GROUPS_H
 
-#include "../core/target.h"  /* te_chunk_tensor, TE_KERNEL, for those who include this */
+#include "../core/target.h"  /* te_chunk_tensor, TE_KERNEL, for the files that include this one */
 #include "../plan/freeze.h" /* te_model, te_param, te_freeze */
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* Visits the parameters of several models in list order. Tied parameters are left out, because their memory is their
- * owner's, and so are frozen ones. */
+/* Visits the parameters of several models in list order. Tied parameters are left out, because their memory belongs to
+ * another parameter, and so are frozen ones. */
 typedef struct te_param_iter {
     te_model *const *models;
     int count;
@@ -58,14 +58,14 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lay out a buffer part by part: returns where the next part of so many bytes starts, and moves *end behind it, to a
- * multiple of TE_ALIGN. */
+/* Lay out a buffer part by part: returns the offset of the next part, of `bytes` bytes, and advances *end behind it, to
+ * a multiple of TE_ALIGN. */
 TE_API size_t te__suballocate(size_t *end, size_t bytes) {
     const size_t start = *end;
     *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
     return start;
 }
-/* The context is of this target; each model is bound, was not copied since, and is listed once. */
+/* Check that the context is of this target, and that each model is bound, was not copied since, and is listed once. */
 TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
@@ -82,8 +82,8 @@ TE_API te_status te__models_bound(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Everything that an optimizer requires of its models: bound, with gradients, aligned, each listed once, and at most
- * 2^41 elements in all. */
+/* Check everything that an optimizer requires of its models: they are bound, with gradients, aligned, each listed once,
+ * and have at most 2^41 elements in all. */
 TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, who, ctx));
     const int64_t max_elements = INT64_C(1) << 41;
@@ -106,7 +106,8 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* A buffer from the caller: not null, aligned, large enough, and apart from the models' parameters and gradients. */
+/* Check a buffer of the caller's: not null, aligned, large enough, and not overlapping the models' parameters or
+ * gradients. */
 TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, te_model *const *models, int count,
                                   const char *who, te_context *ctx) {
     TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
@@ -137,7 +138,7 @@ typedef struct te_param_group {
     const char *op, *kind, *field; /* "proj", "linear", "weight"; null: any */
     te_group_takes takes;          /* null: any */
     float lr;                      /* a factor of the schedule's learning rate */
-    float weight_decay;            /* applies whatever the parameter's shape is; or TE_DECAY_OF_CONFIG */
+    float weight_decay;            /* applies to parameters of any shape; or TE_DECAY_OF_CONFIG */
 } te_param_group;
 
 TE_API te_param_group te_param_group_of(const char *op, const char *kind, const char *field) {

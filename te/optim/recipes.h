@@ -15,13 +15,13 @@
  * te_recipes_adamw_step (recipes_adamw.h) does the last two calls in one, and reads the weights once less. Before
  * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format.
  *
- * fp8_delayed scales x and dy by the amax of previous steps; the first step, which has none before it, runs as
- * fp8_current does. A weight is scaled by its own amax, cast and transposed once a step. fp8_block and fp8_row keep
- * nothing between steps but the weights in FP8: their scales are found during each cast.
+ * fp8_delayed scales x and dy by the amax of previous steps; the first step has no previous one, and runs as under
+ * fp8_current. A weight is scaled by its own amax, cast and transposed once a step. The only state of fp8_block and
+ * fp8_row between steps is the weights in FP8: scales are computed in each cast.
  *
  * Several ranks: with config.ranks = te_world_group(&ctx)->size one collective a step makes each amax the maximum over
- * all ranks, so that all have the same scales: those of the whole tensors, of which a rank has rows or columns. The
- * scales of fp8_current, and of the first step, are each rank's own.
+ * all ranks, so that all ranks have the same scales, those of the unsharded tensors. The scales of fp8_current, and of
+ * the first step, differ between ranks.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
@@ -34,15 +34,16 @@
 
 typedef struct te_recipes_config {
     int history;        /* fp8_delayed: steps whose amax is remembered, 1 to 1024 */
-    te_scale_rule rule; /* fp8_delayed: how a scale follows from them */
+    te_scale_rule rule; /* fp8_delayed: how a scale is computed from these */
     int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
-    float epsilon;      /* scales from the tensor itself (weights, fp8_current, fp8_block, fp8_row): the least amax that
-                         * is assumed */
+    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself (weights,
+                           fp8_current, fp8_block, fp8_row) */
     int power_of_two;   /* 1: such scales are rounded down to powers of two */
-    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: each rank's own */
+    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: ranks do not exchange
+                           them */
 } te_recipes_config;
 
-/* A history of 1024 steps, no margin, each rank by itself. */
+/* A history of 1024 steps, no margin, no exchange between ranks. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
@@ -50,7 +51,7 @@ TE_API te_recipes_config te_recipes_defaults(void) {
     return c;
 }
 
-/* Must not be moved: the models point to it. */
+/* Must stay at its address: the models point to it. */
 typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
@@ -58,7 +59,7 @@ typedef struct te_recipes {
     int on, begun;              /* begun: at least one step was made, so there is a history */
     te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
     float *gathered;            /* [ranks, 3 count]: the amax of each rank */
-    const void *table;          /* of the weights: te__fp8_cache_table */
+    const void *table;          /* the table of the weights (te__fp8_cache_table) */
     uint64_t fingerprint;       /* te__fp8_cache_fingerprint when the table was made */
     const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
 } te_recipes;
@@ -111,8 +112,9 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 
 /* ---- casting a weight -------------------------------------------------------------------------------------------- */
 
-/* The arguments of the cast of a weight, by the granularity of its scales. The tensorwise one either finds the amax or
- * casts with the scale that follows from it; the other two find their scales themselves. */
+/* The arguments of the cast of a weight, by the granularity of its scales. A tensorwise cast takes two launches, which
+ * compute the amax and cast with the scale that follows from it; a blockwise or rowwise cast computes its scales
+ * itself. */
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
     te_quantize q = te__quantize_of(p->rows, p->cols);
     const te_scales *s = p->fp8.scales;
@@ -175,14 +177,14 @@ TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights: it changes when one of them lies elsewhere, and the table is stale. */
+/* A hash of the addresses of the weights. It changes when a weight has moved, and the table is stale then. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) hash = hash * 31 + (uint64_t)(uintptr_t)it.param->data;
     return hash;
 }
-/* Fill in the table in host memory; the parameters know already where their weights in FP8 go. */
+/* Fill in the table in host memory; the parameters' pointers to their weights in FP8 must be set before. */
 TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int count, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
     int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
@@ -232,14 +234,14 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Go on behind the entries of the last launch. */
+/* Advance behind the entries of the last launch. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;
     t->count = t->chunks = 0;
 }
-/* One pass over the weights of a granularity: find each amax (cast 0), or cast with the scales that they have. Weights
- * that follow each other and whose lists have the same kernels share a launch. skip_updated: 1: leave out weights that
+/* One pass over the weights of a granularity: compute each amax (cast 0), or cast with the present scales (cast 1).
+ * Consecutive weights whose lists have the same kernels are done in one launch. skip_updated: 1: leave out weights that
  * the optimizer's update has handled (te_fp8_product.updated). */
 TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
                                     int skip_updated, te_context *ctx) {
@@ -289,7 +291,7 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 
 /* ---- the weights ------------------------------------------------------------------------------------------------- */
 
-/* Initialised, and since then no model was bound again and no weight moved. */
+/* Check that the state is initialised, and that no model was bound to other memory and no weight moved since. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes"));
     TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
@@ -313,8 +315,8 @@ TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     return rule;
 }
 /* Find the amax of each weight with tensorwise scaling (cast 0), or cast all weights (cast 1). skip_updated: 1: leave
- * out weights that the optimizer's update has handled; but it never casts a tensorwise one, whose scale needs the amax
- * of the whole new weight. */
+ * out weights that the optimizer's update has handled; casting with tensorwise scales ignores it, because the update
+ * cannot cast these: such a scale needs the amax of the whole new weight. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -333,7 +335,8 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_weight_pass(s, 1, skip_updated, ctx);
 }
-/* Cast the weights again, after they were loaded by themselves or changed in any way but an optimizer step. */
+/* Call this after weights were loaded without a checkpoint, or were changed other than by an optimizer step: casts
+ * them. */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -343,7 +346,8 @@ TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *c
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
-/* From now on scales follow from previous steps (begun 1), or from the tensors themselves, if there was no step. */
+/* begun 1: from now on scales are computed from previous steps; 0: from the tensors themselves, because there was no
+ * step. */
 TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
@@ -386,7 +390,8 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
                "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
     return TE_OK;
 }
-/* Tell each parameter its scales, and where its weight in FP8 lies: one after the other from `at` on. */
+/* Set the pointers of each parameter to its scales and to its weight in FP8; these weights lie one after the other from
+ * `at` on. */
 TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
@@ -433,7 +438,7 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
 }
 
 /* Call this after a checkpoint's load has replaced the weights and the scales. begun: whether the checkpoint was saved
- * after a step. Scales of gradients that were in another format are converted to this one. Waits for the stream. */
+ * after a step. Scales of gradients are converted if the checkpoint used another FP8 format. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
@@ -447,7 +452,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* All that can be refused is refused here, before anything is enqueued. */
+/* All errors that a step can return are found here, before anything is enqueued. */
 TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
@@ -464,7 +469,7 @@ TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated,
     return te__recipes_cast(s, skip_updated, ctx);
 }
 /* Call this after a step of the optimizer. Enqueues the scales of fp8_delayed for the next step, in one kernel for all
- * tensors, and the cast of the weights. If there are several ranks, all call it. */
+ * tensors, and the cast of the weights. If there are several ranks, all of them must call it. */
 TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check_step(s, ctx));
     return te__recipes_advance(s, 0, ctx);

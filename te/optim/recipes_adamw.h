@@ -11,13 +11,14 @@
  *     ... forward, backward ...
  *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * fp8_block: the update casts the weights to FP8, as stored and transposed, with their scales; no other pass is left:
- * 32 bytes an element instead of 34. fp8_delayed and fp8_current: the update finds the amax of the new weights, and
- * only the cast is left: 30 bytes an element for the update instead of 32 (docs/notes/optimizer.md has more).
+ * fp8_block: the update casts the weights to FP8, as stored and transposed, with their scales; the recipes need no
+ * other pass: 32 bytes an element instead of 34. fp8_delayed and fp8_current: the update computes the amax of the new
+ * weights, and the recipes only cast: 30 bytes an element for the update instead of 32 (docs/notes/optimizer.md has
+ * more).
  *
- * The recipes' passes still handle weights that the update does not store, or not as a whole: tied or frozen ones,
- * those of models that the optimizer does not have, fp8_row, and fp8_block in f32 lists. With SGD, Muon, moments in 8
- * bits or ZeRO-1 the call is simply the two calls one after the other.
+ * The recipes' own passes still cast the weights that the fused update does not cover: tied or frozen weights, weights
+ * of models that the optimizer does not update, fp8_row, and fp8_block in f32 lists. With SGD, Muon, moments in 8 bits
+ * or ZeRO-1 the call does the two calls one after the other.
  */
 #ifndef TE_RECIPES_ADAMW_H
 #define TE_RECIPES_ADAMW_H
@@ -31,13 +32,15 @@ typedef struct te__adamw_fp8_args {
     te__adamw_args step;      /* first: [count + 1], chunks as below; tensors that are updated by tiles have none */
     const int32_t *scale_of;  /* [count] the index in amax of each tensor; -1: its amax is not needed */
     float *amax;
-    te_multi_tensor blocks;          /* of te_blockwise_args: the recipes' weights of fp8_block; a chunk is a tile */
-    const int32_t *tensor_of; /* [blocks.count] the optimizer's tensor that each is; -1: the recipes' pass casts it */
+    te_multi_tensor blocks;          /* a table of te_blockwise_args, the recipes' weights of fp8_block; a chunk is a
+                                        tile */
+    const int32_t *tensor_of; /* [blocks.count] the index of each weight among the optimizer's tensors; -1: the recipes'
+                                 pass casts it */
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* For weights with tensorwise scaling, and for all tensors that are no weights of FP8 products. */
+/* For weights with tensorwise scaling, and for all tensors that are not weights of GEMMs in FP8. */
 
 /* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
@@ -61,8 +64,9 @@ TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_
     }
     return amax;
 }
-/* After the barrier the block reads its chunk's weights again. They have just been stored and are in the L2, so that
- * costs no memory traffic; a maximum in registers during the update would make the kernel spill. */
+/* After the barrier the block reads its chunk's weights again. They have just been stored and are in the L2, so this
+ * costs no memory traffic. Computing the maximum during the update would need so many registers that the kernel
+ * spills. */
 TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -81,12 +85,13 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 
 /* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
 
-/* For weights of fp8_block: the scales of a tile need nothing from outside it. A warp updates one row of the tile at a
- * time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store casts
- * them. The random numbers belong to elements (te__adamw_random), so they are those of the other kernels. */
+/* For weights of fp8_block: the scales of a tile depend only on its own elements. A warp updates one row of the tile at
+ * a time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store
+ * casts them. Random numbers depend on the index of an element (te__adamw_random), so they are the same as in the other
+ * kernels. */
 
-/* TE__ADAMW_TILE_ROW_VECS: vectors (te__adamw_vec) in a row of the tile, TE__ADAMW_TILE_VECS: in all of it. With three
- * blocks on a multiprocessor no register is spilled, with four some are. */
+/* TE__ADAMW_TILE_ROW_VECS: vectors (te__adamw_vec) in a row of the tile, TE__ADAMW_TILE_VECS: in all of it. Three
+ * blocks on a multiprocessor, because with four the kernel spills registers. */
 enum { TE__ADAMW_TILE_ROW_VECS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
        TE__ADAMW_TILE_VECS = (int)TE_FP8_TILE * TE__ADAMW_TILE_ROW_VECS, TE__ADAMW_BLOCKWISE_RESIDENT = 3 };
 static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
@@ -100,7 +105,7 @@ typedef struct te__adamw_shared {
     } u;
 } te__adamw_shared;
 
-/* Where a vector begins in its tensor, and how many of its elements exist. */
+/* The index of a vector's first element in its tensor, and how many of its elements lie in the tensor. */
 typedef struct te__adamw_position { int64_t i; int n; } te__adamw_position;
 
 /* Vector k of the tile at (row0, col0). */
@@ -123,8 +128,8 @@ TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i
     te__adamw_store_moments(&r, t, i, s, c, var);
     return te__adamw_store_weights(&r.p, t, i, s, c);
 }
-/* Update a vector of the tile. Returns its weights, zeros for elements that do not exist. Rows are multiples of 16
- * elements, so only a CPU, whose vectors have 32, meets a vector that exists in part. */
+/* Update a vector of the tile. Returns its weights, and zeros for elements outside the tensor. Rows are multiples of 16
+ * elements, so a vector lies partly outside only on a CPU, where vectors have 32 elements. */
 TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_position at, const te_adamw_state *s,
                                           const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_halves h;
@@ -148,7 +153,8 @@ TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a
 /* Load a lane's 8 x 8 pieces of the tile into registers, as te__blockwise_load does from global memory. */
 TE_FN void te__adamw_load_tile(te_blockwise_registers *held, const te__adamw_halves *tile, te_lanes g) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
-        const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
+        const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8,
+                  col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
         TE_UNROLL for (int k = 0; k < 8; k++) {
             const uint16_t *from = (const uint16_t *)(const void *)tile + (row + k) * TE_FP8_TILE + col;
             const te__bytes16 w = *(const te__bytes16 *)(const void *)from;
@@ -185,13 +191,13 @@ TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_B
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Must not be moved: the recipes point to it. */
+/* Must stay at its address: the recipes point to it. */
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
     int fused;                /* 0: the two calls one after the other */
     int count, chunks;        /* the optimizer's tensors; chunks of those that are not updated by tiles */
-    const int32_t *first;     /* [count + 1], target memory as below; see te__adamw_fp8_args */
+    const int32_t *first;     /* [count + 1], this and the next two: target memory; see te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block; no chunks: none is updated by tiles */
@@ -215,14 +221,14 @@ TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s,
     return l;
 }
 /* Bytes of target memory that te_recipes_adamw_init needs: eight for each parameter, four for each weight of fp8_block.
- * Both must be initialised; 0 if one is null. */
+ * `recipes` and `opt` must be initialised; 0 if one is null. */
 TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *opt) {
     return te__recipes_adamw_layout_of(recipes, opt).bytes;
 }
 
 /* ---- mapping the recipes' weights to the optimizer's tensors ----------------------------------------------------- */
 
-/* Whether the kernels above apply: AdamW that stores whole weights in one pass, with a moment for each element. */
+/* Whether the kernels above can run: the rule is AdamW, not sharded, and moments are not in 8 bits. */
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
@@ -242,7 +248,7 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     }
     return tiles;
 }
-/* The entry of the optimizer's tensor p, if the update is to find its amax or to cast it; else null. */
+/* The entry of the optimizer's tensor p; null if the update neither computes its amax nor casts it. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
     const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
@@ -285,8 +291,8 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Bind to memory (target memory, te_recipes_adamw_bytes, aligned to TE_ALIGN), to the recipes and to the optimizer as
- * they are initialised now; initialise again after either is. Waits for the stream. Errors: null pointers, one of the
- * two not initialised, memory too small or misaligned. */
+ * they are initialised now. If one of them is initialised again, call this again. Waits for the stream. Errors: null
+ * pointers, one of the two not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -310,7 +316,7 @@ TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t
     return TE_OK;
 }
 
-/* All that can be refused is refused here, before anything is enqueued. */
+/* All errors that a step can return are found here, before anything is enqueued. */
 TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u && u->recipes, ctx, TE_ERROR_NULL, "recipes_adamw: not initialised");
@@ -335,8 +341,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. Whatever either of them refuses is refused before anything is
- * enqueued. If there are several ranks, all call it. */
+/* Enqueue a step of the optimizer and of the recipes. Returns the errors of both before anything is enqueued. If there
+ * are several ranks, all of them must call it. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

@@ -4,8 +4,8 @@
  *     te_schedule s = te_schedule_of(TE_SCHEDULE_cosine, 6e-4f, 200, 10000, 0.1f);
  *     float lr = te_lr(&s, step);     // on the host and inside kernels; AdamW calls it with its own counter
  *
- * A schedule is plain data and te_lr a pure function of the step, which the optimizer counts on the device: so a
- * captured CUDA graph advances through the schedule by itself.
+ * A schedule is plain data, te_lr is a pure function of the step, and the optimizer counts steps on the device. So
+ * replays of a captured CUDA graph follow the schedule.
  */
 #ifndef TE_SCHEDULE_H
 #define TE_SCHEDULE_H
@@ -46,7 +46,7 @@ TE_API const char *te_schedule_name(te_schedule_kind kind) {
     return (unsigned)kind < (unsigned)TE_SCHEDULE_COUNT ? names[kind] : "unknown";
 }
 
-/* Null if the schedule is valid, else a text that says why it is not. */
+/* Null if the schedule is valid, else a text with the reason. */
 TE_API const char *te__schedule_problem(const te_schedule *s) {
     if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";

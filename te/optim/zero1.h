@@ -7,7 +7,7 @@
  * updates them.
  *
  * Muon needs whole matrices. If te_zero1.whole is set, each matrix that it selects belongs to one rank, assigned in
- * list order so that no rank has more than one matrix's work above the mean. Every other tensor is cut by itself.
+ * list order such that the work of a rank exceeds the mean by at most one matrix. Every other tensor is cut by itself.
  * Tensors of less than TE_ZERO1_MIN_ELEMENTS are replicated, because a collective would take longer than their update.
  *
  * Do this:
@@ -24,8 +24,9 @@ enum { TE_ZERO1_MIN_ELEMENTS = 1 << 16 };
 
 typedef struct te_zero1 {
     int rank, ranks;
-    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be cut; null: none,
-                                                             * and whole models are cut instead of single tensors */
+    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be cut. null: none,
+                                                               and the buffer of a whole model is cut, instead of each
+                                                               tensor by itself */
 } te_zero1;
 
 TE_API te_zero1 te_zero1_of(int rank, int ranks) {
@@ -49,7 +50,7 @@ TE_API double te__zero1_matrix_flops(const te_param *p) {
 TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* Visits these matrices and assigns each to a rank. */
+/* Visits the matrices that must not be cut, and assigns each to a rank. */
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
@@ -66,7 +67,8 @@ TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int 
     it.params = te_params_of(models, count), it.zero1 = zero1, it.owner = -1;
     return it;
 }
-/* Of `ranks` equal parts of the total work, the owner is the one that contains the middle of this matrix's work. */
+/* The total work is divided into `ranks` equal parts, in list order. The owner of a matrix is the rank whose part
+ * contains the middle of the matrix's work. */
 TE_API void te__zero1_assign_owner(te__zero1_matrix_iter *it, const te_param *p) {
     const double work = te__zero1_matrix_flops(p), middle = it->before + work / 2;
     const int owner = (int)te_min(it->zero1.ranks - 1, middle / it->total * it->zero1.ranks);
@@ -128,7 +130,8 @@ TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Where some matrices must not be cut. Returns whether this rank has such a range (TE__ZERO1_SHARD or _REMAINDER). */
+/* For the case that some matrices must not be cut. Returns whether this rank has a range of this kind (TE__ZERO1_SHARD
+ * or _REMAINDER). */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
     const int64_t n = it->param->rows * it->param->cols, shard = te__zero1_tensor_shard(z, it->param);
@@ -164,8 +167,8 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* There are as many shards as ranks in the data group. Where whole models are cut, each model has its parameters, and
- * its gradients in the same order, in one buffer of one dtype. */
+/* Check that there are as many shards as ranks in the data group. If whole models are cut, also that each model has its
+ * parameters in one buffer of one dtype, and its gradients in one buffer in the same order. */
 TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 zero1, const char *who, te_context *ctx) {
     const int ranks = zero1.ranks;
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
@@ -210,7 +213,7 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     if (!largest) return TE_OK;
     char *const slot = buffer + (size_t)zero1.rank * largest;
     if (mine) TE_TRY(te_copy(ctx, slot, mine->data, (size_t)(mine->rows * mine->cols) * te_dtype_bytes(mine->dtype)));
-    /* Gathering copies bits, so bf16 stands for any two bytes here. */
+    /* An all-gather copies bits, so any two bytes can be sent as bf16. */
     TE_TRY(te_group_all_gather(te_data_group(ctx), buffer, slot, (int64_t)(largest / 2), TE_bf16, ctx));
     it = te__zero1_matrices_of(models, count, zero1);
     while (te__zero1_next_matrix(&it)) {
@@ -221,7 +224,7 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     }
     return TE_OK;
 }
-/* Where some matrices are not cut: gather the shards of the other tensors, then the matrices. */
+/* For the case that some matrices are not cut: gather the shards of the other tensors, then the matrices. */
 TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, te_zero1 zero1, char *buffer,
                                             te_context *ctx) {
     te_param_iter it = te_params_of(models, count);

@@ -2,11 +2,9 @@
  * call runs, and the macros that declare them. Also the gradient of a score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores
- *     bf16 and f16     attention_sm90_forward.h and attention_sm90_backward.h (wgmma) on compute capability 9.0
- *     where
- *                      they support the options: head sizes te__attn_sm90_supports, value only 128 beside 192, no score
- *                      bias, no max_logit (forward); in cross-attention only where each query sees a key; backward
- *                      needs scratch
+ *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
+ *                      they support the call: head sizes te__attn_sm90_supports, no score bias, no max_logit (forward);
+ *                      in cross-attention each query must see a key; backward needs scratch
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
  */
 /* target: cuda */
@@ -19,7 +17,7 @@
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* and forward */
 
-/* The kernels for compute capability 9.0. They do not exist for f32, which stands here for the options that they do not
+/* The kernels for compute capability 9.0. They do not exist for f32, so f32 is passed here for options that they do not
  * support: a score bias, and in forward max_logit. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
@@ -27,13 +25,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * H: the kernel for compute capability 9.0, F: the options. In cross-attention a call may need either kernel. */
+ * H: the kernel for compute capability 9.0, F: the options. Cross-attention needs both kernels, because the choice
+ * depends on the call. */
 
-/* Whether all other kernels are left empty, as the option `only` asks for. */
+/* Whether the option `only` leaves all other kernels empty. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
 }
-/* Whether the other forward kernel is left empty because the code is for sm_90a, where it would never run. */
+/* Whether the other forward kernel is left empty because the code is compiled for sm_90a, where it would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
 }
@@ -46,11 +45,13 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* For a forward that was compiled for sm_90a alone. Does not ask the driver on other devices. */
+/* Returns an error if the forward was compiled only for sm_90a and the kernel does not run. On other devices the driver
+ * is not queried. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
-    const int replaced = te__attn_replaced_by_sm90<H, F>() && ctx->capability == 900 && te__sm90_kernel_compiled(k, &is);
+    const int replaced =
+        te__attn_replaced_by_sm90<H, F>() && ctx->capability == 900 && te__sm90_kernel_compiled(k, &is);
     TE_REQUIRE(!replaced, ctx, TE_ERROR_DEVICE,
                "%s: it was compiled for sm_90a, and its kernel does not run: the driver is older than CUDA 12, or nvcc "
                "did not inline (then define TE_KEEP_CALLS)", name);
@@ -58,8 +59,8 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
 }
 
 /* ---- kernels as types --------------------------------------------------------------------------------------------
- * A type holds all of a kernel but its name: THREADS, BLOCKS (at least so many on a multiprocessor), args, and body;
- * these three also ROWS (of a sequence in a block) and BYTES (of shared memory). */
+ * A type describes a kernel except its name: THREADS, BLOCKS (how many must fit on a multiprocessor), args, and body.
+ * The three types below also have ROWS (rows of a sequence in a block) and BYTES (of shared memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
@@ -70,9 +71,9 @@ struct te__attn_forward : te__attn_select_shape<T, te__attn_forward_shape<D, te_
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
-        typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
+        typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> sm90;
         if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
-        else if constexpr (!te__attn_only_sm90<hopper, F>() && !te__attn_replaced_by_sm90<hopper, F>())
+        else if constexpr (!te__attn_only_sm90<sm90, F>() && !te__attn_replaced_by_sm90<sm90, F>())
             te__attention_forward_sm80<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
@@ -104,9 +105,9 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* A kernel, and the devices (bit d: device d) on which its shared memory has been configured. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
-/* Launches a kernel of type K: K::ROWS of `rows` rows of each of batch_heads heads in a block. More than 48 KB of
- * shared memory needs an attribute, set once on each device (from the 64th device on each time, which is harmless).
- * That is not a stream operation, so it is legal while the stream is being captured. */
+/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; a block takes K::ROWS of them. More than 48
+ * KB of shared memory needs an attribute, which is set once on each device (from the 64th device on at each launch,
+ * which is harmless). Setting it is not a stream operation, so it is allowed while the stream is being captured. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -131,25 +132,25 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
 
 typedef struct te__attn_forward_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel hopper;
+    te_sm90_kernel sm90;
 } te__attn_forward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_forward_dispatch {
     typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
-    typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
+    typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> sm90;
 
     /* Non-null if the kernel for compute capability 9.0 exists for these constants and runs on the context's device. */
     static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_forward_kernels *k) {
-        const te__tensor_map_encode_fn encode = hopper::EXISTS ? te__tensor_map_encoder(ctx) : 0;
-        return encode && te__sm90_kernel_ready(&k->hopper, hopper::SHARED, ctx->device) ? encode : 0;
+        const te__tensor_map_encode_fn encode = sm90::EXISTS ? te__tensor_map_encoder(ctx) : 0;
+        return encode && te__sm90_kernel_ready(&k->sm90, sm90::SHARED, ctx->device) ? encode : 0;
     }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
         const te__tensor_map_encode_fn encode = te__attn_every_query_sees_a_key<F>(a) ? ready(ctx, k) : 0;
-        if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
-        TE_TRY((te__attn_check_only_sm90<hopper, F>(ctx, name)));
-        TE_TRY((te__attn_check_replaced<hopper, F>(ctx, &k->hopper, name)));
+        if (encode) return sm90::launch(ctx, k->sm90.kernel, encode, a, name);
+        TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
+        TE_TRY((te__attn_check_replaced<sm90, F>(ctx, &k->sm90, name)));
         return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
     }
 };
@@ -157,35 +158,35 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* run before the wgmma kernel, and after it */
+    const void *delta, *round; /* kernels that run before and after the wgmma kernel */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
     typedef te__attn_dq<T, HEADS, KV_HEADS, D, F> dq;
     typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, F> dkdv;
-    typedef te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F> hopper;
-    typedef typename hopper::delta delta;
-    typedef typename hopper::wgmma wgmma;
-    typedef typename hopper::round round;
+    typedef te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F> sm90;
+    typedef typename sm90::delta delta;
+    typedef typename sm90::wgmma wgmma;
+    typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* rows of a column sum of te_attention_args.sum: those of a warp */
+    /* rows of a column sum of te_attention_args.sum: the rows of a warp */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
-    /* As te__attn_forward_dispatch::ready. */
+    /* The same as te__attn_forward_dispatch::ready. */
     static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
-        const te__tensor_map_encode_fn encode = hopper::EXISTS && ctx ? te__tensor_map_encoder(ctx) : 0;
+        const te__tensor_map_encode_fn encode = sm90::EXISTS && ctx ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->wgmma, wgmma::SHARED, ctx->device) ? encode : 0;
     }
     static size_t scratch_bytes(te_context *ctx, te__attn_backward_kernels *k, int64_t rows) {
-        return ready(ctx, k) ? hopper::scratch_bytes(rows) : 0;
+        return ready(ctx, k) ? sm90::scratch_bytes(rows) : 0;
     }
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
-        const int can_use_sm90 = a->scratch && te__attn_every_query_sees_a_key<F>(a) && hopper::pays(a);
+        const int can_use_sm90 = a->scratch && te__attn_every_query_sees_a_key<F>(a) && sm90::pays(a);
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
-        if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
-        TE_TRY((te__attn_check_only_sm90<hopper, F>(ctx, name)));
+        if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
+        TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* writes delta for dkdv */
         if (F::CROSS && !a->dkv) return TE_OK;
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
@@ -194,13 +195,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
  * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table, and adds up dS of
- * its pairs in registers, sequence after sequence. With a relative bias it owns a row of such tiles: the sums of a
- * tile's diagonals, then of the diagonals in each bucket, become one part of the gradient.
+ * its pairs in registers, sequence after sequence. With a relative bias it owns a row of such tiles: it adds up each
+ * tile's diagonals, then the diagonals that belong to a bucket, and stores the sums as one part of the gradient.
  *
- * Floor: the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of it if causal), beside the
- * 14 of the rest of backward; and the gradient once, 4 bytes a pair. Measurements: docs/notes/attention.md. */
+ * Floor: the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of it if causal), in addition
+ * to backward's 14; and the gradient once, 4 bytes a pair. Measurements: docs/notes/attention.md. */
 
-/* The sums of a tile: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
+/* The type of a tile's sums. Its functions: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F> {};
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -213,10 +214,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
     static constexpr int LD = TILE + 1;                /* avoids bank conflicts along a diagonal */
-    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* of a tile */
+    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* diagonals of a tile */
     static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
     static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
-    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* of keys in a table */
+    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* tiles of keys in a table */
 
     /* Grid: (tiles of keys * tables, tiles of queries); TE_BIAS_heads has a table for each head, TE_BIAS_shared one. */
     static __device__ __forceinline__ void table(const args *a) {
@@ -248,7 +249,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* no thread reads the sums of the last tile any more */
+            __syncthreads(); /* all threads have read the sums of the last tile */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
             for (int i = thread; i < DIAGONALS; i += THREADS) { /* keys i - (ROWS - 1) columns right of their queries */
@@ -274,7 +275,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* After the backward that has written delta. */
+    /* Call it after the backward, which writes delta. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
         return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),
@@ -292,7 +293,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
                   "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
 
-/* Kernel `name` of the type K. */
+/* Defines kernel `name` of type K. */
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
         name(const __grid_constant__ K::args te_arg_) {                       \
@@ -305,9 +306,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
     typedef te__attn_forward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;        \
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
-    TE__ATTENTION_SHELL(name##_sm90, name##_of::hopper)                                                              \
+    TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
     TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},              \
-                                                                /* hopper */ {(const void *)name##_sm90, 0, 0}};     \
+                                                                /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }

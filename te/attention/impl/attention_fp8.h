@@ -1,7 +1,7 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: scaling, the layout of the operands, and the two
- * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are rounded to
- * e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 / amax for v, 15
- * / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
+ * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are
+ * rounded to e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 /
+ * amax for v, 15 / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
  *
  * Do this, at file scope, then call name##_launch with name##_scratch_bytes(ctx, rows) bytes of scratch:
  *     // name, dtype, heads, kv_heads, head_dim, options
@@ -13,9 +13,9 @@
  * a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0 (sm_90a).
  *
  * Operands of products are e4m3, accumulators float (on CUDA f16 for the scores). P = 2^(score - row_max + 4) is e4m3,
- * too, where row_max is an integer not below the largest score in base 2: so P's fraction is rounded the same whichever
- * tiles have been seen, and probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before it
- * is rounded to e4m3. An infinity in a head makes all that depends on that head NaN.
+ * too, where row_max is an integer not below the largest score in base 2. So the rounding of P's fraction does not
+ * depend on the tiles before, and probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P
+ * before it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Floor of the two passes: amax reads qkv, 2 bytes an element; cast reads it again and writes e4m3, 3 bytes an element.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
@@ -28,12 +28,14 @@
 #include "../attention_options.h"   /* te_attention_args */
 
 enum {
-    TE_ATTENTION_FP8_MAX_SEQUENCES = 1024, /* of a call: the transposed v pads each by up to 15 keys */
+    TE_ATTENTION_FP8_MAX_SEQUENCES = 1024, /* limit for a call, because the transposed v pads each sequence by up to 15
+                                              keys */
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
-    TE__ATTN_FP8_ROWS = 128, /* rows of a block of the two passes */
-    TE__ATTN_FP8_KEYS = 16,  /* the transposed v permutes the keys within groups of so many */
-    /* P of the largest score is 8 to 16; e4m3 spans 448 to 2^-9. A larger exponent keeps smaller probabilities, but
-     * then more scores exceed the running maximum by too much, and the CUDA kernel has to rescale more often. */
+    TE__ATTN_FP8_ROWS = 128, /* rows that a block of the two passes takes */
+    TE__ATTN_FP8_KEYS = 16,  /* the transposed v permutes keys within groups of this size */
+    /* P of the largest score is 8 to 16; e4m3 spans 448 to 2^-9. With a larger exponent smaller probabilities would not
+     * become 0, but P would exceed the range of e4m3 more often, and the CUDA kernel would have to rescale more
+     * often. */
     TE__ATTN_FP8_P_EXPONENT = 4,
     /* The largest |q| and |k| in e4m3: a score, a sum of up to 256 products, then stays below 65504, the largest f16.
      * Numbers down to 2^-9 of it remain normal. */
@@ -64,7 +66,7 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
 }
 /* The byte of a key in a row of the transposed v. In the accumulator of the scores, thread t of four has the keys 2 t,
  * 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen; as the e4m3 operand P it needs four adjacent bytes, 4 t to 4 t + 3.
- * Permuting v's keys alike avoids shuffles between threads. */
+ * Permuting the keys of v in the same way avoids shuffles between threads. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }
@@ -76,18 +78,20 @@ TE_BOTH int te__attn_fp8_key_of_byte(int column) {
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* The factor from products of e4m3 to scores in base 2, if q were scaled to TE__ATTN_FP8_QK_MAX as k is. q, k: amax. */
+/* The factor that converts products of e4m3 to scores in base 2 if q were scaled to TE__ATTN_FP8_QK_MAX as k is. q, k:
+ * amax. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* That factor as it is: rounded up to a power of two, so that f16 represents it exactly (unless it is extreme). */
+/* The factor that is used: the above rounded up to a power of two, so that f16 represents it exactly (unless it is
+ * extreme). */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* The scale of q, which compensates for that rounding. */
+/* The scale of q, which includes the inverse of that rounding. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -100,7 +104,7 @@ typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;
     int all, d;             /* heads of q, k and v together; head_dim */
-    int head, batch, first; /* which of all heads, which sequence, and the tile's first row in it */
+    int head, batch, first; /* the head's index among all, the sequence, and the tile's first row in it */
     int64_t from;           /* the first element of the head in the first row of the sequence */
 } te__attn_fp8_tile;
 TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_block at, te_dtype dtype, int all, int d) {
@@ -110,7 +114,7 @@ TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_bloc
     t.from = ((int64_t)t.batch * a->seq * all + t.head) * d;
     return t;
 }
-/* Sixteen numbers of a row, from dimension `dim` on; beyond the sequence, those of its last row. */
+/* Read sixteen numbers of a row, from dimension `dim` on; for rows beyond the sequence those of its last row. */
 TE_FN void te__attn_fp8_read(float v[16], const te__attn_fp8_tile *t, int row, int dim) {
     const int64_t from = t->from + (int64_t)(row < t->a->seq ? row : t->a->seq - 1) * t->all * t->d + dim;
     te_load8(v, t->a->qkv, from, 8, 1, t->dtype), te_load8(v + 8, t->a->qkv, from + 8, 8, 1, t->dtype);
@@ -162,12 +166,13 @@ TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t 
     }
 }
 TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dtype, int heads, int kv_heads, int d) {
-    b.y = b.ny - 1 - b.y; /* last rows first: the amax pass has left them in the L2 */
+    b.y = b.ny - 1 - b.y; /* last rows first, because the amax pass left them in the L2 */
     const te__attn_fp8_tile t = te__attn_fp8_tile_of(a, b, dtype, heads + 2 * kv_heads, d);
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads; /* < 0: another tensor */
+    /* below 0: the head belongs to another tensor */
+    const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)
                                : te__attn_fp8_scale_of_q(amax, p.amax[heads + t.head / (heads / kv_heads)], a->scale);

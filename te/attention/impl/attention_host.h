@@ -1,8 +1,8 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
  *
- * The operand that a block owns is transposed, once; the other one is streamed and used as it lies. So each product
- * runs along contiguous memory, and softmax processes 64 queries (or keys) side by side, without sums across a vector:
+ * The operand that a block owns is transposed once; the other one is streamed in its own layout. So each product reads
+ * contiguous memory, and softmax processes 64 queries (or keys) in parallel, without sums across a vector:
  *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
  *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
  *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
@@ -14,7 +14,7 @@
 #include "attention_fp8.h"        /* te_attention_fp8_operands: the cast passes of FP8 */
 #include "attention_host_tiles.h" /* te__attn_scores, te__attn_accumulate, tiles of scores */
 
-/* ---- where things lie -------------------------------------------------------------------------------------------- */
+/* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
 /* A call of a kernel, with its constants. */
 typedef struct te__attn_call {
@@ -30,17 +30,17 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
     return c;
 }
 
-/* Where the rows of one head of one sequence lie, in elements from the start of each tensor. */
+/* The location of the rows of one head of one sequence, in elements from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* of qkv and dqkv: row length, first element of the head's first query */
+    int64_t width, q;       /* of qkv and dqkv: row length, and first element of the head's first query */
     int64_t kv_width, k, v; /* of kv (or qkv) and their gradients */
     int64_t out_width, out; /* of out and dout */
     int64_t row;            /* of lse, delta and row_max_logit */
-    const void *kv;         /* the tensor with keys and values, and that of their gradients */
+    const void *kv;         /* the tensor of keys and values, and that of their gradients */
     void *dkv;
     const int32_t *pages;   /* cached: the pages of the sequence; k and v are then the head's rows in a page */
     int seq, keys;          /* queries and keys of the sequence */
-    int head;               /* counted over all sequences; */
+    int head;               /* the head's number, counted over all sequences; */
     int global_head;        /* and over all ranks, for dropout */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head) {
@@ -73,7 +73,7 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* The first query of a block: the last queries go first where they have most keys. */
+/* The first query of a block. If the last queries see the most keys, blocks take these first. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -82,7 +82,7 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     b.a = c->a, b.head = head, b.shift = m.shift, b.dtype = c->dtype;
     return b;
 }
-/* `rows` rows of q, dO, k or v from token `row` on, as tiles; transposed and scaled, or as they lie. */
+/* `rows` rows of q, dO, k or v from token `row` on, to a tile: transposed and scaled, or as stored. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
 }
@@ -123,7 +123,7 @@ TE_FN void te__attn_read_kv_transposed(float *kt, float *vt, const te__attn_call
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* One step of the online softmax, for n queries: s[key][query] becomes exp2(s - max), `max` and `sum` are updated, and
- * rescale[query] is the factor of what was accumulated before. */
+ * rescale[query] is the factor for earlier sums. */
 TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float *sum, float *rescale) {
     for (int q = 0; q < n; q += TE__ATTN_LANES) {
         te__attn_vector old, now, add, e;
@@ -163,9 +163,9 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* unlike max without sinks */
+    float *max_logit = rescale + TE__ATTN_TILE; /* like max, but without sinks */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
-    /* a sink is like a key that each row has seen first, whose value is 0 */
+    /* a sink acts like a first key, seen by each row, whose value is 0 */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) max[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     for (int q = 0; f.max_logit && q < TE__ATTN_TILE; q++) max_logit[q] = -INFINITY;
@@ -309,7 +309,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
             te__attn_accumulate(dk, ld, dp, q, keys, queries, depth);
         }
     }
-    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention amax is that of dqkv alone */
+    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention amax is only that of dqkv */
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, c->d, a->scale, c->dtype, amax);
         te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, c->dv, f.factor, c->dtype, amax);
@@ -408,7 +408,7 @@ TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Updates `max` of each query: an integer not below its scores. */
+/* Updates `max` of each query, an integer not below its scores. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {
         float largest = max[q];
@@ -483,7 +483,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     return te__attention_check_bias(ctx, a, f.cross, f.bias, f.bias_queries, f.bias_keys, name);
 }
 
-/* Kernel `name` of te__attention_<body>_host, with its scratch memory. */
+/* Defines kernel `name` of te__attention_<body>_host, with its scratch memory. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, variant)                                  \
     TE_FN void name##_body(const te_attention_args *a, te_block at) {                                               \
         float scratch[TE__ATTENTION_FLOATS(head_dim, variant##_value != 0 ? (int)variant##_value : (head_dim))]     \

@@ -1,5 +1,5 @@
 /* attention_host_tiles.h -- the building blocks of attention_host.h: vectors, tiles of 64 rows in memory, one small
- * matrix product, and what the mask and the options do to a tile of scores.
+ * matrix product, and the mask and the options on a tile of scores.
  *
  * A tile of scores is s[key][query] or s[query][key], rows of TE__ATTN_TILE floats, in base 2: softmax uses exp2.
  */
@@ -11,7 +11,7 @@
 #include "../attention_options.h" /* te_attention_args, te__attn_variant, te__attn_mask */
 
 #if defined(__FMA__)
-#include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
+#include <immintrin.h> /* fused multiply-add: with -std=c11 compilers do not form it from a * b + c */
 #endif
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
@@ -34,13 +34,13 @@ typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES
 enum { TE__ATTN_TILE = 64 }; /* queries and keys of a tile; the row length of every [.][TE__ATTN_TILE] below */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* Rows of tiles of q, k and v are padded to 32 numbers. The scratch of a block, in floats, is that of the kernel which
- * needs most, dkdv: three tiles of each head size and two of scores. */
+/* Rows of tiles of q, k and v are padded to 32 numbers. The scratch memory of a block, in floats, is sized for dkdv,
+ * which needs the most: three tiles of each head size and two of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
 
-/* Vectors are passed through pointers: by value their calling convention would depend on compiler flags. */
+/* Vectors are passed through pointers: the calling convention for passing them by value depends on compiler flags. */
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
@@ -75,8 +75,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which elements of a product are needed in the tile that a causal mask cuts along its diagonal. More may be
- * computed. */
+/* The elements of a product that are needed in a tile whose diagonal is the edge of a causal mask. A product may
+ * compute more. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* columns >= row */
@@ -85,8 +85,8 @@ enum te__attn_region {
     TE__ATTN_DEPTH_TO_ROW      /* terms of the sum <= row */
 };
 
-/* c[m][n] = a b, or += with `add`. Element (i, k) of a is a[i * a_row + k * a_step]. m is rounded up to 4 (these rows
- * are read and written), n is a multiple of 32. */
+/* c[m][n] = a b, or += with `add`. Element (i, k) of a is a[i * a_row + k * a_step]. m is rounded up to a multiple of 4
+ * (the additional rows are read and written), n is a multiple of 32. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -94,7 +94,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Four rows by two vectors of sums stay in registers. */
+/* Four rows by two vectors of sums are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -171,7 +171,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* A row of d numbers, times `factor`. amax: te_attention_args.amax, raised to the largest magnitude stored, or null. */
+/* Write a row of d numbers, times `factor`. amax: te_attention_args.amax, which becomes the maximum of itself and the
+ * magnitudes that are stored, or null. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -183,7 +184,7 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     }
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
-/* The same to a->out: in e4m3 where out_scale is given, from the value rounded to the dtype. */
+/* The same to a->out. If there is an out_scale, the value is rounded to the dtype, scaled and stored in e4m3. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -196,12 +197,12 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* One row of a tile: -inf for columns outside the range. at: the token of column 0. */
+/* Sets the columns of a row that lie outside the range to -inf. at: the token of column 0. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
 }
-/* -inf for masked pairs of a tile s[key][query], or s[query][key]. */
+/* Sets masked pairs of a tile s[key][query], or s[query][key], to -inf. */
 TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
     for (int k = 0; k < keys; k++) te__attn_mask_row(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
 }
@@ -209,12 +210,12 @@ TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
 /* Whether one side of the tile's diagonal is masked, so that products may skip it: no query before q0 + i sees key k0 +
- * i. It is enough to test the last key, since the first query of a key advances by at most one from key to key. */
+ * i. Testing the last key suffices, because the first query that sees a key advances by at most one from key to key. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* The factor of q (or k) that makes q k^T scores in base 2, or with softcap the argument of te__attn_tanh. */
+/* The factor for q (or k) with which q k^T are scores in base 2, or with softcap the arguments of te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -248,14 +249,14 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* Where the score bias of a tile is read. shift: te__attn_mask.shift. */
+/* The location of the score bias of a tile. shift: te__attn_mask.shift. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
 /* Adds the score bias, in base 2: of one query and the keys from `key` on (by_key), or of one key and the queries from
- * `query` on. Pairs outside a table are beyond the sequence and get 0. */
+ * `query` on. Pairs outside a table are beyond the sequence; 0 is added to them. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;

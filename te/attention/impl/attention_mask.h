@@ -1,10 +1,10 @@
-/* attention_mask.h -- which keys a query sees. Every attention kernel of every target, forward and backward, takes the
- * mask from here and nowhere else.
+/* attention_mask.h -- the attention mask: which keys a query sees. All attention kernels of all targets, forward and
+ * backward, use these functions.
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
- * al. 2023 (Mistral); causal is right = 0. So the keys of a query are one contiguous range, and as the query advances
- * neither end of it moves back; the queries that see a key are a contiguous range, too. The ends of these ranges are
- * the whole definition of the mask.
+ * al. 2023 (Mistral); causal is right = 0. So the keys of a query are one contiguous range, and neither end of it moves
+ * back from one query to the next; the queries that see a key are a contiguous range, too. The ends of these ranges
+ * define the mask completely.
  *
  * Where queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
  * has the position i + shift among the keys, shift = keys - queries, and sees key j if i + shift - left <= j <= i +
@@ -35,11 +35,12 @@ typedef struct te__attn_mask {
     int shift;       /* keys - queries; the constant 0 in self-attention, so that the compiler removes it */
 } te__attn_mask;
 
-/* The keys that belong to a block of queries, or the queries that belong to a block of keys. */
+/* The keys that a block of queries sees, or the queries that see a block of keys. */
 typedef struct te__attn_range {
-    int first, end;         /* seen by (or seeing) at least one of the block: tiles outside are skipped */
-    int all_first, all_end; /* seen by (or seeing) all of the block: tiles inside need no mask. Empty if all_end <=
-                               all_first */
+    int first, end;         /* those that see, or are seen by, at least one token of the block: tiles outside this range
+                               are skipped */
+    int all_first, all_end; /* those that see, or are seen by, all tokens of the block: tiles inside this range need no
+                               mask. Empty if all_end <= all_first */
 } te__attn_range;
 
 TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
@@ -60,7 +61,7 @@ TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
 /* The first of the `count` tokens up to `token`, and the end of the `count` tokens after it, in a sequence of `seq`
- * tokens; count < 0: all. Where there is a shift, `token` may lie outside the sequence, and te__attn_clamp_end is
+ * tokens; count < 0: all. If there is a shift, `token` may lie outside the sequence, and te__attn_clamp_end is
  * needed. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
@@ -69,12 +70,12 @@ TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
 TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
-/* The first key that a query sees, and where its keys end. */
+/* The first key that a query sees, and the end of its keys. */
 TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* The first query that sees a key, and where its queries end. The first is `key` itself if causal without a shift,
+/* The first query that sees a key, and the end of its queries. If causal without a shift, the first is `key` itself,
  * which saves a comparison. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
@@ -104,22 +105,22 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* at >= first. Positions are not negative, so it folds to 1 where `first` is the constant 0. */
+/* at >= first. Positions are not negative, so the compiler folds it to 1 if `first` is the constant 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
 /* Whether one of the `count` tokens from `at` on is in the range. */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether some pair of the block and of these tokens is masked: then each score has to be tested. */
+/* Whether some pair of the block and these tokens is masked, so that each score has to be tested. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. Cheap where a thread has few queries and many keys. */
+/* Whether a query sees a key. Cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* The same for a key inside the sequence. Cheap where a thread has few keys and many queries. */
+/* The same for a key inside the sequence. Cheap if a thread has few keys and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

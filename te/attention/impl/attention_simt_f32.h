@@ -1,8 +1,8 @@
 /* attention_simt_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
  *
- * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) has the rows y + 16 i; of scores
- * it has the columns x + 16 j, and of outputs the 4 columns from 4 * (x + 16 j) on. Products sum 4 columns at a time: 8
- * loads of 16 bytes for 64 multiply-adds with T = 64.
+ * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) has the rows y + 16 i, with the
+ * columns x + 16 j of scores and the 4 columns from 4 * (x + 16 j) on of outputs. A product reads 4 columns at a time:
+ * with T = 64, 8 loads of 16 bytes for 64 multiply-adds.
  *
  * Floor: the flops of attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate of the CUDA cores.
  */
@@ -14,15 +14,15 @@
 
 /* ---- tiles and products ------------------------------------------------------------------------------------------ */
 
-/* Tiles of T rows of D. R: rows and, of scores, columns of a thread; COLS: groups of 4 columns of a thread. PAD: D
- * rounded up to 4. LD: the row length in shared memory, an odd number of 16-byte units, so that there are no bank
+/* Tiles of T rows of D. R: rows of a thread, and its columns of scores; COLS: its groups of 4 columns of outputs. PAD:
+ * D rounded up to 4. LD: the row length in shared memory, an odd number of 16-byte units, so that there are no bank
  * conflicts. LP: the row length of a tile of scores. */
 template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* V: the head size of v. value: the shape of its tiles. qk: that of q and k. */
+/* V: the head size of v. value: the shape of tiles of v; qk: of tiles of q and k. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
@@ -95,7 +95,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Stores o * factor[row], rows before `valid`. */
+/* Stores o * factor[row] for rows before `valid`. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -159,7 +159,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
-    float max_logit[C::R]; /* unlike row_max without sinks */
+    float max_logit[C::R]; /* like row_max, but without sinks */
     te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {
@@ -212,7 +212,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
                 a->row_max_logit[h.row + row] = max_logit[i] * te__attn_score_unit<F>(a->scale);
         }
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
-        if (empty) sum[i] = 0; /* its output is 0 */
+        if (empty) sum[i] = 0; /* the output of such a row is 0 */
     }
     te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
@@ -351,7 +351,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     float sum[C::R][C::R];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds dS of queries q0.. by keys k0.. of a head, of all sequences in order. */
+    /* Adds up dS of queries q0.. by keys k0.. of a head over all sequences, in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -364,7 +364,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        __syncthreads(); /* no thread reads the tiles of the last sequence any more */
+        __syncthreads(); /* all threads have read the tiles of the last sequence */
         te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);

@@ -1,14 +1,14 @@
 /* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm
- * 2, in two kernels that each own what they write, so that nothing is added atomically; and the gradient of a score
- * bias.
+ * 2, in two kernels whose blocks each own the rows that they write, so that there are no atomic additions; and the
+ * gradient of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
  *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
  *
  * Floor: the products S, dP, dQ (6 * n flops) and S, dP, dV, dK (8 * n), n = batch * heads * seq^2 * head_dim, half of
- * it if causal; an algorithm that computes S and dP once needs 10 * n. Where a head of v has another size, dP and dV
- * have that size, the others head_dim. P and dS are rounded to the dtype for their products. Measurements:
+ * it if causal; an algorithm that computes S and dP once needs 10 * n. If head_dim of v differs, dP and dV are counted
+ * with that size, the other products with head_dim. P and dS are rounded to the dtype for their products. Measurements:
  * docs/notes/attention.md.
  */
 /* target: cuda */
@@ -19,8 +19,8 @@
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------------- */
 
-/* V: the head size of v. A warp has as many rows in the dq kernel as in the dkdv kernel, because both write column sums
- * of that many rows to te_attention_args.sum. */
+/* V: the head size of v. A warp has the same number of rows in the dq and in the dkdv kernel, because both write column
+ * sums over the rows of a warp to te_attention_args.sum. */
 template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int MAX_DIM = D > V ? D : V;
     static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
@@ -31,7 +31,7 @@ template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
-/* te_attention_args.sum of a warp's ROWS rows from `row` on, at this column; or null. */
+/* The address in te_attention_args.sum of the sum over a warp's ROWS rows from `row` on, at this column; or null. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
@@ -89,18 +89,19 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             if (t == 0 && row < seq) a->delta[h.row + row] = delta;
         }
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile, start to load the next one */
+        /* wait for this tile, start loading the next one */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile is there, and no warp reads the other stage any more */
+        __syncthreads(); /* the tile has arrived, and all warps have read the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue; /* all masked for this warp */
+        /* all pairs of this warp are masked */
+        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* S = Q K^T, and dP - delta with dP = dO V^T: without dropout the accumulators start from -delta */
         const uint32_t none[M][1][4] = {};
@@ -148,10 +149,12 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
 
 /* ---- dK and dV ---------------------------------------------------------------------------------------------------
  * Two warps share M * 16 keys:
- *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T on through shared memory
- *     the dK warp    dP^T = V dO^T meanwhile, then dS^T = P^T (dP^T - delta), dK += dS^T Q
- * So each has one accumulator of M * 16 rows. With both in one warp, registers would allow 16 rows at head_dim 128, and
- * the bandwidth of shared memory would be the limit. Both roles run the same two products, with other operands. */
+ *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
+ *                    memory
+ *     the dK warp    dP^T = V dO^T at the same time, then dS^T = P^T (dP^T - delta), dK += dS^T Q
+ * So each warp has one accumulator of M * 16 rows. If one warp had both, the registers would suffice for only 16 rows
+ * at head_dim 128, and the bandwidth of shared memory would be the limit. Both roles run the same two products, with
+ * different operands. */
 template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
@@ -159,16 +162,16 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
     /* WIDE: 128 keys by 64 queries in a block; else half of each, so that three blocks share a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
-    static constexpr int TILE = WIDE ? 64 : 32; /* queries */
+    static constexpr int TILE = WIDE ? 64 : 32; /* queries of a tile */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
     static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* keys */
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: keys of a block */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
 
-/* Starts to load queries q0 to q0 + TILE of the head that is `member` heads after h: Q, dO, lse, delta. */
+/* Starts loading queries q0 to q0 + TILE of the head that is `member` heads after h: Q, dO, lse, delta. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -180,33 +183,34 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* The offset of a pair's rows of V (is_v) or K in shared memory, of a block with `rows` keys. */
+/* The offset in shared memory of a pair's rows of V (is_v) or K, in a block with `rows` keys. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* An accumulator of N columns, in registers for the larger of head_dim and V. */
+/* An accumulator of N columns, in the registers of one that fits the larger of head_dim and V. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* One step of a pair of warps: its keys, by a tile of queries of one head. */
+/* One step of a pair of warps: the pair's keys by a tile of queries of one head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
     te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
-    int tile;                  /* which tile of queries this is */
+    int tile;                  /* the index of this tile of queries */
     int batch, head;
-    int key, query;            /* of this lane's element [0][0][0] */
-    float unit, c;             /* the unit of scores, and that times log2(e) */
+    int key, query;            /* those of this lane's element [0][0][0] */
+    float unit, c;             /* the unit of scores, and the unit times log2(e) */
     const float2 *column;      /* lse (of the dK warp: delta) of this lane's queries; column[n * 4]: of columns n * 8 */
     uint4 *exchange;           /* P^T of this pair in shared memory, at this lane */
 };
 
-/* S^T starts from -lse / unit, so that the product yields S - lse; dP^T from -delta. But with softcap S^T starts from
- * 0, because lse comes after the tanh, and so does dP^T with dropout, because delta comes after the mask. */
+/* Initialises the accumulators: S^T starts from -lse / unit, so that the product yields S - lse, and dP^T from -delta.
+ * But with softcap S^T starts from 0, because lse is subtracted after the tanh, and with dropout dP^T starts from 0,
+ * because delta is subtracted after the mask. */
 template <class F, int M, int N>
 TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int makes_dk, float unit) {
     const int is_zero = makes_dk ? F::DROP != 0 : F::SOFTCAP > 0;
@@ -218,8 +222,8 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* Softcap or dropout: S^T becomes P^T with dropout, and ds_factor what dS^T takes instead of P^T: P (1 - t^2), whose
- * sign says that the pair was dropped. */
+/* Softcap or dropout: S^T becomes P^T with dropout. ds_factor is the factor of dP^T - delta in dS^T: P (1 - t^2),
+ * negative if the pair was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -254,7 +258,7 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* The dV warp: p = P^T from s = S^T - lse, for its product; passes P^T, or what dS^T takes instead, to the dK warp. */
+/* The dV warp: computes p = P^T from s = S^T - lse, for its product, and passes P^T, or ds_factor, to the dK warp. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -280,8 +284,9 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
         }
 }
 
-/* The dK warp: ds = dS^T = P^T (dP^T - delta) from s = dP^T - delta, for its product, with the P^T of the dV warp. With
- * dropout s = dP^T without delta, and a negative sign of the P^T in shared memory says that the pair was dropped. */
+/* The dK warp: computes ds = dS^T = P^T (dP^T - delta) from s = dP^T - delta, for its product, with the P^T of the dV
+ * warp. With dropout s = dP^T without delta, and a negative sign of the P^T in shared memory says that the pair was
+ * dropped. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -303,7 +308,8 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
 }
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. Causal: the first keys, which most queries see, come first anyway. */
+ * pair, and lse and delta of both stages. Causal: blocks with the most work start first, because the first keys are
+ * seen by the most queries. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -341,10 +347,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* wait for this tile of queries, start to load the next one, of this head or the group's next */
+        /* wait for this tile of queries, start loading the next one, of this head or the next head of the group */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile is there; no warp reads the other stage or P^T of the last step any more */
+        __syncthreads(); /* the tile has arrived; all warps have read the other stage and the P^T of the last step */
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
             if (++tile == tiles.end) tile = tiles.first, member++;
@@ -355,7 +361,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            __syncthreads(); /* all masked for both warps of this pair: only meet the others, which exchange P^T */
+            __syncthreads(); /* all pairs of both warps are masked: they only join the barrier at which the others
+                                exchange P^T */
             continue;
         }
 
@@ -374,8 +381,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* P^T, or dS^T once the other warp's P^T is there. Warps meet at this barrier from three places, all their
-         * lanes together; a barrier for the two warps of a pair was no faster. */
+        /* P^T, or dS^T after the other warp has stored P^T. Three __syncthreads of this loop are matched with each
+         * other, each reached by whole warps; a barrier for the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -403,7 +410,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* through this pair's rows of the other operand, which have the right size */
+    if constexpr (V != D) { /* through this pair's rows of the other operand in shared memory, which have the right
+                               size */
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
@@ -424,7 +432,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds dS of queries q0.. by keys k0.. of a head, of all sequences in order. */
+    /* Adds up dS of queries q0.. by keys k0.. of a head over all sequences, in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -443,7 +451,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* no warp reads the tiles of the last sequence any more */
+        __syncthreads(); /* all warps have read the tiles of the last sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);

@@ -1,14 +1,15 @@
-/* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_sm90_forward.h does
- * not apply: on other devices than sm_90a, and for other head sizes. Dao 2023, FlashAttention-2, algorithm 1.
+/* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, for the cases that
+ * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. Dao 2023,
+ * FlashAttention-2, algorithm 1.
  *
  * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, in two
- * stages. A warp of 32 rows uses each B fragment for two products: with 16 rows the bandwidth of shared memory, not the
- * tensor cores, would be the limit.
+ * stages. A warp of 32 rows uses each B fragment for two products; with 16 rows the bandwidth of shared memory would be
+ * the limit, not the tensor cores.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads + 2 *
- * kv_heads) * head_dim bytes; where a head of v has another size V, 2 * head_dim becomes head_dim + V in either. At seq
- * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. Beside the products there are seq^2 exponentials, at 16
- * a clock and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:
+ * kv_heads) * head_dim bytes; if the head size V of v differs, replace 2 * head_dim by head_dim + V in both. At seq
+ * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. In addition there are seq^2 exponentials, at 16 a clock
+ * and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:
  * docs/notes/attention.md.
  */
 /* target: cuda */
@@ -17,8 +18,8 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64 more warps are faster than
- * wider ones, at 128 warps of 32 rows are faster than of 16. */
+/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64 more warps of 16 rows are
+ * faster, at 128 fewer warps of 32 rows. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
@@ -31,7 +32,7 @@ template <int D, int V = D> struct te__attn_forward_shape {
     static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
 };
 
-/* The maximum over the four lanes that share a row, and the sum. */
+/* The maximum, and the sum, over the four lanes that have a row. */
 TE_FN float te__attn_quad_max(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -41,9 +42,9 @@ TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax of a warp's rows, of which this lane has g and g + 8 of each square m: s becomes exp(s
- * - row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale is the factor of
- * what was accumulated before. c: the unit of scores times log2(e). Returns whether some maximum has changed. */
+/* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of each square m. s becomes exp(s -
+ * row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale is the factor for
+ * earlier sums. c: the unit of scores times log2(e). Returns whether a maximum has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -86,7 +87,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* causal: the longest rows first, so that the short ones fill the end */
+    /* causal: queries with the most keys first, so that the blocks with the least work come last */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -107,21 +108,22 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    float max_logit[M][2]; /* the largest score that this lane has seen; unlike row_max without sinks */
+    float max_logit[M][2]; /* the largest score that this lane has seen; like row_max, but without sinks */
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile, start to load the next one */
+        /* wait for this tile, start loading the next one */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile is there, and no warp reads the other stage any more */
+        __syncthreads(); /* the tile has arrived, and all warps have read the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
             te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(next + K_BYTES, a, h, 1, k0 + TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue; /* all masked for this warp */
+        /* all pairs of this warp are masked */
+        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* S = Q K^T with its options */
         float s[M][N][4] = {};
@@ -142,7 +144,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
          * masked, so that row_max is finite from there on. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
-        if (__any_sync(~0u, changed)) /* else all factors are 1, as they mostly are after a few tiles */
+        if (__any_sync(~0u, changed)) /* otherwise all factors are 1, which is usual after a few tiles */
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < V / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
@@ -172,7 +174,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
             }
         }
-    if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q, and reach into those of other warps */
+    if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q, and extend into the memory of other
+                                   warps */
     const float *const scale = te__attn_out_scale<F>(a);
     const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,
                                       seq - row0, nullptr, scale, te__attn_amax_output<F>(a)};

@@ -1,7 +1,7 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA: fragments and tiles of the tensor cores (sm_80
  * and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16"), the options on
- * a tile of scores, where the rows of a head lie, and the store of a tile. The kernels for f32 and sm_90a use the
- * latter three.
+ * a tile of scores, the location of a head's rows, and the store of a tile. The kernels for f32 and sm_90a use the last
+ * three.
  *
  * Do this, in each warp, for M * 16 rows of A [., D] against N * 8 rows of B [., D], both tiles in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
@@ -9,8 +9,8 @@
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
  * The rows of a tile are padded by 16 bytes. D is a multiple of 16, so a row is an odd number of 16-byte units, and the
- * 8 rows that an ldmatrix reads are in different banks. Unlike with a swizzle, every address is a register plus a
- * constant.
+ * 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is a register
+ * plus a constant.
  *
  * In an accumulator s[m][n][e], lane l has the rows m * 16 + g + e / 2 * 8, g = l / 4, and the columns
  * n * 8 + 2 t + e % 2, t = l % 4. Template parameters: T dtype, D head_dim, V head size of v, F the options
@@ -88,7 +88,7 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     }
 }
 
-/* The A fragments of M * 16 rows, for a tile that is used in every step. */
+/* Load the A fragments of M * 16 rows, of a tile that is used in every step. */
 template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < D / 16; k++)
@@ -136,7 +136,8 @@ template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const
             TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
 }
 
-/* Accumulators as A fragments of the next product: the two layouts agree (FlashAttention-2, section 3.3). */
+/* Convert accumulators to A fragments of the next product: the two layouts are the same (FlashAttention-2, section
+ * 3.3). */
 template <te_dtype T, int M, int N>
 TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -150,7 +151,7 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* The unit of scores in a kernel: they are q k^T, or with softcap a tanh. */
+/* The unit of scores in a kernel: scores are q k^T in units of scale, or with softcap a tanh in units of softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* tanh(scale / softcap s) with an error of 2e-7. The hardware's tanh has a relative error of 2^-11: at a softcap of 50
  * that is 1% of a probability, three times the rounding of bf16. */
@@ -179,7 +180,7 @@ template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int he
     }
     return b;
 }
-/* A score with its bias. further: a constant, by how much its distance exceeds that of pair (0, 0). */
+/* Returns a score with its bias. further: a constant, by which its distance exceeds that of pair (0, 0). */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
@@ -192,11 +193,11 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
                     s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* The score bias (attention_options.h) of a tile of one head. Its bytes, 2 or 4 a pair of a table, come from the L2
- * after the first sequence; those of a relative bias from the L1. */
+/* The score bias (attention_options.h) of a tile of one head. After the first sequence a table, 2 or 4 bytes a pair, is
+ * read from the L2; a relative bias is read from the L1. */
 struct te__attn_score_bias {
     const void *at; /* the head's table, or its bias at distance 0 */
-    int query, key; /* of the tile's pair (0, 0); of a relative bias, query is its position among the keys */
+    int query, key; /* those of the tile's pair (0, 0); for a relative bias, query is its position among the keys */
     float inverse;  /* 1 / the unit of scores */
 };
 template <te_dtype T, class F>
@@ -211,7 +212,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* A score with its bias: of the pair (queries, keys) of the tile. Pairs outside a table are beyond the sequence. */
+/* Returns a score with its bias, for the pair (queries, keys) of the tile. Pairs outside a table are beyond the
+ * sequence. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -224,7 +226,7 @@ TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries
         return fmaf(te_load(b.at, (int64_t)query * F::BIAS_KEYS + key, T), b.inverse, s);
     }
 }
-/* For all of s[M][N][4], queries by keys. One load for two keys where the rows of the table have an even length. */
+/* For all of s[M][N][4], queries by keys. Loads two keys at once if the rows of the table have an even length. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
     constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
@@ -261,7 +263,7 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys is half a counter's */
+            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys has half of a counter's keys */
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
                 f(m, n, e, te__attn_drops(w == 0 ? u[0] : w == 1 ? u[1] : w == 2 ? u[2] : u[3], e / 2, F::DROP));
@@ -270,8 +272,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
     }
 }
 
-/* The sink of a head, in the unit of scores. It initialises a row's maximum, with a sum of 1. Without sinks: -inf (and
- * a sum of 0). */
+/* The sink of a head, in the unit of scores. It is the initial maximum of a row, with a sum of 1. Without sinks the
+ * initial maximum is -inf, with a sum of 0. */
 template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
@@ -296,9 +298,9 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
             }
 }
 
-/* ---- where the rows of a head lie -------------------------------------------------------------------------------- */
+/* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* One head of one sequence, and where its rows lie, in elements from the start of each tensor. */
+/* One head of one sequence, and the location of its rows, in elements from the start of each tensor. */
 struct te__attn_head {
     int batch, head, kv_head;
     int seq, keys;          /* queries and keys of the sequence */
@@ -315,14 +317,14 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
-/* The first column of a head of k (value == 0) or v in te__attn_kv: the queries come first, but not in
+/* The first column of a head of k (value == 0) or v in te__attn_kv: the queries are in front of them, except in
  * cross-attention. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(int value, int kv_head) {
     constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
     if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
     return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
 }
-/* The tensor that has keys and values, and that of their gradients. */
+/* The tensor of keys and values, and that of their gradients. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
 template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -377,19 +379,20 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* Where no query sees a key the loop over tiles did not run: wait for the first tile before its memory is reused. */
+/* If no query sees a key, the loop over tiles did not run: wait for the first tile, whose memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
 }
 
-/* What softmax subtracts from the scores of a row: the largest so far, or 0 while the row has seen no key (or -inf -
- * -inf would be NaN). That can only happen with a bound on the left, fewer keys than queries, or a bias of -inf. */
+/* The number that softmax subtracts from the scores of a row: the largest so far, or 0 while the row has seen no key,
+ * because -inf - -inf would be NaN. That is only possible with a bound on the left, fewer keys than queries, or a bias
+ * of -inf. */
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Whether a row has seen no key at all; sum: of its exponentials. Its output is 0, and its lse is infinity, which makes
- * all its probabilities 0 in backward. */
+/* Whether a row has seen no key; sum: the sum of its exponentials. The output of such a row is 0, and its lse is
+ * infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
@@ -401,11 +404,11 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
 }
 
 /* ---- stores, the option fp8_output -------------------------------------------------------------------------------
- * Without fp8_output, out_scale and amax are null constants and leave no instruction: a branch where O or a gradient is
- * stored, while all registers are in use, made whole kernels 1 to 4% slower. */
+ * Without fp8_output, out_scale and amax are null constants, so that there is no code for them: a branch at the store
+ * of O or of a gradient, where all registers are in use, made whole kernels 1 to 4% slower. */
 
-/* out_scale and amax of te_attention_args, or of arguments that copy them; and amax for the gradients of keys and
- * values, which in cross-attention are not part of dqkv. */
+/* out_scale and amax of te_attention_args, or of arguments that copy them; and the amax for the gradients of keys and
+ * values, which is null in cross-attention, where they are not part of dqkv. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
@@ -414,7 +417,8 @@ template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
 
-/* The address of element i of out, in e4m3 where scale is given, else of 16 bits; and eight numbers of T in e4m3. */
+/* The address of element i of out, which is e4m3 if there is a scale, else 16 bits; and the conversion of eight numbers
+ * of T to e4m3. */
 TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) {
     return scale ? (void *)((uint8_t *)out + i) : (void *)((uint16_t *)out + i);
 }
@@ -425,8 +429,8 @@ template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *sca
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
     return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
 }
-/* *largest: the largest magnitudes so far of numbers as they are stored, two in a word. raise_amax: *amax, by a
- * warp. */
+/* Update *largest, the largest magnitudes so far of the stored numbers, two in a word. raise_amax: a warp updates *amax
+ * with them. */
 TE_FN void te__attn_track_amax(uint32_t *largest, uint4 eight) {
     const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
     TE_UNROLL for (int i = 0; i < 4; i++) *largest = te__max_u16x2(*largest, w[i] & 0x7fff7fffu);
@@ -436,14 +440,14 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
     if (amax) te_amax_atomic_max(amax, te_amax_bits_of_16x2(largest, T), te_lanes_here(32, &group));
 }
 
-/* Where a warp stores its M * 16 rows. */
+/* The destination of a warp's M * 16 rows. */
 struct te__attn_destination {
     void *to;
     int64_t width;      /* from row to row, in elements */
-    int valid;          /* rows from here on are beyond the sequence and not stored */
-    float *sum;         /* or null: gets the sums of the columns */
-    const float *scale; /* or null: store e4m3, times *scale */
-    float *amax;        /* or null: raised to the largest magnitude, before scale */
+    int valid;          /* rows from this one on are beyond the sequence and not stored */
+    float *sum;         /* output: the sums of the columns; or null */
+    const float *scale; /* not null: store e4m3, times *scale */
+    float *amax;        /* becomes the maximum of itself and the magnitudes before scaling; or null */
 };
 /* Stores o * factor[row] through `tile`, this warp's part of shared memory, to write 16 bytes at a time. */
 template <te_dtype T, int M, int D>

@@ -6,18 +6,20 @@
  *     dV = P^T dO, dK = scale * dS^T Q, dQ = scale * dS K
  *
  * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and adds dQ in f32 in global memory;
- * postprocess scales dQ and rounds it. In the main kernel a block keeps 128 keys and their values, and goes through the
- * tiles of queries that see them, of all query heads of the group. Its roles:
+ * postprocess scales dQ and rounds it. In the main kernel a block holds 128 keys and their values in shared memory, and
+ * processes the tiles of queries that see them, of all query heads of the group. Its roles:
  *
- *     producer     one thread hands out key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ
- *                  (attention_sm90_backward_producer.h, which also says in which order dQ is added)
+ *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
+ *                  global memory (attention_sm90_backward_producer.h, which also has the order in which dQ is added)
  *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 two blocks
- *                  share the 128 keys, and their warpgroups divide the work otherwise (attention_sm90_backward_2cta.h)
+ *                  have 64 of the 128 keys each, and their warpgroups divide the work differently
+ *                  (attention_sm90_backward_2cta.h)
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
- * head size 128 is 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 of shared memory's 128
- * bytes: 544 each for S and dP, both operands of which lie there, with lse or delta; 384 for dQ; 512 for dV and dK; 512
- * for dQ on its way out; 384 for Q, dO and dS on their way in. Measurements: docs/notes/attention_sm90.md.
+ * head size 128 takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared memory,
+ * at 128 bytes a cycle: 544 each for S and dP, which read both operands and lse or delta from there; 384 for the
+ * product dQ; 512 for dV and dK; 512 to write and read dQ for global memory; 384 to write Q, dO and dS. Measurements:
+ * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -28,10 +30,10 @@
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
-/* Lanes that sum a row's delta, 8 columns each. */
+/* The number of lanes that sum a row's delta, 8 columns each. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
-/* delta, by a few lanes for each row of a head; and zeros for the ticket and the semaphores. Bytes: dout and out are
- * read, at the rate of memory. */
+/* Computes delta, with a few lanes for each row of a head, and zeroes the ticket and the semaphores. Bytes: dout and
+ * out are read; it is bound by memory. */
 template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
     constexpr int LANES = te__attn_bwd_pre_lanes(V);
     const te_attention_args *a = &p->a;
@@ -40,7 +42,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        p->ticket[n] = 0; /* the semaphores lie behind it */
+        p->ticket[n] = 0; /* the ticket and, behind it, the semaphores */
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
@@ -52,18 +54,18 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Threads of a block: a warp for each 32 columns, several times where that leaves warps. */
+/* Threads of a block: a warp for each 32 columns, several sets of these if the block has warps left. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* dQ times scale in 16 bits, 64 tokens of a head in a block, and the column sums of what is stored. A thread has 8
- * columns of two tokens at a time. Bytes: 4 read and 2 written an element, at the rate of memory. */
+/* Stores dQ times scale in 16 bits, and the column sums of the stored numbers. A block takes 64 tokens of a head, a
+ * thread 8 columns of two tokens at a time. Bytes: 4 read and 2 written an element; it is bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* sets of 16 rows at a time */
-    __shared__ float part[4][D];                          /* of 16 rows each */
+    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* how many sets of 16 rows are processed at a time */
+    __shared__ float part[4][D];                          /* column sums over 16 rows each */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
-    int64_t row = 0; /* the tile's first */
+    int64_t row = 0; /* the tile's first row */
     if constexpr (F::VARLEN) {
         const int i = te_sequence_of(&p->sequences, tile, 64);
         const te_sequence rows = te_sequence_rows(&p->sequences, i);
@@ -74,13 +76,13 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
         row = (int64_t)batch * p->a.seq + tile * 64;
     }
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
-    const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* the first column */
+    const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* this lane's first column */
     const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
-    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and eight further down */
+    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and 16 w + g + 8 */
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int t = 0; t < 4; t++) { /* x, y: row g; z, w: eight further down */
+        TE_UNROLL for (int t = 0; t < 4; t++) { /* x, y: row g; z, w: row g + 8 */
             const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
             float2 low = make_float2(0, 0), high = low;
             if (left < 64 && 16 * w + g < left) low = *(const float2 *)at;
@@ -93,7 +95,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             TE_UNROLL for (int t = 0; t < 4; t++) {
                 u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
                 const float2 y = te_floats_of_pair(u[t], T);
-                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* zeros beyond the end */
+                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows beyond the end are zeros */
             }
             if (16 * w + g + 8 * h < left)
                 *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
@@ -105,7 +107,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    if (F::FP8_OUTPUT && p->a.amax) { /* read back what was stored, which saves registers until here */
+    if (F::FP8_OUTPUT && p->a.amax) { /* reads back the stored numbers, so that no registers are needed for amax
+                                         before */
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
         for (int first = warp / (D / 32) * 16 + g; first < 64 && first < left; first += 16 * GROUPS)
@@ -117,12 +120,12 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
     const int c = (int)threadIdx.x % D;
-    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* of the 64 rows */
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* column sums within the 64 rows */
         const int n = s + (int)threadIdx.x / D;
         if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
         const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
         p->a.sum[to * QKV + head * D + c] =
-            SUM_ROWS == 32 ? part[2 * n][c] + part[2 * n + 1][c] : part[n][c]; /* the sums of 16 rows each */
+            SUM_ROWS == 32 ? part[2 * n][c] + part[2 * n + 1][c] : part[n][c]; /* each part is a sum over 16 rows */
     }
 }
 
@@ -132,16 +135,19 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* One thread of a block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* both warpgroups */
-    /* arrivals for a dQ: one warpgroup's, or both */
+    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* lanes of both warpgroups */
+    /* arrivals for a dQ: those of one warpgroup, or of both */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* of items: all warps but the one that hands them out */
+    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* lanes that receive items: those of all warps except the one that
+                                                  writes the items */
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]}; /* TMA, and the warp of lse and delta */
+        /* arrivals of TMA, and of the warp of lse and delta */
+        uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS); /* and the other block's */
+        /* TWO_CTA: one arrival, and the bytes of the other block's dS */
+        te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
         te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
@@ -191,8 +197,8 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* The three kernel types of attention_cuda.h. EXISTS: 0: there are no kernels for these constants. Cross-attention they
- * take up to head_dim 128, and without a bound on the left, where each key is seen by a query. */
+/* The three kernel types of attention_cuda.h. EXISTS: 0: there are no kernels for these constants. They support
+ * cross-attention up to head_dim 128 and without a bound on the left, because then each key is seen by a query. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
@@ -224,26 +230,27 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether they are faster than those of mma.sync. In cross-attention they are not where many key tiles of few
-     * queries would wait for each other's dQ (measurements: docs/notes/attention_sm90.md). */
+    /* Whether these kernels are faster than those of mma.sync. In cross-attention they are slower if there are many key
+     * tiles and few queries, because key tiles then wait for each other's dQ (measurements:
+     * docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* For `rows` tokens, in any number of sequences: dQ in f32, the ticket, the semaphores. Of packed sequences there
-     * are as many as tokens at most. */
+    /* Scratch memory for `rows` tokens in any number of sequences (at most as many as tokens): dQ in f32, the ticket,
+     * the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
-    /* Tiles, items and bands of the tile scheduler. clusters: or blocks, that run at once. */
+    /* Tiles, items and bands of the tile scheduler. clusters: the number of clusters (or blocks) that run at once. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
-        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* whose bands are handed out together */
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* heads whose bands are scheduled together */
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* If one band of all heads occupies all multiprocessors, no band waits for the one before it. A band is no more
-         * than what runs at once, because a key tile may wait for those of its band that begin later. */
+        /* If one band of all heads occupies all multiprocessors, no band waits for the one before it. A band has at
+         * most as many key tiles as run at once, because a key tile may wait for those of its band that begin later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

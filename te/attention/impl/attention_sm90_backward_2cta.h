@@ -1,27 +1,25 @@
 /* attention_sm90_backward_2cta.h -- the consumer warpgroups of attention_sm90_backward.h above head size 128.
  *
- * dK and dV of 128 keys do not fit into the registers of two warpgroups any more. So two blocks (CTAs) of a cluster
- * share a key tile, 64 keys each, and take the same tiles of queries. In a block the warpgroups divide the work by
- * gradient instead of by keys:
+ * Above head size 128, dK and dV of 128 keys do not fit into the registers of two warpgroups. So two blocks (CTAs) of a
+ * cluster process a key tile, 64 keys each, with the same tiles of queries. In a block the warpgroups divide the work
+ * by gradient instead of by keys:
  *
  *     first      S^T = K Q^T, P^T = exp(S^T - lse), which it stores in shared memory; dV += P^T dO
- *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), which replaces P^T there; dK += dS^T Q
+ *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), which replaces P^T in shared memory; dK += dS^T Q
  *
  * dQ is a sum over all 128 keys. Each block sends its dS to the shared memory of the other one and computes half of the
- * columns of dQ, for which it has the other block's K of these columns, too: docs/notes/attention_sm90.md says why. A
- * gradient of 64 keys takes head_dim / 2 registers of a thread, S or dP 32, a box of dQ 32, and P or dS in 16 bits 16.
- * Where that leaves enough, K or V stays in registers as well. With step i of S or dP complete, a warpgroup
+ * columns of dQ, for which it also holds the other block's K of these columns (docs/notes/attention_sm90.md has the
+ * reason). With step i of S or dP complete, a warpgroup
  *
- *     makes P or dS of it, and stores it once neither block reads dS of step i - 2 any more,
+ *     computes P or dS from it, and stores that once both blocks have read dS of step i - 2,
  *     issues the gradient's product, then its columns of dQ of step i - 1,
- *     when the gradient is complete issues S or dP of step i + 1, and moves dQ out.
+ *     when the gradient is complete issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (6 n of head_dim + 4 n of V where values have another head
- * size V). A step of 64 keys by 64 queries at 256 is 2560 cycles of the tensor cores and 3392 of shared memory's 128
- * bytes: 512 each for S, dP, dQ, dQ on its way out, and Q and dO on their way in, 256 each for dV and dK, 320 for P and
- * dS. 64 KB come from the L2, and 32 KB are added there. With 192 and V of 128 it is 1664 and 2112 cycles. Shared
- * memory at 256, in KB: K and V 64, the other block's K 16, Q 64, dO 32 (used from dP to dV only), dS 32, dQ 16: 224 of
- * 227.
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with head_dim and
+ * 4 n with V). A step of 64 keys by 64 queries at head size 256 takes 2560 cycles of the tensor cores and 3392 cycles
+ * of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing and reading dQ for global
+ * memory, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. 64 KB are read from the L2, and 32 KB are
+ * added there. With 192 and V of 128 it takes 1664 and 2112 cycles.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -29,18 +27,24 @@
 
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
+/* Registers of a thread: a gradient of 64 keys takes head_dim / 2, S or dP 32, a box of dQ 32, and P or dS in 16 bits
+ * 16. If enough are left, K or V is held in registers, too.
+ * Shared memory at head size 256, in KB: K and V 64, the other block's K 16, Q 64, dO 32 (used from dP to dV only), dS
+ * 32, dQ 16: 224 of 227. */
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* The addresses of this block's dS of the current step, and of this lane's part of P, which lies there before it. */
+/* The addresses of this block's dS of the current step, and of this lane's part of P, which has the same memory
+ * before. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
-/* P, packed, from the first warpgroup to the same lanes of the second one. */
+/* Store P, packed, for the same lanes of the second warpgroup. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -51,7 +55,7 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* The second warpgroup computes dS of it, 16 queries at a time, for there are no registers for all of P. */
+/* The second warpgroup computes dS from P, 16 queries at a time, because there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t from = te__attn_2cta_p_at(g);
@@ -65,8 +69,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
         te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
 }
-/* When all of the second warpgroup has read P, it stores dS there, and one thread sends it to the other block. Whoever
- * waits for ds_full has the dS of both blocks. The first warpgroup has waited until it is free in both. */
+/* When all of the second warpgroup has read P, it stores dS in the same memory, and one thread sends it to the other
+ * block. After a wait for ds_full the dS of both blocks is in shared memory. The first warpgroup has waited before
+ * until this memory is free in both blocks. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -82,7 +87,7 @@ template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], 
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* Q (is_do: 0) or dO of step i: its address; wait for it; release it. */
+/* For Q (is_do: 0) or dO of step i: return its address; wait for it; release it. */
 template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
 }
@@ -93,8 +98,8 @@ template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgro
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
-/* K or V as the A operand of the products for S or dP, in registers: then only Q or dO is read from shared memory. N: k
- * steps of 16 columns; 1: A stays in shared memory. */
+/* Load K or V to registers, as the A operand of the products for S or dP, so that these read only Q or dO from shared
+ * memory. N: k steps of 16 columns; 1: A stays in shared memory. */
 template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
     if (N == 1) return;
@@ -102,7 +107,7 @@ template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], c
         te__attn_ldmatrix(a[x], te__attn_chunk_address(g->base + g->group * C::K_BYTES + x / 4 * 8192, row,
                                                   2 * (x % 4) + lane / 16));
 }
-/* Issue S (warpgroup G 0) or dP (1) of step i. D: columns that it is a sum over. */
+/* Issue S (warpgroup G 0) or dP (1) of step i. D: the number of columns that the product sums over. */
 template <te_dtype T, int D, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g,
                                       int i) {
@@ -112,7 +117,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
     if constexpr (N == 1) te__attn_bwd_gemm_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile, g, 0);
     else
         TE_UNROLL for (int x = 0; x < N; x++)
-            te__wgmma_atom<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
+            te__wgmma_atom<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4),
+                                                  x > 0);
     te__wgmma_commit();
 }
 /* Issue warpgroup G's columns of dQ of step j once dS is complete, over the 64 keys of each block. */
@@ -128,11 +134,13 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* dQ of step j to shared memory, and release dS of step j in both blocks. whole: all 64 queries exist. */
+/* Store dQ of step j to shared memory, and release dS of step j in both blocks. whole: all 64 queries lie in the
+ * sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
-    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive_remote(TE__ATTN_BWD_AT(g, ds_empty, j & 1), g->rank ^ 1);
+    if (g->lane < TE__ATTN_BWD_ARRIVING_LANES)
+        te__barrier_arrive_remote(TE__ATTN_BWD_AT(g, ds_empty, j & 1), g->rank ^ 1);
     te__attn_bwd_dq_to_shared(dq, g, g->base + C::dq_slot_at(G, j),
                               TE__ATTN_BWD_AT(g, dq_empty, C::dq_slot_barrier(G, j)), C::dq_slot_phase(G, j),
                               whole ? 64 : 0);
@@ -140,7 +148,7 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Both, at the end of a key tile, where there are no other products to issue. */
+/* Do both, at the end of a key tile, where there are no other products to issue. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -151,7 +159,7 @@ TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup
 
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Of step g->i, S or dP of which is complete in s: make P or dS (p16) of it, and pass it on. */
+/* For step g->i, whose S or dP is complete in s: compute P or dS (p16) from it, and store it in shared memory. */
 template <te_dtype T, int HEADS, class F, class C, int G>
 TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
                                  const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -185,10 +193,10 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    constexpr int SUMMED = G ? V : D; /* columns that S or dP is a sum over */
+    constexpr int SUMMED = G ? V : D; /* the number of columns that S or dP sums over */
     constexpr int OWN = G ? D : V;    /* columns of dV or dK */
-    /* The first warpgroup has registers left for 192 columns of K beside 192 of dV; the second one, whose part of dQ is
-     * larger, for 128 of V beside 192 of dK. 1: K or V stays in shared memory. */
+    /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
+     * is larger, for 128 of V in addition to 192 of dK. 1: K or V stays in shared memory. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -200,7 +208,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
         g->seq = seq;
         float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* dV or dK, S or dP, columns of dQ */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
-        int whole = 0; /* bit i: all queries exist of the tile of i steps before */
+        int whole = 0; /* bit i: all queries of the tile i steps ago lie in the sequence */
         if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
         uint32_t a[A_STEPS][4]; /* K or V */
@@ -208,7 +216,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
         te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i);
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(s);
-        int n = 0; /* steps before, of this item */
+        int n = 0; /* steps of this item so far */
 #pragma unroll 1
         for (;; n++) {
             uint32_t p16[4][4]; /* P or dS */
@@ -221,7 +229,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* dQ of the step before. Behind the first step there is none, and the result is not used. */
+            /* dQ of the previous step. For the first step there is none, and the result is not used. */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* the gradient */
             te__attn_2cta_tile_release(g, !G, g->i);

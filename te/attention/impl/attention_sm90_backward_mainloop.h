@@ -1,16 +1,17 @@
 /* attention_sm90_backward_mainloop.h -- the consumer warpgroups of attention_sm90_backward.h up to head size 128, and
- * the parts of their step that attention_sm90_backward_2cta.h uses as well.
+ * the parts of their step that attention_sm90_backward_2cta.h also uses.
  *
- * A block keeps 128 keys, their values, and dK and dV of them, of which each of two warpgroups has 64. A step takes a
+ * A block holds 128 keys, their values, and their dK and dV; each of two warpgroups has 64 keys. A step processes a
  * tile of queries of one head:
  *
  *     S^T = K Q^T             P^T = exp(S^T - lse), the A operand in registers of dV += P^T dO
  *     dP^T = V dO^T           dS^T = P^T (dP^T - delta), the A operand in registers of dK += dS^T Q
- *     dS to shared memory     where a warpgroup reads all 128 keys of it for dQ = dS K, one step later
+ *     dS to shared memory     from where a warpgroup reads dS of all 128 keys for dQ = dS K, one step later
  *
- * Because dQ is computed one step later, no warpgroup waits for the other's dS, and the work of one between its
- * products is covered by the products of the other. Above head size 64 the warpgroups compute dQ alternately, each all
- * of a step; else half of each step. dQ leaves through shared memory (attention_sm90_backward_producer.h).
+ * Because dQ is computed one step later, no warpgroup waits for the other's dS, and while one warpgroup works on
+ * scores, the tensor cores run the products of the other. Above head size 64 the warpgroups alternate in computing all
+ * of a step's dQ; up to 64 each computes half of every step's. dQ is stored to shared memory, from where the producer
+ * adds it to global memory (attention_sm90_backward_producer.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
@@ -21,7 +22,7 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Ping-pong of the two warpgroups: wait for the other to pass, and pass to it. */
+/* Ping-pong of the two warpgroups: wait until the other one signals, and signal to the other one. */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
@@ -43,18 +44,18 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
     if (t & 1) v[0] = c, v[2] = d;
     else v[1] = c, v[3] = d;
 }
-/* Where a warpgroup's 64 rows of dK or dV go. */
+/* The destination of a warpgroup's 64 rows of dK or dV. */
 struct te__attn_bwd_output {
     uint16_t *to;       /* row 0, column 0 */
     int64_t width;      /* elements from row to row, of `sum` too */
-    int valid;          /* rows that exist */
-    float factor;       /* of the accumulators */
-    float *sum;         /* column sums of what is stored, over SUM_ROWS rows each; or null */
+    int valid;          /* how many rows lie in the sequence */
+    float factor;       /* multiplies the accumulators */
+    float *sum;         /* output: column sums of the stored numbers, over SUM_ROWS rows each; or null */
     float (*part)[16];  /* [2, 16] floats of shared memory of this warpgroup */
     int group;
     float *amax;        /* te_attention_args.amax */
 };
-/* The column sums of up to 64 columns over 32 or 16 rows at a time, to sum. u: the columns as they are stored. */
+/* Store to `sum` the column sums of up to 64 columns, over 32 or 16 rows each. u: the columns as they are stored. */
 template <te_dtype T, int SUM_ROWS>
 TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -74,7 +75,7 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        if (SUM_ROWS == 16) continue; /* the rows of one warp */
+        if (SUM_ROWS == 16) continue; /* a sum over the rows of one warp is complete */
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
@@ -83,12 +84,13 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
         te__attn_warpgroup_sync(o.group);
     }
 }
-/* Stores a warpgroup's 64 rows of D columns, times the factor, and their column sums and amax where they are wanted. */
+/* Stores a warpgroup's 64 rows of D columns, times the factor, and, unless the pointers are null, their column sums and
+ * amax. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
-    TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, for there are few registers left */
+    TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, because there are few registers left */
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
@@ -107,7 +109,7 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
             }
     }
     if (!o.amax) return;
-    uint32_t amax = 0; /* read back what was stored, for there are no registers for it while d is in use */
+    uint32_t amax = 0; /* reads back the stored numbers, because there are no registers for amax while d is in use */
     for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
         for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
     te__attn_raise_amax<T>(o.amax, amax);
@@ -119,7 +121,7 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 template <class C> struct te__attn_bwd_warpgroup {
     uint32_t base, at;     /* addresses of the tiles, and of te__attn_bwd_shared */
     int group, warp, lane; /* warp: in the group */
-    int rank;              /* 2 CTAs: of this block in its cluster */
+    int rank;              /* 2 CTAs: the rank of this block in its cluster */
     int i;                 /* steps so far, of all items */
     int seq;               /* varlen: of the item */
 };
@@ -129,7 +131,8 @@ template <class C>
 TE_FN int te__attn_bwd_key_offset(const te__attn_bwd_warpgroup<C> *g) {
     return C::TWO_CTA ? 0 : g->group * 64;
 }
-/* Hides where lane comes from, so that what follows from it is recomputed rather than kept in registers. */
+/* Returns `lane` with its origin hidden from the compiler, so that values derived from it are recomputed rather than
+ * held in registers. */
 TE_FN int te__attn_rematerialize(int lane) {
     asm volatile("" : "+r"(lane));
     return lane;
@@ -140,13 +143,14 @@ template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C
     if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive(bar);
 }
 /* S^T = K Q^T (which: 0) or dP^T = V dO^T (1), this warpgroup's 64 keys by the queries. keys, queries: addresses of the
- * rows of K or V, of Q or dO. If they are folded in, s begins with -lse / scale or -delta, see
- * te__attn_bwd_stats_descriptor. */
+ * rows of K or V, of Q or dO. With folded stats (te__attn_bwd_stats_descriptor) the accumulation begins with the
+ * product that adds -lse / scale or -delta. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        const int quad = te__attn_rematerialize(g->lane) % 4; /* this lane's columns: 2 quad and the next, and 8 more */
+        /* this lane's columns: 2 quad, 2 quad + 1, and the same plus 8 */
+        const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
             s, a, te__attn_bwd_stats_descriptor(TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 16), 0);
@@ -157,24 +161,26 @@ TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, u
             te__wgmma_descriptor(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::FOLDED || x > 0);
 }
 /* dV += P^T dO or dK += dS^T Q: A in registers, this warpgroup's 64 keys by the queries; B: the rows of dO or Q. first:
- * d is overwritten. */
+ * overwrite d. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
                                   const int first) {
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* dQ = dS K of a step, 64 queries by 2 N columns: all of it, or this warpgroup's half of the queries. */
+/* dQ = dS K of a step, 64 queries by 2 N columns: all of the step's dQ, or that of this warpgroup's half of the
+ * queries. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
     const uint64_t k = te__attn_tile_descriptor(g->base, C::KEYS);
     TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
-        te__wgmma_atom<2 * N>::template ss<T, 1>(dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
-                                               k + 128 * x, x > 0);
+        te__wgmma_atom<2 * N>::template ss<T, 1>(
+            dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
-/* Part of dQ to shared memory at `to`, once mbarrier `empty` has completed the phase of this parity. left: queries from
- * its first row to the end of the sequence. The layouts are those of te__attn_bwd_dq_at. */
+/* Store a part of dQ to shared memory at `to`, once mbarrier `empty` has completed the phase of this parity. left: how
+ * many queries there are from the part's first row to the end of the sequence. The layouts are those of
+ * te__attn_bwd_dq_at. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
@@ -191,7 +197,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_wa
                 te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* The dQ of step j: each stage has two slots, one for each warpgroup or both for one. */
+/* Store the dQ of step j. Each stage has two slots: one for each warpgroup, or both for the one that computes all of
+ * it. */
 template <class C>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
                                      int left) {
@@ -204,8 +211,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* Load lse or delta of this lane's columns ahead of their use, if there are registers; and lse or delta of columns 8
- * n. */
+/* Load lse or delta of this lane's columns ahead of their use, if there are registers; and return lse or delta of
+ * columns 8 n. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -222,8 +229,8 @@ TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 
 /* A tile of scores: its first query, the block's first key, and its head, counted over all sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
-/* Draws which of this lane's scores of a step dropout drops, a bit each. It happens before they are complete, while the
- * products of the other warpgroup run. */
+/* Draws for this lane's scores of a step, one bit each, whether dropout drops them. This happens before the scores are
+ * complete, while the products of the other warpgroup run. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const te__attn_bwd_params *p,
                               const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -237,7 +244,7 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
             te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
-            TE_UNROLL for (int h = 0; h < 2; h++) /* of a counter's 32 keys a warp has 16 */
+            TE_UNROLL for (int h = 0; h < 2; h++) /* a warp has 16 of a counter's 32 keys */
                 TE_UNROLL for (int x = 0; x < 2; x++)
                     if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
                         dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
@@ -245,8 +252,8 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
     }
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
-/* S becomes P: p16, the A operand of the product for dV in 16 bits. ds_factor: the factor of dS in the place of P where
- * that is something else (softcap, dropout: attention_options.h). dropped: of te__attn_bwd_draw_dropout. */
+/* S becomes P: p16 is P in 16 bits, the A operand of the product for dV. ds_factor: with softcap or dropout
+ * (attention_options.h) the factor of dS that replaces P. dropped: the result of te__attn_bwd_draw_dropout. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
                                 float (&s)[C::QUERIES / 2], const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
@@ -260,7 +267,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      64)) { /* lse of queries past the end makes their P 0 */
+                      64)) { /* queries past the end have an lse that makes their P 0 */
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -290,9 +297,9 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* dS = P (dP - delta), in 16 bits. P is the rounded one, because there are no registers for both. p16: P, or ds_factor
- * as above; it may be ds. first, end: groups of eight queries. With dropout the sign of p16 says that a score is
- * dropped. */
+/* dS = P (dP - delta), in 16 bits. It uses the rounded P, because there are no registers for both. p16: P, or ds_factor
+ * as above; p16 and ds may be the same array. first, end: groups of eight queries. With dropout the sign of p16 says
+ * that a score is dropped. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
                            const float (&dp)[C::QUERIES / 2],
@@ -311,7 +318,7 @@ TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&
         }
     }
 }
-/* dS to shared memory as [queries, keys], with the swizzle of 16-byte chunks. */
+/* Store dS to shared memory as [queries, keys], with the swizzle of 16-byte chunks. */
 template <class C>
 TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane);
@@ -340,8 +347,8 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Whether this warpgroup computes dQ of step j (or of all steps, half of it); computes it and leaves it in shared
- * memory; and tells the warps that add it. */
+/* Return whether this warpgroup computes dQ of step j (or half of it, in all steps); compute it and store it in shared
+ * memory; and signal to the warps that add it. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
@@ -361,8 +368,8 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* A step, S of which was issued. On return the product for dK is still running. has_dq: dQ of two steps before lies in
- * shared memory. first: the first step of an item, which overwrites dK and dV. */
+/* Runs a step whose S was issued before. On return the product for dK is still running. has_dq: dQ of the step before
+ * the previous one is in shared memory. first: the first step of an item, which overwrites dK and dV. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -380,7 +387,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     te__wgmma_commit();
     if (C::PINGPONG) te__attn_bwd_pingpong_pass(g->group);
 
-    /* P of S, and issue dV += P^T dO */
+    /* compute P from S, and issue dV += P^T dO */
     if constexpr (F::DROP != 0) te__attn_bwd_draw_dropout<HEADS, F, C>(dropped, p, g, t);
     te__attn_wgmma_wait<1>();
     te__wgmma_fence_result(s);
@@ -389,7 +396,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     te__attn_bwd_gemm_gradient<T, D, C>(dv, p16, q + C::Q_BYTES, first);
     te__wgmma_commit();
 
-    /* dS of P and dP, to shared memory for dQ */
+    /* compute dS from P and dP, and store it to shared memory for dQ */
     te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, delta, 0) + st * C::QUERIES * 4, g);
     te__attn_wgmma_wait<1>();
     te__wgmma_fence_result(dp);
@@ -411,20 +418,21 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     g->i++;
 }
 
-/* Between step g->i - 1, whose product for dK runs, and the next one: issue S of the next, and compute dQ of step
- * g->i - 2. n: steps before in this item. left: queries from this warpgroup's first on, of step g->i - 2. */
+/* Runs between step g->i - 1, whose product for dK is in flight, and the next one: issues S of the next step, and
+ * computes dQ of step g->i - 2. n: steps of this item so far. left: how many queries step g->i - 2 has from this
+ * warpgroup's first one on. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
-    const int st = g->i & 1; /* the stage of step g->i - 2, and of the step to come */
+    const int st = g->i & 1; /* the stage of step g->i - 2, and of the next step */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* dK: dQ takes the registers of dS, and S those of dQ */
+        te__attn_wgmma_wait<0>(); /* wait for dK, because dQ reuses the registers of dS, and S those of dQ */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* behind the first step there is no such dQ, and the result is not used */
+    } else { /* after the first step there is no such dQ, and the result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* dK */
@@ -471,11 +479,12 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
-    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* the first warpgroup begins */
+    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* so that the first warpgroup begins */
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        const int dq_query = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this warpgroup's */
+        const int dq_query = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ this warpgroup
+                                                            computes */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
         float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* lse, then delta */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
@@ -484,8 +493,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
-        int n = 0;                 /* steps before, of this item */
-        int left = 0, left_before; /* queries from dq_query on: of the last step, and of the one before */
+        int n = 0;                 /* steps of this item so far */
+        int left = 0, left_before; /* how many queries the last step, and the one before it, have from dq_query on */
 #pragma unroll 1
         for (;; n++) {
             te__attn_bwd_step<T, HEADS, D, F, C>(

@@ -1,25 +1,26 @@
-/* attention_sm90_backward_producer.h -- attention_sm90_backward.h's tile scheduler, and the warps of its producer
- * warpgroup: one thread hands out key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ.
+/* attention_sm90_backward_producer.h -- the tile scheduler of attention_sm90_backward.h, and its producer warps: one
+ * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
- * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore: how many key tiles have added their dQ
- * to it. A block adds when it is its turn, waits until its sum is in memory, and increments the semaphore. The first
- * one stores instead of adding, so that nothing has to be zeroed. With any_order a block waits for the first one only;
- * results may then differ in the last bits from run to run. Full attention keeps the order in any case: it is faster.
+ * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
+ * added their dQ to it. A block waits for its turn, adds, waits until its sum is in memory, and increments the
+ * semaphore. The first key tile stores instead of adding, so that nothing has to be zeroed. With any_order a block
+ * waits only for the first one; results may then differ in the last bits. Full attention always keeps the order.
  *
- * Key tiles are handed out in bands of neighbours, one band of each head after the other, those with most queries
- * first. In a band, the order of dQ is that in which key tiles come to a tile of queries (DASH, arXiv 2601.21824):
- *     causal            the last key tile of a band goes first. It begins at the latest queries; the others follow one
- *                       or two tiles of queries behind each other.
- *     full              the same. At the end of the queries a block goes on at the first tile.
- *     windows           as causal, from the first tile of queries that sees the key tile.
- *     causal, grouped   from the last tile of queries down, the first key tile of a band first. All key tiles of a head
- *                       begin at the same queries, so that Q and dO of eight heads at a time stay in the L2.
- * No deadlock: a causal block waits only for key tiles handed out before its own. A full one may wait for a later one
- * of its band; but a band is no larger than the number of blocks, and a block takes its next key tile only once it has
- * added all that its band may wait for, so that another block has that key tile or is free to take it.
+ * Key tiles are scheduled in bands of neighbouring tiles: one band of each head, then the next band, beginning with the
+ * tiles that have the most queries. In a band, dQ is added in the order in which the key tiles reach a tile of queries
+ * (DASH, arXiv 2601.21824):
+ *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each other one
+ *                       begins one or two tiles of queries before it.
+ *     full              the same, but at the end of the queries a block continues with the first tile of queries.
+ *     windows           as causal, beginning with the first tile of queries that sees the key tile.
+ *     causal, grouped   from the last tile of queries to the first, the first key tile of a band first. All key tiles
+ *                       of a head begin at the same queries, so that Q and dO of eight heads stay in the L2.
+ * No deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention a block
+ * may wait for a later key tile of its band. But a band has no more key tiles than there are blocks, and a block takes
+ * its next key tile only after it has added every dQ that its band may wait for, so a block has or takes the later one.
  *
- * Packed sequences have bands of their own. Numbers of key tiles that do not exist are handed out, too, and skipped;
- * nobody waits for them. All blocks find the sequences alike whatever cu_seqlens says (core/tensor.h).
+ * Each packed sequence has its own bands. Numbers without a key tile (te_sequence_tiles) are skipped, and not waited
+ * for. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -34,15 +35,15 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* of Q and dS, and of dO where there is shared memory for it */
+    TE__ATTN_BWD_STAGES = 2,               /* stages of Q and dS, and of dO if there is shared memory for it */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
-    TE__ATTN_BWD_MIN_BAND = 16,            /* key tiles of a head that are handed out together, at least */
+    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a head in a band */
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
-/* Lanes of a warp that arrive at an mbarrier. One is enough, since the lanes of a warp are converged where it does. But
- * compute-sanitizer's racecheck takes only what the arriving lanes did to be ordered: for it, compile with
- * TE_RACECHECK, and all lanes arrive (slower). */
+/* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged at that point. But
+ * compute-sanitizer's racecheck regards only the accesses of arriving lanes as ordered: for it, compile with
+ * TE_RACECHECK, with which all lanes arrive (slower). */
 #ifdef TE_RACECHECK
 enum { TE__ATTN_BWD_ARRIVING_LANES = 32 };
 #else
@@ -55,13 +56,13 @@ typedef struct te__attn_bwd_params {
     te_attention_args a;
     float *dq;        /* [heads, ceil(head_dim / 64), batch * seq, 64], see te__attn_bwd_dq_at */
     uint32_t *ticket; /* the number of the next key tile; the preprocess kernel zeroes it and the semaphores */
-    /* [batch, heads, query_tiles, blocks of a cluster]; varlen: [heads, query_tiles, ..]: how many key tiles have added
-     * their dQ. Each block of a cluster adds its own columns and has its own semaphore. */
+    /* [batch, heads, query_tiles, blocks of a cluster]; varlen: [heads, query_tiles, ..]: the number of key tiles that
+     * have added their dQ. Each block of a cluster adds its own columns and has its own semaphore. */
     uint32_t *dq_semaphores;
-    int semaphores;             /* how many */
-    int key_tiles, query_tiles; /* of a sequence; varlen: numbers of tiles (te_sequence_tiles) of all */
-    int items, band;            /* key tiles of all heads; so many of a head are handed out together */
-    int any_order;              /* te_context.attention_nondeterministic */
+    int semaphores;             /* the number of semaphores */
+    int key_tiles, query_tiles; /* of a sequence; varlen: te_sequence_tiles of all sequences */
+    int items, band;            /* the number of key tiles of all heads; and of a band */
+    int any_order;              /* te_context.attention_nondeterministic; not for full attention, where it is slower */
     te_sequences sequences;     /* varlen */
 } te__attn_bwd_params;
 
@@ -71,29 +72,29 @@ struct te__attn_bwd_item {
     int key_tile;              /* or TE__ATTN_BWD_ITEM_.. */
     int band_first, band_last; /* key tiles */
 };
-/* Instead of a key tile: there are no more items; varlen: this number has no tile. */
+/* Special values of key_tile. END: there are no more items; INVALID (varlen): this number has no tile. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* FOLDED: lse and delta are operands of products (te__attn_bwd_folds_stats): both are in lse, 16 bytes of each
+/* FOLDED: lse and delta are operands of products (te__attn_bwd_folds_stats): both are in `lse`, 16 bytes for each
  * query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* in powers of 2 */
+    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* in base 2 */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    float part[2][2][16]; /* column sums on their way from warp to warp, of each warpgroup */
-    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction moves an item */
+    float part[2][2][16]; /* for each warpgroup: column sums that its warps pass to each other */
+    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction copies an item */
     uint64_t item_full[TE__ATTN_BWD_STAGES], item_empty[TE__ATTN_BWD_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* 2 CTAs: of each warpgroup */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* 2 CTAs: one for each warpgroup */
     te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the item's sequence */
     uint64_t p_full[TE__ATTN_BWD_STAGES];   /* 2 CTAs */
 };
 
-/* The sizes that follow from head_dim D and the head size V of values, which dO has, too; they differ with TWO_CTA
- * only. TWO_CTA: attention_sm90_backward_2cta.h, where a key tile is of a cluster of two blocks, 64 keys each. In
- * shared memory a tile has whole boxes of 64 columns; columns past head_dim are those of the next head, and their
- * results not used. */
+/* The sizes that follow from head_dim D and V, the head size of v and dO; V differs from D only with TWO_CTA. TWO_CTA:
+ * attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64 keys each. In shared memory a
+ * tile consists of whole boxes of 64 columns; columns past head_dim belong to the next head, and their results are not
+ * used. */
 template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_traits {
     static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
     static constexpr int TWO_CTA = D > 128, CLUSTER = TWO_CTA ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
@@ -103,24 +104,27 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* rows of one column sum of the gradients of K and V */
     /* PREFETCH: there are registers to load lse and delta ahead of their use. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
-    /* The warpgroups compute dQ alternately, each all of a step, so that dS is read once for it; else each computes
-     * half of every step. DQ_REGISTERS: accumulators of a thread. */
+    /* 1: the warpgroups alternate in computing all of a step's dQ, so that dS is read once for it; 0: each computes
+     * half of every step's. DQ_REGISTERS: accumulators of a thread. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* The warpgroups issue their products one after the other, so that one exponentiates while the other's run. */
+    /* The warpgroups issue their products one after the other, so that one computes exponentials while the other's
+     * products run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
-    /* Shared memory: K, V, then Q and dO of each stage (of dO there may be only one), dS, and dQ on its way to global
-     * memory, of each warpgroup a box of each stage. TWO_CTA: dQ as below, and two boxes of the other block's K. */
+    /* Shared memory: K, V, then Q and dO of each stage (dO may have only one stage), dS, and dQ before it is added to
+     * global memory: a box for each warpgroup and stage. TWO_CTA: dQ as described below, and two boxes of the other
+     * block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
-    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* from a stage to the next */
+    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* distance from one stage to the next */
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
-    /* TWO_CTA: a block computes half of the columns of dQ, and each warpgroup a box of 64 of them. Of three boxes the
-     * blocks divide the middle one, and the first warpgroup, which has the exponentials, computes this half box. On its
-     * way out a box has one slot of shared memory or two; of four boxes both warpgroups share a slot alternately. */
+    /* TWO_CTA: a block computes half of the columns of dQ, and each warpgroup a box of 64 of them. If there are three
+     * boxes, each block computes half of the middle one, and leaves that to its first warpgroup, which also computes
+     * the exponentials. A box has one or two slots of shared memory; with four boxes both warpgroups use one slot
+     * alternately. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -128,13 +132,13 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: the columns of dQ that warpgroup `group` of block `rank` computes: how many, and in which box. */
+    /* TWO_CTA: the columns of dQ that warpgroup `group` of block `rank` computes: their number, and their box. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* The slot of a warpgroup's dQ of step i: where it lies; the mbarrier of dq_empty, and the parity of its phase,
-     * that say that it is free; and the mbarrier to arrive at when it is free again. */
+    /* The slot of a warpgroup's dQ of step i: its offset; the mbarrier of dq_empty, and the parity of its phase, that
+     * signal that the slot is free; and the mbarrier to arrive at when the slot has been read. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
@@ -148,7 +152,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* a shared slot is the other warpgroup's next */
+        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* the other warpgroup uses a shared slot next */
     }
     /* The stage of dO in step i, and the parity of its mbarriers. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
@@ -156,10 +160,10 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen columns of ones more,
- * Q and dO as many columns that hold the number of each query as three terms of bf16, which is every bit of it. That
- * takes 128 cycles of the tensor cores a step and saves 192 of shared memory, which is busier. It does not go with
- * options that need S as it is, nor with f16, which lacks the range. */
+/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, of ones,
+ * and Q and dO sixteen columns that have this value of each query as three terms of bf16, whose sum has all its bits.
+ * That takes 128 cycles of the tensor cores a step and saves 192 of shared memory, which is the bottleneck. It is not
+ * possible with options that need S before lse is subtracted, nor in f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -168,24 +172,24 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Whether a key tile goes through its tiles of queries from the last to the first. */
+/* Whether key tiles process their tiles of queries from the last to the first. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Whether it goes on at the first tile of queries after the last one: full attention, all key tiles take all
- * queries. */
+/* Whether a key tile continues with the first tile of queries after the last one. That is full attention, where all key
+ * tiles have all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Item i of `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* key tiles in whole bands */
     const int first = i / (band * heads) * band;
-    const int count = first < whole ? band : key_tiles - whole; /* of this band */
+    const int count = first < whole ? band : key_tiles - whole; /* key tiles of this band */
     const int at = i - first * heads, n = at % count;
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* The item of ticket i. walk: varlen: moves to the item's sequence. */
+/* The item of ticket i. walk: varlen: a cursor, which is moved to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -202,8 +206,8 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Queries and keys of the item's sequence, and its mask. rows: varlen: its rows; else the arguments have the
- * numbers. */
+/* Queries and keys of the item's sequence, and its mask. rows: varlen: its rows; otherwise the numbers are in the
+ * arguments. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
@@ -233,7 +237,8 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* Full attention: the tile of queries at which key tile n of a band begins; and its steps before it comes to `tile`. */
+/* Full attention: the tile of queries at which key tile n of a band begins; and the number of its steps before it
+ * reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
@@ -241,10 +246,10 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* How many key tiles add their dQ of this tile of queries before the item does: those that come to it sooner. In full
- * attention the last key tile of a band is handed out first, begins at the latest queries, and wraps around. In
- * cross-attention there may be more key tiles than tiles of queries, and several begin at the same one: they are
- * counted by LANES lanes of a warp, and the later key tile goes first. seq: queries of the sequence. */
+/* How many key tiles add their dQ of this tile of queries before the item does: those that reach it sooner. In full
+ * attention the last key tile of a band is scheduled first, begins at the latest queries, and wraps around. In
+ * cross-attention there may be more key tiles than tiles of queries, so that several begin at the same one: LANES lanes
+ * of a warp count them, and the later key tile adds first. seq: queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -252,7 +257,7 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* in the bands before */
+        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* key tiles in earlier bands */
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
     if constexpr (F::CROSS) {
@@ -266,21 +271,22 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        last < item.band_last ? last : item.band_last; /* the last that begins at this tile or before it */
+        last < item.band_last ? last : item.band_last; /* the last key tile that begins at this tile of queries or
+                                                          before it */
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
-/* Where box `box` of 64 columns of dQ is summed in f32, from row `row` on. 64 queries of one sequence have the order of
- * the accumulators: 16 bytes of each of a warpgroup's 128 lanes, eight times. The rest of a sequence is [queries,
- * 64]. */
+/* The address of the f32 sum of box `box` of dQ (64 columns), from row `row` on. 64 queries of one sequence are in the
+ * order of the accumulators: eight times 16 bytes for each of a warpgroup's 128 lanes. The remaining queries of a
+ * sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* An item's steps: its tiles of queries, each for all query heads of the group before the next. */
+/* Iterates over an item's steps: for each tile of queries all query heads of the group. */
 typedef struct te__attn_bwd_query_tiles {
     int head, tile; /* of the current step; head: of one sequence */
-    int left;       /* steps, with this one */
+    int left;       /* remaining steps, including this one */
     int tiles;      /* tiles of queries of the sequence */
 } te__attn_bwd_query_tiles;
 template <class C, int HEADS, int KV_HEADS, class F>
@@ -298,7 +304,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* On to the next step. 0: there is none. */
+/* Advance to the next step. 0: there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -311,11 +317,11 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* ---- handing out items ------------------------------------------------------------------------------------------ */
+/* ---- passing items to the warps --------------------------------------------------------------------------------- */
 
-/* The first block of a cluster hands out the cluster's items. Its thread writes them to the shared memory of the other
- * block as well, once all warps of both blocks have taken the one before. to, rows_to, full: addresses of the item, its
- * rows and its mbarrier in a block's shared memory. */
+/* The first block of a cluster schedules the items of both blocks. One of its threads also writes an item to the shared
+ * memory of the other block, once all warps of both blocks have read the previous one. to, rows_to, full: addresses of
+ * the item, its rows and its mbarrier in a block's shared memory. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -336,12 +342,12 @@ template <class C> TE_FN void te__attn_bwd_item_release(uint32_t bar) {
     if constexpr (C::TWO_CTA) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
-/* Item number r of this block, for all warps but the one that hands them out. 0: there are no more. */
+/* Receive item number r of this block, in all warps except the one that writes the items. 0: there are no more. */
 template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
     const te__attn_bwd_item v = sh->item[r & 1];
-    /* the compiler sees that lanes agree */
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
     *item = {__shfl_sync(~0u, v.head, 0), __shfl_sync(~0u, v.key_tile, 0), __shfl_sync(~0u, v.band_first, 0),
              __shfl_sync(~0u, v.band_last, 0)};
     if constexpr (F::VARLEN) {
@@ -359,9 +365,9 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* Full attention, before a block asks for its next item: if that may be of the same band as `item`, number i, wait
- * until all that this block adds for `item` has been added. Each of two warps adds every other step, so the last two
- * steps w are enough. */
+/* Full attention, before a block takes its next item: if that may belong to the same band as `item`, number i, wait
+ * until this block has added every dQ of `item`. Two warps add alternate steps, each in order, so it suffices to wait
+ * for the last two steps w. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -378,7 +384,7 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* ---- producer: K, V, Q and dO ---------------------------------------------------------------------------------- */
 
-/* The loading thread's place. */
+/* The state of the loading thread. */
 struct te__attn_bwd_producer_state {
     int round;                        /* items so far */
     int step;                         /* steps so far, of all items */
@@ -388,7 +394,8 @@ struct te__attn_bwd_producer_state {
     te__attn_bwd_query_tiles last[2]; /* the last two steps */
 };
 
-/* The next item: the first block of a cluster takes a ticket and hands the item out, the other one receives it. */
+/* The next item: the first block of a cluster takes a ticket and passes the item to the warps, the other block receives
+ * it. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__attn_bwd_params *p, typename C::shared *sh,
                                   te_sequence_cursor *walk, int rank) {
@@ -398,7 +405,7 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         if (te__attn_bwd_wraps<F>() && at.round)
             te__attn_bwd_await_band<HEADS, KV_HEADS, F, C>(p, at.item, at.rows, at.number, at.last);
         at.rows.first = at.rows.count = 0;
-        do /* no sooner than it is worked on, because others wait for the block that has the ticket */
+        do /* not before the item is processed, because other blocks wait for the block that has the ticket */
             at.number = (int)atomicAdd(p->ticket, 1u),
             at.item = te__attn_bwd_item_of_ticket<HEADS, KV_HEADS, F, C>(p, at.number, walk);
         while (F::VARLEN && at.item.key_tile == TE__ATTN_BWD_ITEM_INVALID);
@@ -415,8 +422,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         te__attn_bwd_item_release<C>(empty);
     }
 }
-/* V, whose memory is free first, then K, of an item. With two blocks a key tile also those boxes of the other block's K
- * that are needed for this block's columns of dQ. */
+/* Load V of an item, whose memory is free first, then K. With TWO_CTA also the boxes of the other block's K that this
+ * block's columns of dQ need. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -434,7 +441,7 @@ TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te_
                                   at.item.key_tile * C::KEYS + (rank ^ 1) * C::BLOCK_KEYS, batch, full);
     }
 }
-/* Q and dO of a step. Up to head size 64 a tile is two boxes of 64 queries, above it boxes of 64 columns. */
+/* Load Q and dO of a step. Up to head size 64 a tile is two boxes of 64 queries, above it boxes of 64 columns. */
 template <int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, const te__attn_bwd_params *p,
                                   typename C::shared *sh, uint32_t base, const S &batch) {
@@ -454,7 +461,7 @@ TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, cons
         te__attn_tma_load_box(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                               w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, do_full);
 }
-/* One thread hands out items and loads their K and V, then Q and dO of each step. base: of the tiles in shared
+/* One thread schedules items and loads their K and V, then Q and dO of each step. base: of the tiles in shared
  * memory. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
@@ -480,13 +487,13 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
-/* Folded lse and delta are columns of a product's B: query q has eight numbers of bf16 at 16 q, three terms whose sum
- * is -lse / scale, 0, three terms of -delta, 0. A product takes sixteen columns, so it meets them twice: the second
- * time the elements of A are zeros. */
+/* Folded lse and delta are columns of a product's B: query q has eight numbers of bf16 at byte 16 q: three terms whose
+ * sum is -lse / scale, 0, three terms of -delta, 0. A product has sixteen columns, so the descriptor makes it read the
+ * eight numbers twice; the second time the elements of A are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* 8 rows take 128 bytes; no swizzle */
 }
-/* x as three terms of bf16 and a zero: 24 bits, all that f32 has. */
+/* x as three terms of bf16 and a zero: together they have 24 bits, as many as f32. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float high = __bfloat162float(__float2bfloat16_rn(x)), rest = x - high;
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
@@ -497,12 +504,12 @@ template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* -inf becomes a large number, because it is multiplied by zeros of A as well */
+        /* -inf becomes a large number, because it is also multiplied by zeros of A */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* clear delta's place: S multiplies it by 0, and it may hold NaN */
+        /* clears the elements of delta: the product for S multiplies them by 0, but they may be NaN */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -512,7 +519,7 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* A warp loads lse and delta of each step. Queries that do not exist get an lse that makes P zero. */
+/* A warp loads lse and delta of each step. Queries beyond the sequence get an lse that makes P zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -548,43 +555,45 @@ TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C:
     }
 }
 
-/* ---- producer: dQ to global memory ------------------------------------------------------------------------------ */
+/* ---- producer: add dQ to global memory -------------------------------------------------------------------------- */
 
-/* TMA adds `bytes` bytes of dQ from shared memory; the first one stores them. */
+/* TMA adds `bytes` bytes of dQ from shared memory to global memory. first: store them instead. */
 TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (bytes <= 0) return;
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* COLUMNS of a box of dQ, from column x on, of `left` rows; or all of the box. */
+/* Add COLUMNS columns of a box of dQ, from column x on, for `left` rows; or all of the box. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
     for (int y = 0; y < left; y++)
         te__attn_bwd_dq_add(box + y * 64 + x, from + y * COLUMNS * 4, COLUMNS * 4, first);
 }
-/* A step whose dQ is added: its number, head, first query and first row of all sequences, and whether it is the first
- * that is added to this tile of queries. left: queries from the first one to the end of the sequence. */
+/* A step whose dQ is added: its number, head, first query and first row (counted over all sequences), and whether it is
+ * the first one that is added to this tile of queries. left: how many queries there are from the first one to the end
+ * of the sequence. */
 struct te__attn_bwd_dq_step {
     int i, head;
     int64_t row;
     int left, first;
 };
-/* Add the dQ of a step, which the warpgroups have left in shared memory. */
+/* Add the dQ of a step, which the warpgroups have stored in shared memory. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                     const te__attn_bwd_dq_step &s) {
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        const int later = D > 64 ? 0 : group * 64, left = s.left - later; /* two boxes of columns, or of queries */
+        /* the two boxes have different columns, or different queries */
+        const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
                             (left < 64 ? left : 64) * 256, s.first);
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* The same with two blocks a key tile: this block's columns, one warpgroup after the other. */
+/* The same for TWO_CTA: this block's columns, one warpgroup after the other. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
@@ -603,12 +612,12 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
         __syncwarp();
     }
 }
-/* Two warps, one for each stage, add the dQ of every other step when it is this block's turn, and increment the
- * semaphore. While one waits for its sums to be in memory, the other one adds those of the next step. */
+/* Two warps, one for each stage, add the dQ of alternate steps when it is this block's turn, and increment the
+ * semaphore. While one warp waits until its sums are in memory, the other one adds those of the next step. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
-    int n = 0; /* steps */
+    int n = 0; /* steps so far */
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
@@ -626,8 +635,9 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             while (before && (int)te__attn_load_acquire(semaphore) < before) {}
             if constexpr (C::TWO_CTA) te__attn_bwd_dq_add_step_2cta<D, C>(p, sh, base, step, rank);
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
-            if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore); /* complete, not only read */
-            __syncwarp(); /* converge: lanes that polled on their own would slow down the one that works */
+            /* waits until the sums are in memory, not only until shared memory was read */
+            if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
+            __syncwarp(); /* converge, because lanes that poll separately would slow down the working lane */
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }
 }

@@ -1,24 +1,24 @@
 /* attention_sm90_forward.h -- attention forward for compute capability 9.0 (sm_90a), bf16 and f16.
  *
- * A persistent block takes tile after tile of queries, 64 rows for each of its two or three consumer warpgroups. One
- * thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of several stages. A consumer
- * goes through the tiles of keys from the last one that its queries see to the first. For each of them it
+ * A persistent block processes one tile of queries after the other, 64 rows for each of its two or three consumer
+ * warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of several
+ * stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each tile it
  *
- *     issues S' = Q K'^T and, behind it, O += P V of the tile before: both run on the tensor cores,
+ *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
  *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
  *     when O is complete packs P' to 16 bits.
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
- * issued together with the first S of the next one, so that the epilogue is covered as well. The order of S and P V,
- * and the ping-pong of the warpgroups at small head sizes, are FlashAttention-3's (Shah et al. 2024).
+ * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. The order
+ * of S and P V, and the ping-pong of the warpgroups at small head sizes, are FlashAttention-3's (Shah et al. 2024).
  *
  * Softmax rescales conditionally (as FlashAttention-4 does): row_max stays the maximum of the first tile of keys until
- * P becomes too large, see te__attn_rescale_threshold. An ordinary tile of keys then takes no maximum, no shuffle and
- * no rescaling of O.
+ * P becomes too large, see te__attn_rescale_threshold. So most tiles of keys need no maximum, no shuffle and no
+ * rescaling of O.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 * head_dim
- * where the head size V of values is another one), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes,
- * so that flops are the limit from some hundred tokens on. Besides, seq^2 exponentials at 16 a clock and
+ * if the head size V of values differs), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that
+ * flops are the limit from some hundred tokens on. In addition there are seq^2 exponentials, at 16 a clock and
  * multiprocessor, which at head size 64 take as long as the products. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -32,10 +32,9 @@
 
 /* ---- constants ------------------------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size D of q and k and V of v.
- * KEYS: in a tile. GROUPS: consumer warpgroups, 64 queries each. K has a stage more than V where shared memory allows
- * it, because K is still needed if P has to be recomputed. PINGPONG: the warpgroups issue their products one after the
- * other, in a fixed order. */
+/* The tuned constants for head size D of q and k and V of v. KEYS: keys of a tile. GROUPS: consumer warpgroups, 64
+ * queries each. K has one stage more than V if shared memory suffices, because K is needed longer, in case P has to be
+ * recomputed. PINGPONG: the warpgroups issue their products one after the other, in a fixed order. */
 template <int D, int V = D> struct te__attn_fwd_config;
 template <> struct te__attn_fwd_config<64> {
     static constexpr int KEYS = 128, GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, PINGPONG = 1;
@@ -65,9 +64,10 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* registers of packed P in a thread */
     typedef float scores[KEYS / 2];
-    /* registers of a producer's and of a consumer's thread; their sum is at most what the block was launched with */
+    /* registers of a producer's and of a consumer's thread; their sum over the block is at most the number that it was
+     * launched with */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* of a stage */
+    static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* bytes of a stage */
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
     static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
@@ -79,17 +79,19 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
 typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
-    const float *out_scale; /* as te_attention_args has them */
+    const float *out_scale; /* as in te_attention_args */
     float *amax;
     float *lse;        /* [batch, heads, seq], or null */
     uint32_t
-        *tickets; /* tiles taken after the first one of each block; 0 before and after a launch. Null: not counted */
-    int all_heads;     /* of all sequences */
+        *tickets; /* counts the tiles that blocks take after their first one; 0 before and after a launch. Null: not
+                     counted */
+    int all_heads;     /* heads of all sequences */
     int seq;           /* queries of a sequence; varlen: of the longest */
-    int tiles;         /* tiles of queries in all; varlen: numbers of tiles, some of which do not exist */
+    int tiles;         /* tiles of queries in total; varlen: numbers of tiles, some of which have no tile */
     int head_tiles;    /* tiles of queries of a head */
-    int last_tiles;    /* causal: so many of these, those with the fewest keys, come last for all heads */
-    /* heads that are worked on at a time, so that their K and V stay in the L2; and for the last tiles */
+    int last_tiles;    /* causal: how many of a head's tiles, those with the fewest keys, come last, after the others of
+                          all heads */
+    /* heads that are processed at a time, so that their K and V stay in the L2; and the same for the last tiles */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* with sinks: [heads of one sequence] */
@@ -98,9 +100,9 @@ typedef struct te__attn_fwd_params {
     te_attention_shard whole;
     te_sequences sequences; /* varlen */
     int slots;              /* varlen: numbers of tiles (te_sequence_tiles) for one head of all sequences */
-    int kv_seq;             /* cross-attention: keys of a sequence; kv is a tensor of its own */
+    int kv_seq;             /* cross-attention: keys of a sequence; kv is then a separate tensor */
 } te__attn_fwd_params;
-/* With a head size of its own for values: kv has the keys alone, and v the values. */
+/* If the head size of values differs: kv has only the keys, and v the values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -111,7 +113,7 @@ template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_s
 
 /* A tile of queries: the first of them, and their head, counted over all sequences. */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
-/* Instead of a head: there are no more tiles; varlen: this number has no tile. */
+/* Special values of head. END: there are no more tiles; INVALID (varlen): this number has no tile. */
 enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 
 typedef struct te__attn_fwd_barriers {
@@ -130,7 +132,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* of Q all consumer threads arrive, of K and V one lane of each warp */
+            /* for Q all consumer threads arrive, for K and V one lane of each warp */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -138,10 +140,10 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Tile `number` in the order in which blocks take them: some heads at a time. If causal, the tiles with most keys come
- * first, and those with the fewest of all heads last, so that all blocks end at about the same time. Causal tiles are
- * counted from the end of the sequence: the partial tile is then the one with the fewest keys, and its first queries
- * lie before the sequence. */
+/* Tile `number` in the order in which blocks take them: some heads at a time. If causal, the tiles with the most keys
+ * come first, and those with the fewest keys come last, after the others of all heads, so that all blocks end at about
+ * the same time. Causal tiles are counted from the end of the sequence: the partial tile is then the one with the
+ * fewest keys, and its first queries lie before the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -149,7 +151,8 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    const int first = at / (at_once * rows) * at_once, in = at - first * rows; /* the first head of those at once */
+    /* the first of the heads that are processed at a time */
+    const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
     if (F::RIGHT == 0)
@@ -157,8 +160,8 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     return w;
 }
 
-/* The same for packed sequences: all sequences for some heads, then for the next heads; of each sequence the tiles with
- * most keys first. at: the sequence of the tile, which moves forward. */
+/* The same for packed sequences: all sequences for some heads, then for the next heads; for each sequence the tiles
+ * with the most keys first. at: a cursor, which is moved to the tile's sequence. */
 template <int ROWS, int HEADS, class F>
 TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -172,13 +175,14 @@ TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, in
     return w;
 }
 
-/* The number of this block's next tile. It is taken when a tile is done, not ahead, so that blocks end together. The
- * count wraps to 0 with the last ticket. */
+/* The number of this block's next tile. It is taken when a tile is done, not ahead of time, so that blocks end at about
+ * the same time. The count wraps to 0 with the last ticket. */
 TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
 }
 
-/* The tiles of keys that `count` queries from `query` on see. At least one, also for queries outside the sequence. */
+/* The tiles of keys that `count` queries from `query` on see. At least one tile, also for queries outside the
+ * sequence. */
 template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, int query, int count) {
     te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
     if (t.end < 1) t.end = 1;
@@ -206,7 +210,7 @@ template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_til
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
-/* The tensor map of values, and the head of it that goes with a head of k. */
+/* The tensor map of values, and the head in it that belongs to a head of k. */
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
@@ -214,7 +218,7 @@ template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int 
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
 
-/* One thread loads all tiles in the order in which they are used. tiles: where Q, K and V begin in shared memory. */
+/* One thread loads all tiles in the order in which they are used. tiles: the address of Q, K and V in shared memory. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
     const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
@@ -241,7 +245,7 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
         const int head = w.head % HEADS;
         const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
         const int v_head = te__attn_fwd_v_head<KV_HEADS, F>(kv_head, k_head);
-        /* the first K goes ahead of Q, whose stage may still be in use */
+        /* the first K is loaded before Q, whose stage may still be in use */
         if (w.head >= 0) te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -265,10 +269,10 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its place in them. */
+/* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its position in them. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the barrier that says that they are no longer read */
+    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the barrier that signals that they have been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
@@ -303,7 +307,7 @@ TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* This warp no longer reads the current V. */
+/* Signal that this warp has read the current V. */
 template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
@@ -315,8 +319,8 @@ TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeli
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* This warp no longer reads the current K. is_last: it was the last tile of keys, so it reads neither Q nor the work
- * tile any more; of the latter each lane has read its own copy. */
+/* Signal that this warp has read the current K. is_last: it was the last tile of keys, so the warp has also read Q and
+ * the work tile; each lane has its own copy of the latter. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -324,8 +328,8 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
     te__attn_pipeline_advance(a.k);
 }
 
-/* The block loads tiles of keys for all of its warpgroups. One that none of this warpgroup's queries sees is passed on;
- * its V comes up one product later. There is one at either end at most. */
+/* Skip a tile of keys. The block loads tiles of keys for all of its warpgroups, and this warpgroup skips those that
+ * none of its queries sees; the V of such a tile is skipped one product later. There is at most one at either end. */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -336,7 +340,7 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__attn_release_v(a);
 }
 
-/* Options that change scores, and the mask of a window if this tile needs one. */
+/* Apply the options that change scores, and the mask of a window if this tile needs it. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
                                      int needs_mask) {
@@ -344,8 +348,9 @@ TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, 
     te__attn_alibi_scores<HEADS, F>(r, scale, t);
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
-/* The first tile of keys: mask, row_max and P, and row_sum. needs_mask: some of its keys are hidden from some queries.
- * Without a window they are those to the right of the queries. query, key: of this thread's first row and column. */
+/* The first tile of keys: computes the mask, row_max, P and row_sum. needs_mask: some queries do not see all of its
+ * keys. Without a window the hidden keys are those to the right of the queries. query, key: of this thread's first row
+ * and column. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
@@ -360,8 +365,9 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* A tile of keys after the first one. needs_mask: with a window, some of its keys are hidden from some queries; without
- * one none are, because queries and tiles of keys begin at multiples of 64. is_last: it is the last one. */
+/* A tile of keys after the first one. needs_mask: with a window, some queries do not see all of its keys. Without a
+ * window all queries see all of them, because queries and tiles of keys begin at multiples of 64. is_last: it is the
+ * last tile. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -383,7 +389,8 @@ TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeline
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
 
-/* Where the output of work tile w goes; rows: varlen: of its sequence; row: this thread's first row of the tile. */
+/* The destination of the output of work tile w. rows: varlen: the rows of its sequence; row: this thread's first row of
+ * the tile. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w,
                                                  const te_sequence &rows, int row) {
@@ -402,7 +409,8 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so the compiler sees that all lanes agree */
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
     te__attn_fwd_pipelines<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
@@ -414,7 +422,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the queries before was skipped */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the previous queries was
+                                               skipped */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -425,7 +434,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* the first tile of keys, together with the last product of the queries before */
+        /* the first tile of keys, together with the last product of the previous queries */
         float row_max[2] = {0, 0}, row_sum[2] = {0, 0};
         if (skip_first) te__attn_skip_k(a);
         te__attn_fwd_issue_gemms<T>(r, a, has_next, has_output, add);
@@ -460,7 +469,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars) {
-    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* the swizzle repeats there */
+    /* the swizzle repeats every 1024 bytes */
+    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_fwd_barriers_init<C>(bars);
@@ -482,11 +492,11 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* K and V of the heads that are worked on at a time take so much of the L2, or are those of one head. */
+/* How many bytes of the L2 the K and V of the heads that are processed at a time may take (one head may take more). */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
-/* The arguments and the schedule that the forwards of 16 bits and of FP8 have in common. kv_bytes: of K and V of a
- * head. kv_heads: different heads of K and V that the heads of the schedule have. */
+/* Sets the arguments and the schedule that the forwards in 16 bits and in FP8 have in common. kv_bytes: of K and V of a
+ * head. kv_heads: the number of different heads of K and V in the schedule. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -496,7 +506,7 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
-    /* causal: the last quarter of a head's tiles reads a quarter of its keys, so more heads fit into the L2 */
+    /* causal: the last quarter of a head's tiles reads only a quarter of its keys, so more heads fit into the L2 */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }
@@ -507,7 +517,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
     te__attn_fwd_params *const p = &all->common;
     const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* heads of a row up to the last one of K */
+    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* the number of heads in a row up to the last one of K */
     const int heads = k_end + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
     const uint16_t *kv_data = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
     te__attn_heads_tensor q, kv, v;
@@ -525,7 +535,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     return TE_OK;
 }
 
-/* Launch `kernel`, made of C. */
+/* Launch `kernel`, which was compiled for C. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
                                      const te_attention_args *a, const char *name) {
@@ -545,7 +555,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
 
 /* The kernel type of attention_cuda.h. EXISTS: 0: there is no kernel for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
+                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
 struct te__attn_sm90_forward : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> {
     typedef te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> traits;
     typedef te__attn_fwd_params_of<F> args;
@@ -554,8 +565,8 @@ struct te__attn_sm90_forward : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()
         __shared__ te__attn_fwd_barriers bars;
         te__attn_fwd_kernel<T, traits, HEADS, KV_HEADS, F>((const te__attn_fwd_params *)p, &bars);
     }
-    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
-                            const char *name) {
+    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
+                            const te_attention_args *a, const char *name) {
         return te__attn_fwd_launch<T, traits, HEADS, KV_HEADS, F>(ctx, kernel, encode, a, name);
     }
 };
@@ -564,7 +575,8 @@ struct te__attn_sm90_forward<T, HEADS, KV_HEADS, D, F, false> {
     typedef te__attn_fwd_params args;
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}
-    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *, const char *) {
+    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *,
+                            const char *) {
         return TE_OK;
     }
 };

@@ -4,18 +4,19 @@
  * the swizzle treat two e4m3 numbers as one element of 16 bits.
  *
  * S is accumulated in f16, and P is f16 before it is rounded to e4m3: two numbers to a register, which leaves registers
- * for three warpgroups, and two to an instruction. That is accurate enough by far: S has the 11 bits of f16 of operands
- * that have 4, and the scale of a score, the integer offset of a row and their sum are exact or have 11 bits.
+ * for three warpgroups, and two to an instruction. That is accurate enough: S has the 11 bits of f16 while the operands
+ * have only 4, and the scale of a score, the integer offset of a row and their sum are exact or have 11 bits.
  *
  * The offset of a row (row_max) is an integer not below the maximum of its first tile of keys, until a lane's sum of P
  * over a tile exceeds 448, the largest e4m3. Then P, which is still f16, O and the sums are divided by a power of two.
- * Only where f16 may have overflowed as well, S of that tile is recomputed, and P in float. P becomes an A operand
- * without a shuffle: of 32 keys a lane has columns 2 t and 2 t + 1 of four groups of eight, and the operand wants 4 t
- * to 4 t + 3 of two groups of sixteen. The keys of V are permuted to match (te__attn_fp8_byte_of_key).
+ * Only if f16 may have overflowed, too, S of that tile is recomputed, and P is computed in float. P becomes an A
+ * operand without a shuffle: of 32 keys a lane has columns 2 t and 2 t + 1 of four groups of eight, but the operand
+ * needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are permuted accordingly
+ * (te__attn_fp8_byte_of_key).
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials at 16 a clock
- * and multiprocessor, which at head size 128 take as long as the products. Bytes: 1 for each element of q, k and v, 2
- * for each of the output. Measurements: docs/notes/attention_sm90.md.
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16 a
+ * clock and multiprocessor, which at head size 128 take as long as the products. Bytes: 1 for each element of q, k and
+ * v, 2 for each of the output. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_FP8_H
@@ -27,8 +28,8 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size, as te__attn_fwd_config. EXP2_POLY_EVERY: of so many packed pairs of P one is
- * computed by a polynomial, so that the special function unit does not limit. */
+/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one of this many packed pairs of P is
+ * computed by a polynomial, so that the special function unit is not the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -40,7 +41,7 @@ template <> struct te__attn_fp8_config<256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, EXP2_POLY_EVERY = 4;
 };
 
-/* The sizes that follow from them, as te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
+/* The sizes that follow from them, like te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
 template <int D_> struct te__attn_fp8_traits {
     typedef te__attn_fp8_config<D_> config;
     static constexpr int D = D_, V = D, KEYS = 128, GROUPS = config::GROUPS, PINGPONG = 0;
@@ -58,11 +59,11 @@ template <int D_> struct te__attn_fp8_traits {
     static_assert(KEYS == 128 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_skip_k expect it");
 };
 
-/* If a lane's sum of P exceeds this, one of them may have been above 65504, where f16 ends, or NaN. */
+/* If a lane's sum of P exceeds this, a P may have been above 65504, the largest f16, or NaN. */
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    te__attn_fwd_params common; /* q and kv are the tensors of e4m3; kv has the keys alone */
+    te__attn_fwd_params common; /* q and kv are the tensors in e4m3; kv has only the keys */
     CUtensorMap v;         /* [batch, kv_heads, d, keys] */
     const float *amax;     /* [heads + 2 kv_heads] */
 } te__attn_fp8_params;
@@ -77,7 +78,7 @@ typedef struct te__attn_fp8_params {
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* D[64, N] = A[64, 32] B[N, 32]^T, or +=, by a warpgroup, as te__wgmma_atom, with A in registers. */
+/* D[64, N] = A[64, 32] B[N, 32]^T, or +=, by a warpgroup, like te__wgmma_atom, with A in registers. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -97,8 +98,8 @@ TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* Issue S of the current tile of keys, and O += P V of the one before. A k of 32 is two 16-byte chunks of a row of 128
- * bytes. */
+/* Issue S of the current tile of keys, and O += P V of the previous tile. A k of 32 is two 16-byte chunks of a row of
+ * 128 bytes. */
 template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a) {
     const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
     const uint64_t q = te__attn_tile_descriptor(a.q, 64);
@@ -113,7 +114,7 @@ TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd
         te__wgmma_e4m3_atom<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
     te__wgmma_commit();
 }
-/* As te__attn_fwd_issue_gemms. */
+/* The FP8 version of te__attn_fwd_issue_gemms. */
 template <class C>
 TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -135,7 +136,7 @@ TE_FN void te__mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/* As te__attn_recompute_scores. */
+/* The FP8 version of te__attn_recompute_scores. */
 template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -162,14 +163,14 @@ TE_FN float te__attn_f16x2_low(uint32_t w) { return te_float_of_f16((uint16_t)w)
 TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(w >> 16)); }
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* P = 2^(scale s + offset[e]) in f16, the scale and the offset of row e as pairs of equal numbers. offset:
- * TE__ATTN_FP8_P_EXPONENT - row_max. A number that f16 cannot represent is NaN, and so is P then: te__attn_fp8_exp_row_f32
- * computes it instead. */
+/* P = 2^(scale s + offset[e]) in f16, with the scale and the offset of row e as pairs of equal numbers. offset:
+ * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent one of these, it is NaN here and P becomes NaN;
+ * te__attn_fp8_exp_row_f32 then computes P instead. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* A scale below 2^-24 becomes 2^-24: scores so small make a difference of less than 2^-8 in all, but 0 times a masked
- * score of -inf would be NaN. */
+/* A scale below 2^-24 becomes 2^-24: with such a scale the scores contribute less than 2^-8 in any case, but a scale of
+ * 0 times a masked score of -inf would be NaN. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
@@ -182,7 +183,8 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
  * polynomial of the fraction. Relative error at most 2^-8.8. Below 2^-14 the result is 0, from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    const uint32_t magic = 0x66006600u, minus = 0xe600e600u;              /* 1536: from there on f16 has no fractions */
+    /* 1536: from 1024 on numbers of f16 are integers */
+    const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(x) : "r"(x), "r"(lowest));
@@ -196,7 +198,7 @@ TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(0x84008400u)); /* -2^-14 */
     return y;
 }
-/* S becomes P in row e. Returns this lane's sum of it, of which even and odd columns are accumulated in f16. */
+/* S becomes P in row e. Returns this lane's sum of P; even and odd columns are accumulated separately, in f16. */
 template <class C>
 TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__attn_fp8_exponent &x) {
     constexpr int EVERY = C::EXP2_POLY_EVERY;
@@ -224,7 +226,7 @@ template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C
     }
     return sum[0] + sum[1];
 }
-/* The A operands of P V: four columns of a row in a register, of two groups of eight. */
+/* Pack P to the A operands of P V: four columns of a row in a register, from two groups of eight. */
 template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 4 + i % 2;
@@ -244,8 +246,8 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
-/* Rows whose sum of P exceeds e4m3: divide P, O and the sums by a power of two, so that P is 16 at most, or half of
- * what it is where it is that already. */
+/* For rows whose sum of P exceeds the largest e4m3: divide P, O and the sums by a power of two such that P is at most
+ * 16; if it is already, divide by 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
@@ -262,12 +264,11 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* The offset of a row with the maximum of row e: an integer; -inf where the row has seen no key
- * (te__attn_finite_max). */
+/* The offset for the maximum of row e, an integer; -inf if the row has seen no key (te__attn_finite_max). */
 template <class C> TE_FN float te__attn_fp8_integer_max(const te__attn_fwd_fragments<C> &r, int e, float c) {
     return ceilf(te__attn_fp8_max(r, e) * c);
 }
-/* As te__attn_rescale. */
+/* The FP8 version of te__attn_rescale. */
 template <class F, class C>
 TE_FN void te__attn_fp8_rescale(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float scale, float sum[2]) {
     float factor[2];
@@ -280,7 +281,7 @@ TE_FN void te__attn_fp8_rescale(te__attn_fwd_fragments<C> &r, te__attn_fp8_expon
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* The first tile of keys: the offsets of its rows, P and its sums. */
+/* The first tile of keys: computes the offsets of its rows, P and its sums. */
 template <class F, class C>
 TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float row_max[2],
                                       float row_sum[2], float scale) {
@@ -299,7 +300,7 @@ TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* As te__attn_fwd_step. */
+/* The FP8 version of te__attn_fwd_step. */
 template <class F, class C>
 TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, te__attn_fwd_pipelines<C> &a,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -319,7 +320,7 @@ TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent
     te__attn_release_k(a, is_last);
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
-/* The dequantization factors of a head: from S in e4m3 units to a score in powers of two, and from e4m3 to v. */
+/* The dequantization factors of a head: from products of e4m3 to a score in base 2, and from e4m3 to v. */
 struct te__attn_fp8_head_units { float score, value; };
 template <int HEADS, int KV_HEADS>
 TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_params *p, int head) {
@@ -327,7 +328,7 @@ TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_para
     return {te__attn_fp8_score_unit(p->amax[q], p->amax[k], p->common.scale),
             te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MAX)};
 }
-/* As te__attn_fwd_output_of. value: the dequantization factor of v. */
+/* The FP8 version of te__attn_fwd_output_of. value: the dequantization factor of v. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w, int row,
                                                  float value) {
@@ -341,7 +342,7 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* As te__attn_fwd_consumer. */
+/* The FP8 version of te__attn_fwd_consumer. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -359,7 +360,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v for w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the queries before was skipped */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the previous queries was
+                                               skipped */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -370,14 +372,14 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES, a.scale_log2 = units.score;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* the first tile of keys, together with the last product of the queries before */
+        /* the first tile of keys, together with the last product of the previous queries */
         float row_max[2], row_sum[2];
         if (skip_first) te__attn_skip_k(a);
         te__attn_fp8_issue_gemms(r, a, has_next, has_output, add);
         if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS;
-        int key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
-        asm volatile("" : "+r"(key));  /* so that bounds derived from it are recomputed, not kept in registers */
+        int key = tile + lane % 4 * 2; /* this lane's first key of the tile */
+        asm volatile("" : "+r"(key));  /* so that bounds derived from it are recomputed, not held in registers */
         if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_masks_later_tiles<F>()) te__attn_mask_window(r, m, next.query + group * 64, tile);
             else te__attn_mask_scores(r, m, next.query + row, key);
@@ -409,7 +411,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* A tile of the transposed V: all of D, keys from `key` on. */
+/* Load a tile of the transposed V: all of D, keys from `key` on. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {
@@ -420,7 +422,7 @@ TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const 
         te__attn_tma_load_head(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_pipeline_advance(p.state);
 }
-/* As te__attn_fwd_producer. */
+/* The FP8 version of te__attn_fwd_producer. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -437,7 +439,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
         const CUtensorMap *const k_map = &p->kv;
-        constexpr int WIDTH = C::BOXES * 64; /* of a tile of K, in elements of 16 bits */
+        constexpr int WIDTH = C::BOXES * 64; /* width of a tile of K, in elements of 16 bits */
         if (w.head >= 0) te__attn_produce_tile<WIDTH, C::KEYS>(k, k_map, kv_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -461,7 +463,8 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *p, te__attn_fwd_barriers *bars) {
-    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* the swizzle repeats there */
+    /* the swizzle repeats every 1024 bytes */
+    const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_fwd_barriers_init<C>(bars);
@@ -484,8 +487,9 @@ TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *, te__attn_fwd_barrier
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
 /* The tensor map of the transposed v, [batch, kv_heads, dim, keys], two keys as one element of 16 bits. */
-TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te_attention_fp8_operands *of, int dim,
-                                           int kv_heads, int batch, te_context *ctx) {
+TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
+                                           const te_attention_fp8_operands *of, int dim, int kv_heads, int batch,
+                                           te_context *ctx) {
     const cuuint64_t row = (cuuint64_t)of->keys, head = row * (cuuint64_t)dim;
     const te__tensor_shape shape = {4,
                                     {row / 2, (cuuint64_t)dim, (cuuint64_t)kv_heads, (cuuint64_t)batch},
@@ -493,7 +497,7 @@ TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_enco
                                     {64, (cuuint32_t)dim, 1, 1}};
     return te__tensor_map(map, encode, of->v, &shape, TE_bf16, ctx);
 }
-/* The tensor of q or k in e4m3, two dimensions as one element of 16 bits. */
+/* The tensor of q or k in e4m3, two dimensions of a head as one element of 16 bits. */
 TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim, int heads, int box_rows,
                                                        const te_attention_args *a) {
     te__attn_heads_tensor x;
@@ -511,13 +515,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
         __shared__ te__attn_fwd_barriers bars;
         te__attn_fp8_kernel<T, C, HEADS, KV_HEADS, F>(p, &bars);
     }
-    /* TE_ERROR_DEVICE unless the context's device runs it. */
+    /* Returns TE_ERROR_DEVICE unless the context's device runs the kernel. */
     static te_status ready(te_context *ctx, te_sm90_kernel *k, const char *name) {
-        TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx, TE_ERROR_DEVICE,
-                   "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)", name);
+        TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx,
+                   TE_ERROR_DEVICE, "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)",
+                   name);
         return TE_OK;
     }
-    /* Launch it on the operands that name_cast has left in the scratch memory. */
+    /* Launch the kernel on the operands that name_cast has stored in the scratch memory. */
     static te_status launch(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a, const char *name) {
         const te_attention_fp8_operands of = te__attn_fp8_operands_of(a, HEADS, KV_HEADS, D);
         const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
@@ -536,7 +541,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
                                                C::THREADS, C::SHARED, 1);
         return te__cuda_launch(ctx, launch, &all, sizeof all);
     }
-    /* The casts, then the kernel. */
+    /* Run the casts, then the kernel. */
     static te_status run(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a,
                          te_status (*cast)(te_context *ctx, const te_attention_args *a), const char *name) {
         TE_TRY(te__attention_check_fp8(ctx, a, HEADS, name));

@@ -2,11 +2,11 @@
  * masks and options of scores, softmax, and the epilogue.
  *
  * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum: P must only neither overflow nor vanish. So row_max stays the maximum of the first tile of keys until a
- * lane's sum of P over a tile exceeds te__attn_rescale_threshold. Then P is discarded: the warp recomputes S of this
+ * maximum, as long as P neither overflows nor underflows. So row_max stays the maximum of the first tile of keys until
+ * a lane's sum of P over a tile exceeds te__attn_rescale_threshold. Then P is discarded: the warp recomputes S of this
  * tile from Q and K, which are still in shared memory, takes the maximum, and rescales O and the sums (the conditional
- * rescale of FlashAttention-4). An ordinary tile of keys takes no maximum, no shuffle and no rescaling of O, and its
- * exponentials begin as soon as S is there.
+ * rescale of FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their
+ * exponentials begin as soon as S is complete.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_SOFTMAX_H
@@ -17,12 +17,13 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of two rows, e = 0 and 1, the second one eight below the first. Four lanes share a row. */
+/* A thread's part of two rows, e = 0 and 1; the second row is eight below the first. Four lanes have a row. */
 template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S, then P */
     uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of P V */
     float o[C::V / 2];            /* O, not yet divided by the sums */
-    float row_max[2], row_sum[2]; /* subtracted from the scores; this lane's part of the sum of P */
+    float row_max[2], row_sum[2]; /* row_max is subtracted from the scores; row_sum is this lane's part of the sum of
+                                     P */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -35,19 +36,20 @@ struct te__attn_score_tile {
     int head, query, key;
 };
 
-/* Score i becomes -inf: one of floats, or of pairs of f16. */
+/* Sets score i to -inf; scores are floats, or pairs of f16. */
 template <int N> TE_FN void te__attn_mask_score(float (&s)[N], int i) { s[i] = -INFINITY; }
 template <int N> TE_FN void te__attn_mask_score(uint32_t (&s)[N], int i) {
     s[i / 2] = i % 2 ? (s[i / 2] & 0xffffu) | 0xfc000000u : (s[i / 2] & 0xffff0000u) | 0xfc00u;
 }
-/* Scores of keys that a query does not see become -inf. query: of this thread's first row; key: of its first column. */
+/* Sets the scores of keys that a query does not see to -inf. query: that of this thread's first row; key: that of its
+ * first column. */
 template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Whether a row may see no key of the first tile that it takes: with a bound on the right that does not end every row
- * at its own key. Causal rows find their own key in the first tile if there are as many keys as queries. */
+/* Whether a row may see no key of its first tile. That is possible with a bound on the right, except in causal
+ * self-attention, where the first tile of every row contains the row's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
@@ -56,16 +58,16 @@ template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
 
-/* The first row and column of this thread's fragment in a warpgroup's tile. The asm hides where they come from, so that
- * the compiler computes what follows from them each time instead of keeping it: there are no registers for that. */
+/* The first row and column of this thread's fragment in a warpgroup's tile. The asm hides their origin, so that the
+ * compiler recomputes values derived from them each time, because there are no registers to hold these. */
 struct te__attn_lane_origin { int query, key; };
 TE_FN te__attn_lane_origin te__attn_lane_origin_of(int query, int key) {
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     return {query + thread / 32 % 4 * 16 + thread % 32 / 4, key + thread % 4 * 2};
 }
-/* Masks a window by one comparison a score. query, key: the first of the warpgroup's tile. Queries that do not exist
- * are not masked. */
+/* Masks a window by one comparison for each score. query, key: the first ones of the warpgroup's tile. Queries outside
+ * the sequence are not masked. */
 template <class C>
 TE_FN void te__attn_mask_window(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(query, key);
@@ -91,7 +93,8 @@ TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, float scale, cons
             r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
-/* P becomes 0 where dropout drops it. p: the kernel's arguments. The random state is read each time, too. */
+/* Sets P to 0 where dropout drops it. p: the kernel's arguments. The random state is read in each call, which saves
+ * registers. */
 template <int HEADS, class F, class C, class P>
 TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te__attn_score_tile &t) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(t.query, t.key);
@@ -119,7 +122,7 @@ template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> 
     v[0] = fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 1));
     return fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 2));
 }
-/* S becomes P = exp2((S - row_max) * scale_log2) in row e. Returns this lane's sum of it. */
+/* S becomes P = exp2((S - row_max) * scale_log2) in row e. Returns this lane's sum of P. */
 template <class C>
 TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max, float scale_log2) {
     const float offset = row_max * scale_log2;
@@ -132,22 +135,22 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit of a lane's sum of P in a row of a tile, and so of each P: f16 ends at 65504. bf16 has the range of float,
- * of which the products of P and V must stay well clear. */
+/* The limit of a lane's sum of P in a row of a tile, and so of each P. f16 ends at 65504. bf16 has the range of float,
+ * but the products of P and V must not come near its end. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Whether a row of this warp exceeds it (NaN does). */
+/* Whether the sum of a row of this warp exceeds this limit or is NaN. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 
-/* S of a warp's 16 rows once more, by mma.sync. q: the tile of Q of its warpgroup; k: the tile of K. */
+/* Recompute S of a warp's 16 rows, by mma.sync. q: the tile of Q of its warpgroup; k: the tile of K. */
 template <te_dtype T, class C>
 TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
-    asm volatile("" : "+r"(lane)); /* addresses are recomputed rather than kept: there are no registers for them */
+    asm volatile("" : "+r"(lane)); /* addresses are recomputed, because there are no registers to hold them */
     const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
 #pragma unroll 1
@@ -162,12 +165,12 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* The number to subtract where the maximum is row_max: 0 while a row has seen no key (-inf). P is 0 then, and the first
- * key that the row sees exceeds the threshold. */
+/* The number to subtract if the maximum is row_max: 0 while a row has seen no key (-inf). P is 0 then, and the first
+ * tile with a visible key exceeds the threshold. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* The first tile of a row with a sink: the maximum is not below the sink, and one lane of the row adds it to the sum.
+/* The first tile of a row with a sink: the maximum includes the sink, and one lane of the row adds the sink to the sum.
  * sinks: of one sequence; head: counted over all sequences. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
@@ -194,7 +197,7 @@ TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, floa
 
 /* ---- epilogue ---------------------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix of which each of four lanes has a row: then each has a column. */
+/* Transposes a 4 x 4 matrix of which each of four lanes has a row. Afterwards each lane has a column. */
 TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
     TE_UNROLL for (int step = 1; step < 4; step *= 2)
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -204,7 +207,7 @@ TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
             else w[i + step] = received;
         }
 }
-/* Where the output of a tile of queries goes. */
+/* The destination of the output of a tile of queries. */
 struct te__attn_fwd_output {
     void *out;          /* of row 0 of this head and sequence; in e4m3 if out_scale is not null */
     const float *scale; /* te_attention_args.out_scale */
@@ -212,10 +215,10 @@ struct te__attn_fwd_output {
     float *lse;         /* of row 0, or null */
     int query, seq;     /* this thread's first row; rows outside of 0 to seq - 1 are not stored */
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    float factor;       /* of O, for dropout or a scale of V */
+    float factor;       /* multiplies O, for dropout or a scale of V */
     float *amax;        /* te_attention_args.amax */
 };
-/* Divides O by the sums and stores it, a lane 16 bytes and four lanes 64 of a row at a time; and stores lse. */
+/* Divides O by the sums and stores it, 16 bytes a lane, so that four lanes store 64 bytes of a row; and stores lse. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;
@@ -223,7 +226,7 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, for the row's maximum alone counts 1 */
+        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because the P of the row's maximum is 1 */
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
@@ -241,7 +244,7 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    uint32_t amax = 0; /* read back what was stored, for there are no registers for it while O is in use */
+    uint32_t amax = 0; /* reads back the stored numbers, because there are no registers for amax while O is in use */
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;
         for (int i = 0; row >= 0 && row < to.seq && i < C::V; i += 32)

@@ -9,9 +9,10 @@
  * A tile [rows, D] in shared memory is ceil(D / 64) boxes of [rows, 64] elements of 16 bits. The rows of a box have 128
  * bytes, whose 16-byte chunks are permuted by TMA's 128-byte swizzle.
  *
- * Accumulator layout: lane l of warp w holds, of rows 16 w + l / 4 (elements 4 j and 4 j + 1) and 8 further down
- * (elements 4 j + 2 and 4 j + 3), columns 8 j + 2 (l % 4) and the next. That is the layout of an A operand in registers
- * too: elements 8 k to 8 k + 7, packed to 16 bits in pairs, are A of a product over columns 16 k to 16 k + 15.
+ * Accumulator layout: lane l of warp w has columns 8 j + 2 (l % 4) and 8 j + 2 (l % 4) + 1 of row 16 w + l / 4
+ * (elements 4 j and 4 j + 1) and of the row 8 below it (elements 4 j + 2 and 4 j + 3). An A operand in registers has
+ * the same layout: elements 8 k to 8 k + 7, packed to 16 bits in pairs, are A of a product over columns 16 k to 16 k +
+ * 15.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
@@ -81,8 +82,8 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. An empty asm that claims to change these registers keeps the compiler from moving their initialisation below
- * the fence before the product, or their first use above the wait behind it (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm, which claims to change the registers, keeps the compiler from moving their initialisation below
+ * the fence before the product, or their first use above the wait after it (CUTLASS's warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
@@ -90,9 +91,8 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
 }
 
-/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. It serves K-major and MN-major
- * reads: K-major uses the stride from eight rows to the next eight (1024 bytes), MN-major the one from box to box as
- * well. */
+/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. It is valid for K-major and MN-major
+ * reads: K-major uses the stride between groups of eight rows (1024 bytes), MN-major also the stride between boxes. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
@@ -118,8 +118,8 @@ TE_FN void te__attn_gemm_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], ui
 
 /* ---- warp specialisation and pipelines ------------------------------------------------------------------------- */
 
-/* setmaxnreg: the producer warpgroup gives registers back, which the consumer warpgroups take. N: of each thread. All
- * warps of a warpgroup execute it. */
+/* setmaxnreg: the producer warpgroup releases registers, which the consumer warpgroups then allocate. N: registers of a
+ * thread. All warps of a warpgroup must execute it. */
 template <int N>
 TE_FN void te__warpgroup_reg_alloc(void) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -184,7 +184,7 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
-/* Behind a wait: uses of the result d stay below this point, and so do loads and stores (see
+/* To be called after a wait: keeps uses of the result d, and loads and stores, below this point (see
  * te__wgmma_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -226,8 +226,8 @@ TE_FN void te__attn_shared_store4(uint32_t to, const float *v) {
 TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
 }
-/* Makes this thread's stores to shared memory visible to wgmma and TMA (the async proxy) of whoever synchronises with
- * it afterwards. */
+/* Makes this thread's stores to shared memory visible to wgmma and TMA (the async proxy) of threads that synchronise
+ * with this thread afterwards. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /* TMA bulk copies of `bytes` bytes of f32 from shared to global memory, which store or add. Each is a bulk group of its
  * own: te__attn_bulk_wait_read waits until this thread's groups have read shared memory, te__attn_bulk_wait until they
@@ -256,7 +256,8 @@ TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-/* Increments *p. Everything before it, completed bulk copies included, is visible to whoever acquires the new value. */
+/* Increments *p. All earlier writes, including completed bulk copies, are visible to a thread that acquires the new
+ * value. */
 TE_FN void te__attn_add_release(uint32_t *p) {
     asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
@@ -284,9 +285,9 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Its tensor map. */
-TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te__attn_heads_tensor *x,
-                                           te_dtype dtype, te_context *ctx) {
+/* The tensor map of such a tensor. */
+TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
+                                           const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
     const te__tensor_shape shape = {
         x->batch ? 4 : 3,
@@ -299,8 +300,8 @@ TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_enco
 
 /* The tensor map of [batch, seq, width], elements of 16 bits, in boxes of 64 tokens by 64 columns, which stay within a
  * sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
-TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int batch, int seq,
-                                         int width, te_dtype dtype, te_context *ctx) {
+TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                          int batch, int seq, int width, te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {batch ? 3 : 2,
                                     {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch},
                                     {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq},

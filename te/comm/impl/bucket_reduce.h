@@ -1,19 +1,20 @@
 /* bucket_reduce.h -- how the gradients of a bucket (buckets.h) are summed over the data group: in f32 or bf16; all of
  * them (all-reduce) or this rank's shard (reduce-scatter, for ZeRO-1); by DMA engines or by NCCL or MPI.
  *
- * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs beside a backward does not slow
- * its GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
+ * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs during backward does not slow its
+ * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
  * x[count]:
  *   1. each shard of x, an Nth, is copied to the rank that owns it, into the slot there for the sender;
  *   2. the owner adds its slots and its own shard in f32, in the order of the ranks: (N + 1) shards of bytes;
  *   3. the sum is copied to all other ranks, and from their slots into x. Not in a reduce-scatter.
- * Bytes over a link: 2 (N - 1) / N of x, at 230 GB/s to a rank of four. A bucket that no more of the backward hides
- * goes by NCCL, which takes half of that time.
+ * Bytes over a link: 2 (N - 1) / N of x, at 230 GB/s per rank with four ranks. A bucket that no part of backward hides
+ * is reduced by NCCL, which takes half of the time.
  *
- * Synchronisation, all of it in the order of one stream: behind each copy the sender writes a flag of the receiver,
- * whose stream waits for it and resets it. No rank asks whether a slot is empty. It sends its next shards after it has
- * received all flags of the current sums, so their owners have added up what it sent; and its next sum after it has
- * received all shards of that piece, whose senders have copied the sum before out of their slots.
+ * Synchronisation: behind each copy the sender writes a flag on the receiver, whose stream waits for the flag and
+ * resets it. No rank has to ask whether a slot on another rank is empty, because each uses one stream, in order. A rank
+ * sends its next shards after it has received the flags of all current sums, and so the owners have added up its
+ * shards. It sends its next sum after it has received all shards of the next piece, and their senders have copied the
+ * previous sum out of their slots before they sent these.
  *
  * A stream that waits for a rank that has failed waits forever, as NCCL's kernels do: te_comm_synchronize reports it
  * after the timeout, and te_comm_destroy releases the stream.
@@ -31,14 +32,14 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy brings, and the index of its flag */
-    TE_DMA_ALIGN = 128,               /* elements: shards begin at multiples of so many */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* the content of a copy, and the index of its flag */
+    TE_DMA_ALIGN = 128,               /* shards begin at multiples of this many elements */
     TE_DMA_THREADS = 512
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count], a multiple of 8: in this rank's shard, out the sum */
-    const void *shard[TE_MAX_RANKS]; /* of the others */
+    void *x;                     /* [count], a multiple of 8: this rank's shard, then the sum */
+    const void *shard[TE_MAX_RANKS]; /* [count] each: the shards that the other ranks sent */
     int64_t count;
     int rank, ranks;
 } te_dma_add_args;
@@ -65,7 +66,7 @@ typedef struct te__dma_reduce {
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
-    int scatter_only;     /* reduce-scatter: no rank gets the sums of the others */
+    int scatter_only;     /* reduce-scatter: each rank keeps its sum, step 3 is left out */
     int64_t count, shard; /* elements of all shards, and of one; the last ones may have fewer */
     int64_t stride;       /* elements from one rank's shard to the next one's */
     int64_t slot;         /* elements of a slot */
@@ -80,7 +81,7 @@ TE_API size_t te__dma_shard_bytes(const te__dma_reduce *c, int r) {
 TE_API char *te__dma_shard(const te__dma_reduce *c, int r) {
     return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
 }
-/* The slot on rank `to` for what rank `from` sends. kind: TE_DMA_SHARD or TE_DMA_SUM. */
+/* The slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
 TE_API char *te__dma_slot(const te__dma_reduce *c, int to, int from, int kind) {
     const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
     return te__overlap_workspace(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);
@@ -89,8 +90,8 @@ TE_API te_status te__dma_copy(const te__dma_reduce *c, void *to, const void *fro
     return te__cuda_status(ctx, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                            "sums over ranks");
 }
-/* Sends each other rank its shard of x, or all of them this rank's sum, and then the flag. The rank before this one is
- * the first, so that each rank receives from one at a time. */
+/* Copies to each other rank its shard of x (TE_DMA_SHARD), or this rank's sum to all (TE_DMA_SUM), each followed by the
+ * flag. Every rank begins with the rank in front of it, so that each receives from one rank at a time. */
 TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -141,7 +142,7 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     return c;
 }
 /* x[count], f32 or bf16, becomes the sum over the ranks of g, which has memory. count: a multiple of TE_DMA_ALIGN.
- * Enqueued on ctx->stream, which must be the same in all calls. */
+ * Enqueued on ctx->stream, which must be the same stream in all calls. */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -185,11 +186,11 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 }
 #endif
 
-/* ---- by the way that the buckets are configured for -------------------------------------------------------------- */
+/* ---- by DMA engines, NCCL or MPI, as the buckets are configured -------------------------------------------------- */
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors beside the backward */
+    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors during backward */
     te_dtype dtype;
     void *staging;    /* [elements] of bf16; null: the sums are in f32, in place */
     int64_t elements;
@@ -199,7 +200,7 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     if (s->staging) te_release(s->ctx, s->staging);
     s->staging = 0;
 }
-/* bytes: of f32 that are reduced at a time. dma: by DMA engines, if the ranks have symmetric memory. */
+/* bytes: the size in f32 of the largest reduction. dma: use DMA engines if the ranks have symmetric memory. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;
@@ -211,13 +212,13 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* x[count] of `dtype` becomes the sum over the group. hidden: more of the backward runs beside it. */
+/* x[count] of `dtype` becomes the sum over the group. hidden: backward has more GEMMs, which run at the same time. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
     return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
 }
-/* The same of x in f32, summed in s->dtype. */
+/* The same for x in f32; the sum is computed in s->dtype. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
                                                   te_context *ctx) {
     if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);
@@ -236,8 +237,9 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Of a model's gradients this rank gets the sums of its shard (te__slice_elements), and of the elements behind the last
- * shard: half of the traffic of an all-reduce. Shards know no parameters, so the memory of frozen ones is sent too. */
+/* Reduces a model's gradients such that this rank gets the sums of its shard (te__slice_elements) and of the elements
+ * behind the last shard: half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the memory
+ * of frozen parameters is sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

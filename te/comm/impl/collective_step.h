@@ -1,18 +1,18 @@
 /* collective_step.h -- how the step of a collective runs: by itself, or together with the GEMM of the
  * linear before it (te/linear/impl/linear_comm_overlap.h decides which linears defer their GEMM to the next step):
  *
- *   GEMM + reduce_scatter   also in backward, where an all_gather's adjoint follows the linear's data gradient. The
- *                           epilogue stores tiles of other ranks' rows into slots of these ranks
- *                           (te/gemm/impl/gemm_sm90_epilogue_scatter.h).
- *                           It also adds up this rank's rows, or a second kernel does, te_reduce_scatter_add, which
- *                           moves N + 1 times the bytes of these rows.
- *   GEMM + all_reduce       for the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also
- *                           sends them as packets to the slots in which the fused kernel waits for them; it waits for
- *                           nobody. It sends 2 m n bytes to each other rank while the GEMM reads its weight.
+ *   GEMM + reduce_scatter   in forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
+ *                           The epilogue stores tiles of other ranks' rows into slots of these ranks
+ *                           (te/gemm/impl/gemm_sm90_epilogue_scatter.h). The slots of this rank's rows are added up by
+ *                           the epilogue, or by a second kernel, te_reduce_scatter_add, which moves N + 1 times the
+ *                           bytes of these rows.
+ *   GEMM + all_reduce       for the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
+ *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
+ *                           waits for no other rank. It sends 2 m n bytes to each other rank while it reads its weight.
  *
- * Both take 16-bit operands. The first also takes FP8 operands with tensorwise scales, and then
- * accumulates in the tensor cores alone. Otherwise the GEMM and the group's collective run one after the
- * other. Measurements: docs/notes/comm.md.
+ * Both take 16-bit operands. The first also takes FP8 operands with tensorwise scales, and then uses fast accumulation
+ * (te_gemm.fast). Otherwise the GEMM and the group's collective run one after the other. Measurements:
+ * docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -31,7 +31,7 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* The sum as a kernel of its own. */
+/* Arguments of the second kernel, which adds up the slots. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count] */
@@ -53,7 +53,7 @@ TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     }
     __syncthreads();
 }
-/* In f32, in the order of the ranks, rounded once: the bits of te__gemm_scatter_sum. */
+/* Adds in f32, in the order of the ranks, and rounds once: the bits of te__gemm_scatter_sum. */
 TE_FN void te__reduce_scatter_add(const te_reduce_scatter_add_args *a, const te_dtype dtype) {
     const int64_t stride = 8 * (int64_t)gridDim.x * TE_REDUCE_SCATTER_THREADS;
     te__reduce_scatter_barrier(a);
@@ -80,17 +80,17 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* The GEMM's kernels with 16-bit operands (`many`) and with FP8 operands, and that of the sum. */
+/* The GEMM kernels with 16-bit operands (`persistent`) and with FP8 operands, and the kernel that adds up the slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
-    te_sm90_kernel many, fp8;
+    te_sm90_kernel persistent, fp8;
     const void *add;
 } te_gemm_reduce_scatter_kernels;
 template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* T: the list's format. A: the FP8 format of x (forward) or dy (backward); T: the recipe has no FP8. In 16 bits the
- * weight is transposed in forward, and not in backward; in FP8 always. */
+/* T: the list's format. A: the FP8 format of x (forward) or dy (backward); A = T if the recipe has no FP8. The weight
+ * is stored [n, k] (TRANS_B) in forward, and in FP8 also in backward. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -108,12 +108,12 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Whether the slots have capacity for D, and the flags for its tiles. */
+/* Whether D fits into the slots, and its tiles into the flags. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Whether the sum is a kernel of its own. It is where k is short, because the epilogue that adds up takes longer
+/* Whether the second kernel adds up the slots. It does where k is short, because adding up in the epilogue takes longer
  * than the tile; and in a backward that te_buckets watches, because a GEMM that waits for other ranks could deadlock
  * with the buckets' reductions, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
@@ -133,12 +133,12 @@ TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const t
                                            TE_REDUCE_SCATTER_THREADS, 0, 1);
     return te__cuda_launch(ctx, launch, &a, sizeof a);
 }
-/* y[m / ranks, n] = this rank's rows of the sum over the ranks of the product. */
+/* y[m / ranks, n] = this rank's rows of the product, summed over the ranks. */
 TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *kernels, void *y, const te_gemm *of,
                                              const te_run *r) {
     te__overlap_memory *m = r->tensor->memory;
     const int64_t local = m->rank * (of->m / m->ranks * of->n * 2);
-    te_sm90_kernel *kernel = te__gemm_is_fp8(of) ? &kernels->fp8 : &kernels->many;
+    te_sm90_kernel *kernel = te__gemm_is_fp8(of) ? &kernels->fp8 : &kernels->persistent;
     te_gemm g = *of;
     te__gemm_overlap ranks;
     te__gemm_scatter_params a;
@@ -157,18 +157,19 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     TE_TRY(te__sm90_gemm_run(kernel->kernel, &a, sizeof a, &a.gemm, &g, r->ctx));
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
-/* Runs the GEMM that the step before has deferred. *is_summed: with the reduce_scatter, to y; else its output is the
- * current value, and the reduce_scatter is still to be done. */
+/* Runs the GEMM that the step before has deferred. *is_summed 1: together with the reduce_scatter, whose result is in
+ * y. 0: the GEMM's output is the current value, and the reduce_scatter is still to be done. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
-    te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
-    te__gemm_overlap order; /* for tests, m->serial: the same kernel by itself, its tiles in the same order */
-    g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel accumulates in the tensor cores alone */
-    const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) && te__gemm_reduce_scatter_fits(&g, m) &&
-                            (uintptr_t)y.data % TE_ACCESS == 0;
+    te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
+    te__gemm_overlap order; /* only for tests (m->serial): the same kernel without the collective, its tiles in the same
+                               order */
+    g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
+    const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
+                            te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
     *is_summed = can_overlap && !m->serial;
     te__finish_deferred(r);
@@ -184,16 +185,16 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* Of the kernel that runs. There is no small-m one. */
-    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
+    /* The arguments of the GEMM kernel that runs; small_m is not used. */
+    union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
     te_peer_args peers;
 } te_gemm_all_reduce_args;
 
 /* Stores eight elements to D, and sends them as a packet to the ranks that sum this row. The slots and the epoch are
- * those of te_fused_collective_body, the kernel behind this GEMM, which counts the epoch. The half of the buffer
- * that it uses is empty as soon as this rank's collective before has ended: so the GEMM waits for nobody. */
+ * those of te_fused_collective_body, the kernel behind this GEMM, which counts the epoch. The half of the buffer that
+ * it uses is empty once this rank's previous collective has ended, so the GEMM waits for no other rank. */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -202,7 +203,7 @@ TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], con
     const uint32_t epoch = __ldg(a->state->epoch);
     const int64_t at = ((int64_t)row * p->n + col) * 2;
     const int two_shot = a->algorithm == TE_PEER_two_shot;
-    const int owner = row % a->ranks; /* two-shot: te__fused_row_place_of */
+    const int owner = row % a->ranks; /* two-shot: the rank that sums this row (te__fused_row_place_of) */
     const int packet = (int)((two_shot ? ((int64_t)(row / a->ranks) * p->n + col) * 2 : at) / TE_PACKET_BYTES);
     te_packet v;
     TE_UNROLL for (int i = 0; i < 4; i++) v.w[i] = w[i];
@@ -241,7 +242,7 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
     const int two_shot = g->m * g->n * 2 > group->peers->one_shot_bytes;
     a.peers = te__peer_args_of_rows(group, g->m, g->n * 2, two_shot, dtype);
     group->peers->gemms++;
-    return te__gemm_run_custom(kernels, &a, sizeof a, &a.few, &a.narrow, &a.many, g, ctx);
+    return te__gemm_run_custom(kernels, &a, sizeof a, &a.skinny, &a.small_m, &a.persistent, g, ctx);
 }
 #else
 typedef struct te_gemm_reduce_scatter_kernels te_gemm_reduce_scatter_kernels;
@@ -257,8 +258,8 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the step before has deferred; its output becomes the current value. *is_sent: its epilogue sent
- * the packets; it does so only if may_send, and if the library's own GEMM kernels take the shapes. */
+/* Runs the GEMM that the step before has deferred; its output becomes the current value. *is_sent: whether its epilogue
+ * sent the packets, which it does if may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -281,8 +282,8 @@ TE_API te_status te__collective_check(te_run *r, int i) {
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
-/* Prepares an all_gather in FP8 for the linear i. x: this rank's rows, which are cast here unless the kernel before has
- * stored them in FP8 (te__gathered_consumer). y: the rows of all ranks; forward saves them for backward. */
+/* Prepares an all_gather in FP8 for the linear i. x: this rank's rows, which this function casts unless the previous
+ * kernel has stored them in FP8 (te__gathered_consumer). y: the rows of all ranks; forward saves them for backward. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
@@ -295,8 +296,8 @@ TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) 
     TE_TRY(te__acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, backward ? f->dy : f->x, y->dtype, x->data, 0, saved.inverse);
 }
-/* y = the collective of the current value, which y becomes. An all_gather may be deferred to the GEMM of the next
- * step. */
+/* y = the collective of the current value; y becomes the current value. An all_gather may be deferred to the GEMM of
+ * the next step. */
 TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, fp8_linear = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->current;
@@ -305,13 +306,13 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
         te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
-        const int64_t rank_rows = te_min(x.rows, y.rows); /* the other side has those of all ranks, or as many */
+        const int64_t rank_rows = te_min(x.rows, y.rows); /* the larger of the two has the rows of all ranks */
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
     te__set_current(r, y);
     return TE_OK;
 }
-/* The step of a collective that is not a reduce_scatter. call: null if this pass leaves the value as it is. */
+/* The step of a collective that is not a reduce_scatter. call: null if the op is the identity in this pass. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     te_value y;

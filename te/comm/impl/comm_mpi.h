@@ -1,5 +1,5 @@
-/* comm_mpi.h -- communicators on the host, by MPI; comm.h calls what this and comm_nccl.h both define. A collective
- * returns when it is complete, or fails after the communicator's timeout. */
+/* comm_mpi.h -- communicators on the host, by MPI; comm_nccl.h defines the same functions for CUDA, and comm.h calls
+ * them. A collective returns when it is complete, or fails after the communicator's timeout. */
 /* target: host */
 #ifndef TE_COMM_HOST_H
 #define TE_COMM_HOST_H
@@ -19,7 +19,7 @@ typedef MPI_Comm te__comm_native;
 /* te_group.handle points to it. */
 typedef struct te__mpi {
     MPI_Comm comm;
-    MPI_Op sum_bf16, sum_f16; /* MPI has no type for either */
+    MPI_Op sum_bf16, sum_f16; /* MPI has neither type */
     int is_owned;             /* the communicator was made here */
 } te__mpi;
 
@@ -179,7 +179,7 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
                           ctx));
     return te__mpi_open(g, part, 1, ctx);
 }
-/* Symmetric memory is for CUDA alone. */
+/* The host has no symmetric memory. */
 TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
     return (void)g, (void)max_bytes, (void)ctx, TE_OK;
 }

@@ -1,6 +1,7 @@
-/* comm_nccl.h -- communicators on CUDA, by NCCL 2.18 or later; comm.h calls what this and comm_mpi.h both define.
- * Small tensors go through symmetric memory instead, where the ranks of a group can map it (symmetric_collectives.h).
- * Collectives are enqueued on the context's stream, so a pass with collectives is captured and replayed like any other.
+/* comm_nccl.h -- communicators on CUDA, by NCCL 2.18 or later; comm_mpi.h defines the same functions for the host, and
+ * comm.h calls them. Small tensors go through symmetric memory instead, where the ranks of a group can map it
+ * (symmetric_collectives.h). Collectives are enqueued on the context's stream, so a pass with collectives is captured
+ * and replayed like any other.
  */
 /* target: cuda */
 #ifndef TE_COMM_CUDA_H
@@ -61,7 +62,7 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    int taken = 0; /* by a kernel of symmetric_collectives.h */
+    int taken = 0; /* 1: a kernel of symmetric_collectives.h has done it */
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
@@ -87,8 +88,8 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* Whether this library made the NCCL communicator; te_comm_from_native does not own that of the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
-/* Frees the symmetric memory of a group. A rank frees its own after all others have unmapped it, which an all-reduce
- * tells, or after the timeout. */
+/* Frees the symmetric memory of a group. A rank frees its own memory once all others have unmapped it, which an
+ * all-reduce confirms, or after the timeout. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -196,9 +197,9 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags. The results are
- * garbage, which nobody reads. stream: used for these writes alone; a call does nothing while the writes of the call
- * before are in progress. */
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags. The communicator has
+ * failed, so the results are undefined. stream: used only for these writes; a call does nothing while the writes of the
+ * previous call are in progress. */
 TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = g->memory;
     if (!m || cudaStreamQuery(stream) != cudaSuccess) return;

@@ -1,21 +1,21 @@
 /* fused_collective_norm.h -- fused collective patterns: a norm, and the ops around it, on rows that are sums over the
  * ranks. Where the ranks have symmetric memory (symmetric_memory.h) each pattern is one kernel:
  *
- *   all_reduce [bias] [dropout] add [fork] norm                    all ranks have the same rows. The sum is one-shot or
- *                                                                  two-shot, as that of a plain all_reduce
+ *   all_reduce [bias] [dropout] add [fork] norm                    all ranks have the same rows. One-shot or two-shot,
+ *                                                                  like an all_reduce that is not fused
  *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     the boundary between two parts of a block under
  *                                                                  sequence parallelism: rank r has the rows
  *                                                                  [r * pitch, (r + 1) * pitch)
  *
  * A lane sends the others its packets of a row, waits for theirs, and continues with the sum in registers: f32, in the
  * order of the ranks, rounded once. So the bits are those of the collective followed by the pointwise kernel, with one
- * exception: for more rows than multiprocessors that kernel adds up a norm's row in another order (rstd differs in the
- * last bit of f32 in one row of ten). If there is no such kernel, or a GEMM overlaps the collective
- * (te/linear/impl/linear_comm_overlap.h), the steps run one after the other.
+ * exception: for more rows than multiprocessors the pointwise kernel adds up a norm's row in another order (rstd
+ * differs in the last bit of f32 in one row of ten). If there is no fused kernel for the case, or a GEMM overlaps the
+ * collective (te/linear/impl/linear_comm_overlap.h), the collective and the pointwise kernel run one after the other.
  *
- * A group of lanes sends one row ahead of the one that it computes, and receives gathered rows one behind, so the link
- * stays busy. Lane i of a rank waits only for lane i of its peers, which sends a row before it waits for that row: the
- * order of blocks does not matter as long as lower ones start first.
+ * A group of lanes sends its next row before it computes the current one, and receives the gathered rows of the
+ * previous one after that, so the link stays busy. Lane i of a rank waits only for lane i of its peers, which sends a
+ * row before it waits for that row: the order of blocks does not matter as long as lower ones start first.
  *
  * Floor, bytes a row of h 16-bit elements: all_reduce: over the link 2 h to each other rank (one-shot), or 4 h (N - 1)
  * / N in all (two-shot); x, the residual, its sum and y: 2 h each. reduce_scatter .. all_gather: 2 S (N - 1) / N over
@@ -48,13 +48,13 @@
 
 typedef struct te_fused_collective_args {
     te_pointwise c;                 /* the first member. Its x is null: x is peers.x */
-    te_peer_args peers;         /* bytes: of the packets that one rank sends another; its y is null */
+    te_peer_args peers;         /* bytes: of the packets that one rank sends to another; y is null */
     int64_t first, end;         /* rows of this launch */
     int64_t pitch;              /* rows of a rank in reduce_scatter .. all_gather; 0: all_reduce */
     void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
     int is_sent;                /* the epilogue of the GEMM before has sent x (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
-/* What a kernel is for: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
+/* The collective of a kernel: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
 /* Argument of te_fused_reduce_load, a te_norm_load_fn. */
 typedef struct te_fused_collective_source {
@@ -67,17 +67,17 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
-/* A lane works on vectors of eight elements, which are one packet of 16 bytes or, in f32, two. The half of a buffer
- * holds first the packets to be summed, by sender, and behind them those of the results: sums of a two-shot all_reduce,
- * or gathered rows. */
+/* A lane works on vectors of eight elements, which are one packet of 16 bytes or, in f32, two. Each half of a buffer
+ * holds first the packets to be summed, by sender, and behind them the packets of results: sums of a two-shot
+ * all_reduce, or gathered rows. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The row of x in which rank `rank` has its row `row`. */
+/* The index in x of row `row` of rank `rank`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
-/* owner: the rank that sums this row: this one or, two-shot, the ranks in turn. packet: the row's first packet among
- * those that one rank sends another. */
+/* owner: the rank that sums this row. One-shot it is this rank; two-shot the ranks take rows in turn. packet: the index
+ * of the row's first packet among the packets that one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -116,7 +116,7 @@ TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p,
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
-/* Sends them to rank `to`. */
+/* Sends these vectors to rank `to`. */
 TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
                                  te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -153,9 +153,9 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* sum: a packet of the sum over the ranks, to which this rank adds `local`. Two-shot, its owner computes it and
- * sends it to the others. After a timeout the lane continues, because the lanes of a row meet in the norm's
- * reductions. */
+/* sum: a packet of the sum over the ranks; local: this rank's summand. Two-shot, the owner of the row computes the sum
+ * and sends it to the others. After a timeout the lane continues, because the other lanes of the row wait for it in the
+ * norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -209,7 +209,7 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
 
 /* ---- device: all-gather the normed rows -------------------------------------------------------------------------- */
 
-/* Casts eight elements with the scale that all ranks share, sends and stores them: the bits of
+/* Casts eight elements with the scale that is the same on all ranks, sends and stores them: the bits of
  * te_pointwise_store_fp8. */
 TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const float y[8], int64_t row, int vector,
                                    const te_pointwise_shape k, te_fused_collective_state *state) {
@@ -286,8 +286,8 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
-/* Constants: stages, norm_store: of the pointwise kernel; store: te_fused_row_store in TE_FUSED_gathers; rows:
- * registers. */
+/* Constants: stages, norm_store: those of the pointwise kernel; store: te_fused_row_store in mode TE_FUSED_gathers;
+ * rows: registers for rows. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -315,16 +315,16 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 /* The kernels of a pattern. */
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: there is none */
-    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* all_reduce alone */
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
     int groups, blocks_per_sm; /* rows that a block takes at a time */
 } te_fused_collective;
 
-/* So many blocks on a multiprocessor leave a thread 64 registers. */
+/* With this many blocks on a multiprocessor a thread has 64 registers. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
-/* Makes name##_fused_collective(), the kernels of a pattern whose pointwise kernel is `name`: that has a norm, and its
- * width is a constant. They derive from the pointwise kernel for few rows, because latency dominates here too. gathers:
- * 0 or 1. widths: how the widths are known (te/fuse/impl/kernels.h). */
+/* Defines name##_fused_collective(), the kernels of a pattern whose pointwise kernel is `name`, if that has a norm and
+ * its width is a constant. They are variants of the low-latency pointwise kernel, because latency dominates here, too.
+ * gathers: 0 or 1. widths: how the widths are known (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \
@@ -338,7 +338,8 @@ typedef struct te_fused_collective {
     }
 #if TE_CUDA
 #define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_low_latency, gathers)
-#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row_low_latency, gathers)
+#define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) \
+    TE__FUSED_COLLECTIVE_OF(name, name##_row_low_latency, gathers)
 #else
 #define TE__FUSED_COLLECTIVE_fixed(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name, gathers)
 #define TE__FUSED_COLLECTIVE_fixed_training(name, gathers) TE__FUSED_COLLECTIVE_OF(name, name##_row, gathers)
@@ -373,9 +374,9 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* Rows of one launch, of `rows` rows of this rank of row_bytes bytes each; 0: the kernel cannot be used.
- * pitch > 0 (reduce_scatter .. all_gather): all rows of all ranks, or none. all_reduce: as many as fit into the
- * symmetric memory; if those are too many for one-shot, a multiple of the number of ranks. */
+/* How many of this rank's `rows` rows, of row_bytes bytes each, one launch takes; 0: the kernel cannot be used. pitch >
+ * 0 (reduce_scatter .. all_gather): all, or 0 if the rows of all ranks do not fit into the symmetric memory.
+ * all_reduce: as many as fit; if these are too many for one-shot, a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -383,7 +384,7 @@ TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_
     const int64_t fit = te_min(rows, p->max_bytes / row_bytes);
     return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->max_bytes / row_bytes / g->size * g->size);
 }
-/* Launches the kernel on all rows of p->c, `at_once` rows a launch. x: what is summed. */
+/* Launches the kernel on all rows of p->c, `at_once` rows a launch. x: the tensor that is summed. */
 TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run *r, te_value x,
                                              te_fused_collective kernels, int64_t at_once) {
     const te_group *g = r->tensor;
@@ -402,14 +403,15 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Whether the kernel fits the shapes: it has a norm and whole vectors, and no half of a gated activation. */
+/* Whether the kernel supports the shapes: there is a norm, rows consist of whole vectors, and there is no gated
+ * activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
 }
 
 /* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
 
-/* Rows of one launch; 0: there is no symmetric memory, or the sum itself must be stored for another step. */
+/* The rows of one launch; 0: there is no symmetric memory, or the sum itself must be stored for another step. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
@@ -429,9 +431,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     if (w.launches) p.c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
-/* The step: one kernel, or the all_reduce and the pointwise kernel `launch`. If the linear before it has deferred
- * its GEMM, that runs here: with the kernels `gemm` its epilogue sends the partial sums (collective_step.h). gemm
- * null: there are no such kernels. */
+/* The step: one kernel, or the all_reduce and the pointwise kernel `launch`. If the linear in front has deferred its
+ * GEMM, the GEMM runs here; if one of the kernels `gemm` can run it, its epilogue sends the partial sums
+ * (collective_step.h). gemm null: there are no such kernels. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -466,8 +468,8 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
 
-/* Rows of this rank, which are those of the one launch; 0: there is no symmetric memory, or the sum itself must be
- * stored for another step. */
+/* The rows of this rank, all in one launch; 0: there is no symmetric memory, or the sum itself must be stored for
+ * another step. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -477,7 +479,8 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, 
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
 }
 /* The step as one kernel. sum: memory for this rank's rows of the sum; middle: the step without its all_gather; y: the
- * gathered output, or memory for it if it becomes FP8; next: the linear that reads it in FP8, -1: none. */
+ * gathered output (if it is stored in FP8, only its memory is used); next: the linear that reads it in FP8, -1:
+ * none. */
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
@@ -500,8 +503,9 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     te__set_current(r, y);
     return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
 }
-/* The step: one kernel, or reduce_scatter, the pointwise kernel `launch`, and all_gather. If the linear before it has
- * deferred its GEMM, that runs here, and overlaps the reduce_scatter with the kernels `gemm`; null: there are none. */
+/* The step: one kernel, or reduce_scatter, the pointwise kernel `launch`, and all_gather. If the linear in front has
+ * deferred its GEMM, the GEMM runs here, and with one of the kernels `gemm` it overlaps the reduce_scatter. gemm null:
+ * there are no such kernels. */
 TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                te_fused_collective kernels, te_pointwise_shape k,
                                                te_gemm_reduce_scatter_kernels *gemm) {

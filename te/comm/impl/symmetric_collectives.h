@@ -3,8 +3,8 @@
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
- *   one-shot all_reduce    (N - 1) S          each rank sends all of x to all others, and each sums all of it; latency:
- *                                             one way over the link
+ *   one-shot all_reduce    (N - 1) S          each rank sends all of x to all others and computes the whole sum;
+ *                                             latency: one way over the link
  *   two-shot all_reduce    2 S (N - 1) / N    each rank sums its shard and sends the sum to all others: two ways
  *   reduce_scatter         S (N - 1) / N      one way; S: bytes of x
  *   all_gather             2 S (N - 1) / N    one way; S: bytes of y. A reserved bit pattern cannot mark an empty slot,
@@ -18,8 +18,9 @@
 
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
-/* With more than two ranks: above about 1 MiB sent per rank the bytes that two-shot saves take longer than its second
- * way over the link (2 us, 0.9 MB). With two ranks both send the same bytes. */
+/* For more than two ranks: if a rank would send more than about 1 MiB, two-shot is faster, because the bytes that it
+ * saves take longer than its second way over the link (2 us, 0.9 MB). With two ranks both algorithms send the same
+ * bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
 /* The algorithm for a tensor of `bytes` bytes in all; TE_PEER_none: it is too large, or no symmetric memory exists. */
@@ -31,8 +32,8 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy.
- * Constants: ranks: the number of ranks or, where a kernel does not know it, TE_PEER_MAX_RANKS; aligned: 1 for
- * a->aligned. */
+ * Constants: ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number; aligned: 1 if
+ * a->aligned is. */
 
 /* Loads the i-th packet of x into *x and sends it to all others. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
@@ -63,7 +64,7 @@ typedef struct te_peer_shards {
     int packets; /* of a shard */
     int64_t bytes, end;
 } te_peer_shards;
-/* Sends each other rank the i-th packet of its shard, and loads that of this rank's shard into *local. */
+/* Sends each other rank the i-th packet of its shard, and loads the i-th packet of this rank's shard into *local. */
 TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_peer_shards s, int i,
                                  const int ranks, const int aligned) {
     const int64_t offset = (int64_t)i * TE_PACKET_BYTES, left = te_min(TE_PACKET_BYTES, s.bytes - offset),
@@ -118,7 +119,7 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* A thread receives sums one packet behind those that it computes. */
+/* A thread computes its next sum before it receives the other ranks' sums of the previous index. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -212,7 +213,7 @@ TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
 }
-/* Blocks that are resident at once on a device with so many multiprocessors. */
+/* The largest number of blocks of a kernel; they are all resident at once. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 
@@ -234,9 +235,10 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 #undef TE__PEER_LAUNCH
-/* Enqueues the collective, if it fits into the symmetric memory: *taken. count: elements of one rank (te_transport). */
-TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y, const void *x,
-                                               int64_t count, te_dtype dtype, te_context *ctx) {
+/* Enqueues the collective if it fits into the symmetric memory; *taken says whether it did. count: elements of one rank
+ * (te_transport). */
+TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
+                                                const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;
     const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
     const te_peer_algorithm algorithm =

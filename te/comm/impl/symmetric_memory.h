@@ -1,20 +1,18 @@
 /* symmetric_memory.h -- a buffer on each rank of a group that all its ranks map, and how kernels exchange
  * packets through it.
  *
- * Collectives push: a rank stores what a peer needs directly into that peer's buffer, 16 bytes at a time,
- * and the peer polls its own buffer until the data is there. A packet is its own flag, because memory that
- * holds no packet has a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags work
- * alike). The only latency is therefore one way over the link: no separate flag, no fence until the data has
- * arrived, no remote load.
+ * Collectives push: a rank stores data directly into the buffer of the peer that needs it, 16 bytes at a time, and the
+ * peer polls its own buffer until the data has arrived. A packet is its own flag, because memory that holds no packet
+ * has a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags are similar). The only
+ * latency is therefore one way over the link: no separate flag, no fence until the data has arrived, no remote load.
  *
- * The buffer has two halves, used by even and odd epochs (a collective is an epoch). A rank writes to a
- * peer's half again two epochs later. By then it has received, in the epoch between, data that the peer sent
- * after it had emptied that half, so no barrier is needed. Each thread block counts epochs in device memory:
- * a CUDA graph can be replayed.
+ * The buffer has two halves, used by even and odd epochs (a collective is an epoch). A rank writes to the same half of
+ * a peer two epochs later. In the epoch between it receives data that the peer sent after it had emptied that half, so
+ * no barrier is needed. Each thread block counts epochs in device memory, so that a CUDA graph can be replayed.
  *
  * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch
- * the same number of threads. So no deadlock depends on how many blocks are resident, as long as lower
- * blocks start first.
+ * the same number of threads. So there is no deadlock, however few blocks are resident, as long as blocks with lower
+ * indices start first.
  *
  * The buffer is allocated and mapped in symmetric_memory_cuda.h. Users: symmetric_collectives.h (all-reduce,
  * reduce-scatter, all-gather), fused_collective_norm.h, collective_step.h (GEMM + all-reduce).
@@ -26,7 +24,7 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* of a tensor: packet indices over all ranks stay within an int */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest tensor: packet indices over all ranks stay within an int */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* of a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* of a block */
@@ -52,8 +50,8 @@ typedef struct te_peer_memory {
     int64_t max_bytes;      /* the largest tensor that is exchanged through the buffers; a larger one goes by NCCL */
     int64_t one_shot_bytes; /* the largest tensor that an all-reduce sums in one shot */
     int max_blocks;         /* of a kernel: the same on all ranks */
-    /* Statistics: collectives; of these fused patterns (fused_collective_norm.h), and those that gathered FP8; GEMMs
-     * whose epilogue sent to one (collective_step.h). */
+    /* Statistics, counts of launches: collectives; among them fused patterns (fused_collective_norm.h), and fused
+     * patterns that gathered FP8; GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
@@ -85,7 +83,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* The first use of the epoch: keeps the compiler from making earlier loads of x wait for the load of the epoch. */
+/* Marks the first use of the epoch, so that the compiler does not make earlier loads of x wait for the load of the
+ * epoch. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));
@@ -93,7 +92,7 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
     (void)epoch;
 #endif
 }
-/* Ends the epoch, also for the blocks of a larger grid. threads: of the block. */
+/* Ends the epoch, also in the counters of blocks that only a larger grid has. threads: of the block. */
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
@@ -105,7 +104,8 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Whether the wait for the ranks in `missing` (a bit mask) ends: the timeout is over, or another thread's was. */
+/* Whether a wait for the ranks in `missing` (a bit mask) has to end, because this thread or another one has reached the
+ * timeout. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -136,7 +136,7 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
         if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
     return 1;
 }
-/* The i-th rank after this one. All ranks send in this order, so that they do not all send to the same one at once. */
+/* The i-th rank after this one. All ranks send in this order, so that they do not all send to the same rank at once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
@@ -147,9 +147,8 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* sum = the sum over the ranks of the i-th packet, of which `local` is this rank's. Summed in f32 in the order of
- * the ranks, so that all ranks get the same bits. te_packet_escape comes before the sum is sent. Returns 0 after a
- * timeout. */
+/* sum = the sum over the ranks of the i-th packet; local: this rank's packet. Summed in f32 in the order of the ranks,
+ * so that all ranks get the same bits. Call te_packet_escape before the sum is sent. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
     te_packet v[TE_PEER_MAX_RANKS];
@@ -188,8 +187,8 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     te_packet_send8(slot, &idle);
     return 1;
 }
-/* te__peer_sum that waits for one rank after the other, so that it holds one packet in registers whatever the number of
- * ranks. After a timeout the sum is NaN. dtype: a->dtype as a constant. */
+/* te__peer_sum that waits for one rank after the other, so that it holds one packet in registers, independent of the
+ * number of ranks. After a timeout the sum is NaN. dtype: a->dtype as a constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];
@@ -204,7 +203,7 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* An error if a rank timed out in an earlier collective. */
+/* Returns an error if a rank timed out in an earlier collective. */
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
@@ -213,7 +212,7 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                    "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
                    g->rank, g->size, (int)failed - 1, g->comm->timeout);
 }
-/* A kernel's arguments but for y and x. bytes: see te_peer_args. */
+/* A kernel's arguments except y and x. bytes: see te_peer_args. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;
@@ -222,11 +221,12 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
     a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
-    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* the kernel knows the missing rank: let it be first to report */
+    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* 0.9: the kernel reports before the host's timeout, because it
+                                                         knows which rank is missing */
     return a;
 }
 /* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes, and of a GEMM whose
- * epilogue sends to it. Two-shot, a rank sends to each other rank that one's shard of the rows. */
+ * epilogue sends to it. Two-shot, a rank sends to each other rank the rows that this other rank sums. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -1,7 +1,7 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank
  * allocates its own buffers, and the ranks map each other's by CUDA IPC handles, which NCCL gathers.
- * Either all ranks of a group get them or none does: processes on different hosts, ranks within one
- * process, and devices that cannot access each other use NCCL alone.
+ * Either all ranks of a group get the buffers or none does: with processes on different hosts, ranks within one
+ * process, or devices that cannot access each other, NCCL does all collectives.
  *
  *   te_peer_memory   packet buffers of small collectives (symmetric_memory.h): te__peer_memory_open
  *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
@@ -25,7 +25,7 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* What a rank tells the others about itself. */
+/* The information about a rank that all ranks exchange. */
 typedef struct te_peer_info {
     int32_t is_ready; /* first exchange: it has allocated its memory; second: it has mapped that of all others */
     int32_t process, processors;
@@ -135,7 +135,8 @@ TE_API void te__overlap_block_unmap(te__overlap_block *b, int rank) {
     for (int r = 0; r < TE_MAX_RANKS; r++)
         if (r != rank && b->at[r]) (void)cudaIpcCloseMemHandle(b->at[r]), b->at[r] = 0;
 }
-/* Each rank allocates `bytes` bytes, of which the first zero_bytes are 0, and all map them; or none does. Waits. */
+/* Each rank allocates `bytes` bytes, of which the first zero_bytes are 0, and all ranks map each other's; or none does.
+ * Waits for all ranks. */
 TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero_bytes, const te_group *g,
                               te_peer_info *staging, te_context *ctx) {
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
@@ -175,7 +176,7 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     return ok && m->write && m->wait;
 }
 /* Whether stream memory operations reach the mapped memory: each rank writes a probe word to all ranks, waits for its
- * own, and checks those of the others. All ranks call it. */
+ * own word, and checks the words of the others. All ranks call it. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -199,7 +200,8 @@ TE_API void te__overlap_memory_free(te__overlap_memory *m) {
     (void)cudaGetLastError();
     free(m);
 }
-/* All ranks of the group call it at the same time. bytes: of the slots. If they cannot be mapped, g->memory stays null.
+/* All ranks of the group call it at the same time. bytes: of the slots. If the slots cannot be mapped, g->memory stays
+ * null.
  */
 TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
     const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
@@ -212,7 +214,8 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
-    /* A rank without streams takes part all the same, with a smaller block: if the sizes differ, no rank maps any. */
+    /* A rank without streams takes part in the exchange with a smaller block: because the sizes differ, no rank maps a
+     * block. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);

@@ -81,10 +81,10 @@ typedef struct te__new_file {
     char *temporary;  /* in the folder of the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* names to try; a taken one was left by a killed process with the same id */
+enum { TE__FILE_TRIES = 10000 }; /* names to try; a name is taken if a killed process with the same id left its file */
 
-/* Set f->target. *exists: whether there is a file at present, and *info: its status. Refuses what must not be
- * replaced. */
+/* Set f->target. *exists: whether there is a file at present, and *info: its status. Returns an error if the path must
+ * not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     *exists = lstat(f->path, info) == 0;

@@ -1,4 +1,4 @@
-/* graph_replay.h -- how work gets onto the stream: the launches of a pass are recorded and replayed as one CUDA graph.
+/* graph_replay.h -- how work is enqueued on CUDA: the launches of a pass are recorded and replayed as one CUDA graph.
  *
  * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels 2 us. So a pass of a model records
  * its launches: kernels with the bytes of their arguments, cuBLASLt calls, fills (te__launch_or_record). At the end of
@@ -8,10 +8,10 @@
  *      of device memory a pass);
  *   3. else the least recently used graph with the same kernels gets the new arguments (1 us a kernel);
  *   4. else, and while the stream is being captured, the launches go out one by one.
- * The order is always that of the plan, so the bits are the same.
+ * In each case the kernels run in the order of the plan, so the results have the same bits.
  *
- * Small fills inside a graph become kernels, because a graph of kernels alone launches faster. Measurements:
- * docs/notes/core.md.
+ * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
+ * Measurements: docs/notes/core.md.
  */
 /* target: cuda */
 #ifndef TE_GRAPH_REPLAY_H
@@ -27,7 +27,7 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* that one warp, the kernel's only one, should fill */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* the kernel has only one warp */
     TE_SMALL_FILL_MAX_EDGES = 4     /* dependencies of a fill, and nodes that depend on it */
 };
 /* The kernel's argument: bytes[i] = byte i % element of the value. */
@@ -100,9 +100,9 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* of one recording; when it is full it is flushed */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* launches; fewer go out one by one */
-    TE_LAUNCH_MAX_GRAPHS = 256         /* cached by a context */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; a full one is flushed */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* fewer launches are enqueued one by one */
+    TE_LAUNCH_MAX_GRAPHS = 256         /* cached graphs of a context */
 };
 
 /* A recorded call of a function that enqueues on ctx->stream itself (cuBLASLt, cudaMemsetAsync). */
@@ -133,7 +133,7 @@ typedef struct te_launches {
     int recording, count, bytes; /* of `record` */
     int replays, next;           /* cached graphs, and the one that is compared first */
     int last_is_kernel;          /* the launch recorded last is a kernel, not a call */
-    int autotuning;              /* candidates are being timed, behind a kernel that writes no weight */
+    int autotuning;              /* GEMM candidates are being timed, behind a kernel that writes no weight */
     uint64_t clock;
     int64_t made, updated, replayed; /* graphs captured, graphs given new arguments, launches of graphs */
     cudaStream_t stream;             /* used for capturing */
@@ -266,7 +266,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Whether graph r has the same kernels and calls as the record, so that it only needs the new kernel arguments. */
+/* Whether graph r has the same kernels and calls as the record, so that only the kernels' arguments have to be
+ * updated. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -339,9 +340,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Whether the next launch directly follows a kernel of the same pass (not a call, which may let the next kernel start
- * before it has waited itself). If so, all work before this pass is done when the next kernel starts, so that kernel
- * may read what the pass does not write, such as weights, before te_kernel_wait. */
+/* Whether the next launch directly follows a kernel of the same pass (not a recorded call, whose kernel may let the
+ * next kernel start before it has waited for its own predecessor). If so, all work before this pass is done when the
+ * next kernel starts, so that kernel may read memory that the pass does not write, such as weights, before
+ * te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));

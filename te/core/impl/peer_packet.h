@@ -1,8 +1,8 @@
 /* peer_packet.h -- packets: 16 bytes stored directly into memory of another rank, which polls until they arrive.
  *
- * Memory that no packet has arrived in is empty: all its bits are 1. So a packet needs no flag and no fence: words that
- * are no longer empty are data (the idea of NCCL's LL protocol and of Lamport's flags, with a sentinel as flag). The
- * receiver clears the memory again.
+ * All bits of empty memory are 1. So a packet needs no flag and no fence: a word that no longer has this value is data
+ * (the idea of NCCL's LL protocol and of Lamport's flags, with a sentinel as flag). After reading, the receiver makes
+ * the memory empty for the next packet.
  *
  * Do this:
  *     te_packet_send(there, &v);            // te_packet_escape first, if a word of v may have all bits set
@@ -47,7 +47,7 @@ TE_FN void te_packet_poll(te_packet *v, const void *from) {
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32);
     v->w[2] = (uint32_t)high, v->w[3] = (uint32_t)(high >> 32);
 }
-/* Make the memory empty again. */
+/* Make the memory empty for the next packet. */
 TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
@@ -103,7 +103,8 @@ TE_FN uint64_t te_nanoseconds(void) {
 
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
-/* A word that equals TE_PACKET_EMPTY is NaN in f32, and two NaNs in bf16 and f16. Replace it by other NaNs. */
+/* Data must not equal TE_PACKET_EMPTY, which is a NaN in f32 and two NaNs in bf16 and f16. Replace such words by other
+ * NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
@@ -115,7 +116,7 @@ TE_FN int te_packet_arrived(const te_packet *v) {
     return (v->w[0] != TE_PACKET_EMPTY) & (v->w[1] != TE_PACKET_EMPTY) & (v->w[2] != TE_PACKET_EMPTY) &
            (v->w[3] != TE_PACKET_EMPTY);
 }
-/* Numbers in a packet; t is not FP8. */
+/* How many numbers a packet holds; t is not FP8. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
 /* sum = v, or sum += v if `add`. */
@@ -147,8 +148,8 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* Load or store 16 bytes at byte `at` of p. Only the first n exist; the others read as 0. n and the address are even.
- * aligned: n is 16 and the address a multiple of 16. */
+/* Load or store 16 bytes at byte `at` of p. Only the first n are accessed; on a load the others become 0. n and the
+ * address are even. aligned: n is 16 and the address a multiple of 16. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA

@@ -2,7 +2,8 @@
  * matrix product (mma, from sm_80 on; FP8 from sm_89 on), and of sm_90a mbarriers, TMA, clusters and the warpgroup's
  * matrix product (wgmma). Also tensor maps, and whether a device runs a kernel compiled for sm_90a.
  *
- * The PTX ISA 8.0 has chapters of these names, which say what lies in which register and in shared memory.
+ * The layouts in registers and shared memory are described in the PTX ISA 8.0, in the chapters of the instructions'
+ * names.
  */
 #ifndef TE_PTX_CUDA_H
 #define TE_PTX_CUDA_H
@@ -16,8 +17,8 @@
 
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Load 16 bytes from shared memory. Like the two below ordered with other accesses (volatile, memory clobber), so that
- * it stays behind asynchronous copies that were waited for. */
+/* Load 16 bytes from shared memory. This load and the next two functions are ordered with other accesses (volatile,
+ * memory clobber), so that the compiler does not move them ahead of the wait for asynchronous copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -35,8 +36,8 @@ TE_FN void te__sts_float(uint32_t to, float f) {
 }
 
 /* c += a b by a warp: a [16, 16], b [16, 8] of bf16 or f16, or a [16, 32], b [32, 8] of e4m3. The PTX ISA says in
- * "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" which lane holds which elements; the bytes lie alike in
- * both. */
+ * "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" which lane holds which elements; the layout in bytes is
+ * the same in both. */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -58,7 +59,7 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* Barriers are given by their shared memory address. */
+/* The functions take the shared memory address of a barrier. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
@@ -154,8 +155,8 @@ TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor with this low word: that of another one, plus the distance of the operands in units of 16
- * bytes. */
+/* The K-major descriptor with this low word. The low word of an operand is that of another operand plus their distance
+ * in units of 16 bytes. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
 /* Operands and register names of `d`, the accumulators of a thread. */
@@ -219,7 +220,7 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most the last committed group is pending, or none is. */
+/* Wait until at most the last committed group is pending (_1), or none is (_0). */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
@@ -281,10 +282,11 @@ TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encod
 }
 /* The same for a tensor whose last dimension, the rows, is bounded anew by each load ("ragged"): a load gets the rows
  * from `first` on, and zeros from row first + count on. For that the map has two more dimensions. A load that starts at
- * row r of these passes the last three indices te__ragged_row(r, count), first + count, TE__RAGGED_ROWS. The first of
- * them is out of bounds, and so zero, from row `count` on; the address of the row is the sum of the first two; the
- * third brings the address back, which is computed modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) *
- * pitch + (TE__RAGGED_ROWS - count + r) * pitch = 2^64 + (first + r) * pitch. */
+ * row r of the `count` rows passes as its last three indices te__ragged_row(r, count), first + count and
+ * TE__RAGGED_ROWS. The first index is out of bounds from row `count` on, so TMA fills in zeros there. The first two
+ * indices together address the row, but with an offset, which the third one cancels because addresses are computed
+ * modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) * pitch + (TE__RAGGED_ROWS - count + r) * pitch =
+ * 2^64 + (first + r) * pitch. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
 TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
 TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
@@ -315,10 +317,11 @@ typedef struct te_sm90_kernel {
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* a thread; accumulators of these kernels take 256 or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* local memory of a thread; accumulators of these kernels would take 256 bytes
+                                           or more */
 
-/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel beside them.
- * 0: another architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
+/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: another
+ * architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else
@@ -338,8 +341,9 @@ TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     struct cudaFuncAttributes is;
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
-    /* Compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not work. Such a kernel has
-     * more local memory than the addresses and constants that a good one spills. */
+    /* In a kernel that is compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not
+     * work. Such a kernel is recognised by its local memory, which is larger than what the spilled addresses and
+     * constants of an inlined kernel take. */
     const int runs =
         te__sm90_kernel_compiled(k, &is) && is.localSizeBytes <= TE_SM90_MAX_SPILL_BYTES &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;

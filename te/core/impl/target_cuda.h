@@ -37,8 +37,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link, launch_link: what precedes the kernel and its launch function (TE_IF_USED or nothing); symbol: the expression
- * that names the kernel in the launch. */
+/* link, launch_link: the prefix of the kernel and of its launch function (TE_IF_USED or nothing); symbol: the
+ * expression that names the kernel in the launch. */
 #define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
@@ -66,7 +66,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on a kernel's blocks may
  * start while the kernel before it in the stream ends. te_kernel_wait waits until that kernel is done and its stores
  * are visible. Every kernel calls te_kernel_begin before it touches memory: it waits, and then allows the next kernel's
- * blocks to start. Waiting comes first, so when a kernel starts, all kernels but the one before it are done. */
+ * blocks to start. Because it waits first, all kernels except the one directly before it are done when a kernel
+ * starts. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -105,8 +106,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* From now on small fills in this context's graphs become kernels (graph_replay.h). Called by who fills a few bytes in
- * each pass. */
+/* From now on small fills in this context's graphs become kernels (graph_replay.h). Called by code that fills a few
+ * bytes in each pass. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
@@ -139,7 +140,7 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     ctx->capability = 100 * major + 10 * minor;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
                            "device"));
-    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* the tickets lie behind it */
+    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* tickets: in the second half */
     ctx->tickets = (uint32_t *)(void *)((char *)ctx->rng + TE_ALIGN);
     TE_TRY(te_fill(ctx, ctx->tickets, 0, TE_ALIGN));
     TE_TRY(te_rng_set(rng, ctx));

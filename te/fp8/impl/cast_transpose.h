@@ -1,6 +1,6 @@
-/* cast_transpose.h -- kernels that cast a tensor to FP8 in one pass: row-major, transposed, and its amax. First the
- * skeleton, for which a producer, a load and a compute function, makes the elements; then TE_QUANTIZE, whose producer
- * loads a tensor.
+/* cast_transpose.h -- kernels that cast a tensor to FP8 in one pass: row-major, transposed, and its amax.
+ * TE_FP8_KERNELS makes such a kernel from two functions, load and compute, which produce the elements; TE_QUANTIZE is
+ * the one that loads them from a tensor.
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
@@ -9,17 +9,17 @@
  *     q.y = y, q.yt = yt, q.amax = scales.amax + i;      // any of these three may be null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * Do this, to cast what a kernel of your own computes:
+ * Do this, to cast the results of a computation of your own:
  *     typedef struct my_args { te_fp8_out out; const void *x; } my_args;                     // begins with the out
  *     TE_FN void my_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned) { ... }
  *     TE_FN void my_compute(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) { ... }
  *     TE_FP8_KERNELS(my_kernel, 4, my_args, my_load, my_compute, 1)
  *     ... TE_TRY(te__fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
  *
- * A block casts a tile of 128 x 128, a lane 8 x 8 of its elements: it loads its eight rows at once, stores eight bytes
- * of each, transposes the bytes in registers and writes them to shared memory, from which the transposed tile is stored
- * in runs of 128 bytes. Floor: a copy of the same bytes, the inputs read once, y and yt written once (4 bytes an
- * element of bf16, 3 without yt, 2 for amax alone). Measurements: docs/notes/fp8_casts.md.
+ * A block casts a tile of 128 x 128, a lane 8 x 8 of its elements: the lane loads its eight rows at once, stores eight
+ * bytes of each, transposes the bytes in registers and writes them to shared memory. From there the block stores the
+ * transposed tile in runs of 128 bytes. Floor: a copy of the same bytes, the inputs read once, y and yt written once (4
+ * bytes an element of bf16, 3 without yt, 2 for amax alone). Measurements: docs/notes/fp8_casts.md.
  */
 #ifndef TE_CAST_TRANSPOSE_H
 #define TE_CAST_TRANSPOSE_H
@@ -44,14 +44,15 @@ typedef struct te_fp8_out {
     const float *scale; /* v is multiplied by it before rounding; null: 1 */
     float *inverse;     /* [2] gets 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to 127 more columns of zeros, for products that need a multiple of 16 */
+    int64_t yt_cols;    /* rows, or up to 127 more, which are columns of zeros, for GEMMs that need a multiple of 16 */
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* of stochastic rounding: the random state */
     uint32_t stream;    /* of stochastic rounding: this tensor's stream of random numbers */
 } te_fp8_out;
 
-/* arg: the kernel's arguments. load: eight elements from (row, col) on of each input, of which n exist. aligned, a
- * constant: n is 8 and the elements are at a multiple of eight. compute: the eight results. */
+/* arg: the kernel's arguments. load: loads eight elements of each input from (row, col) on, of which the first n lie in
+ * the tensor. aligned, a constant: n is 8 and the index of the elements a multiple of eight. compute: computes the
+ * eight results. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
@@ -69,7 +70,7 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* Where a lane's piece of 8 x 8 lies: (row, col) of the tile at (row0, col0). */
+/* The position of a lane's piece of 8 x 8: (row, col) in the tile at (row0, col0). */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
 TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col) {
@@ -116,8 +117,8 @@ TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], 
         }
     }
 }
-/* Stochastic rounding of elements e to e + 7 of a tensor, e a multiple of eight. Each takes 16 bits of the four random
- * words of index e / 8. */
+/* Stochastic rounding of elements e to e + 7 of a tensor, e a multiple of eight. Each element uses 16 bits of the four
+ * random words with the index e / 8. */
 TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
     const te_rng rng = *o->rng;
     uint32_t word[4];
@@ -160,8 +161,8 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store 16 bytes of a row of yt: the first n lie in the tensor; those from `exist` on are padding, and 0. aligned: all
- * 16 exist, at a multiple of 16. */
+/* Store 16 bytes of a row of yt: only the first n lie in yt. Bytes from `exist` on are padding, and set to 0. aligned:
+ * all 16 lie in yt, at a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -184,7 +185,7 @@ TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transpos
                                      exist - first, is_pitch_aligned && exist - first >= 16);
     }
 }
-/* The tile of block b. */
+/* Cast the tile of block b. */
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                         te_fp8_compute_fn compute, const void *arg, const te_fp8_options k) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
@@ -234,8 +235,9 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Two kernels of a producer, for cols that are a multiple of eight and for others, and te_status name_run(const type *,
- * ctx), which takes the one that fits. `resident` blocks should fit on an SM; inputs: vectors that `load` fills. */
+/* Two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
+ * name_run(const type *, ctx), which launches the right one. The compiler limits registers so that `resident` blocks
+ * fit on an SM; inputs: vectors that `load` fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -246,7 +248,7 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* One of them. stochastic: 1: stochastic rounding, and aligned must be 1. */
+/* One of these two kernels. stochastic: 1: stochastic rounding; `aligned` must be 1 then. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -254,8 +256,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
-/* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes. With amax alone
- * this is the first pass of current scaling. */
+/* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes. If only amax is
+ * not null, this is the first pass of current scaling. */
 typedef struct te_quantize {
     void *y, *yt;       /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
     float *amax;        /* becomes the maximum of itself and |x|; target memory; null: not wanted */
@@ -278,7 +280,7 @@ TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
 
 typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
 
-/* A tensor that is not transposed may be reshaped: into the longest rows that are not wider than a tile. */
+/* A tensor that is not transposed may be reshaped, here into the longest rows that are not wider than a tile. */
 TE_API void te__quantize_flatten(te_fp8_out *o) {
     int64_t cols = TE_FP8_TILE;
     if (o->yt) return;
@@ -356,10 +358,11 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks an SM
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* Tensors are te_quantize_args, chunks are tiles; all are cast to e4m3. Bytes: as one by one. */
+/* The tensors of the table are te_quantize_args, its chunks are tiles; all are cast to e4m3. Bytes: as in one launch
+ * for each tensor. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
-    int cast; /* 1: y and yt; 0: amax alone */
+    int cast; /* 1: compute y and yt; 0: compute only amax */
 } te_quantize_multi_tensor;
 
 TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te_block *b) {
@@ -384,7 +387,7 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
-/* The tile of block b of x, in FP8: only its bytes are transposed, whatever the format. Bytes: 2 an element. */
+/* Transpose the tile of block b of x, in FP8. Only bytes are moved, so it serves both formats. Bytes: 2 an element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;
@@ -407,7 +410,7 @@ TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_s
     te__fp8_store_tile(&a->out, transposed, row, col, g);
 }
 /* The kernel, and te_status name_run(const te_quantize *q, te_context *ctx): q->x in FP8, whose cols are a multiple of
- * eight, to q->yt. Other members than these, rows, cols and yt_cols are ignored. */
+ * eight, to q->yt. Apart from x, yt, rows, cols and yt_cols the members of q are ignored. */
 #define TE_TRANSPOSE_FP8(name)                                                                                        \
     TE_KERNEL_RESIDENT(name##_kernel, TE_FP8_THREADS, 6, te_quantize_args, TE_SHARED te_fp8_shared transposed;        \
                        te_transpose_fp8_body(te_args, te_at, &transposed))                                            \

@@ -46,7 +46,8 @@ typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te
 
 enum {
     TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* lanes along a row or a column of the tile */
-    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* of 8 x 8 that a lane has: one, or all of them on the host */
+    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* pieces of 8 x 8 of a lane: one; on the host all pieces of
+                                                            the tile */
     TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* words; padded so that a warp writes to different banks */
 };
 /* The part of the tile that a lane holds in registers. */
@@ -73,7 +74,7 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* The rows that exist of the piece at (row, col); 0 behind the last column. */
+/* How many rows of the piece at (row, col) lie in the tensor; 0 behind the last column. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
@@ -98,7 +99,8 @@ TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dt
         ((te__bytes16 *)(void *)to)[h] = four;
     }
 }
-/* Write the largest |x| of each row and column of piece i to shared memory. Elements that do not exist are 0. */
+/* Write the largest |x| of each row and column of piece i to shared memory. Elements outside the tensor were loaded as
+ * 0. */
 TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, int i, const te_dtype from) {
     const int down = i / TE_BLOCKWISE_LANES_A_SIDE, across = i % TE_BLOCKWISE_LANES_A_SIDE;
     const int words = from == TE_f32 ? 8 : 4;
@@ -111,7 +113,7 @@ TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, 
     te__blockwise_store_words(&s->u.amax[0][across][words * down], &of_rows, from);
     te__blockwise_store_words(&s->u.amax[1][down][words * across], &of_cols, from);
 }
-/* The bits of the largest |x| of line i: row i of the tile, or from TE_FP8_TILE on a column. */
+/* The bits of the largest |x| of line i: row i of the tile, or column i - TE_FP8_TILE if i >= TE_FP8_TILE. */
 TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, const te_dtype from) {
     const int at = i % TE_FP8_TILE, is_16_bit = from != TE_f32;
     uint32_t amax = 0;
@@ -124,8 +126,8 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* s->line of line i: its scale, whose inverse is stored; with 2D blocks only its largest |x|. format_max: the largest
- * number of the FP8 format. */
+/* Sets s->line of line i to its scale, and stores the inverse; with 2D blocks sets it to the line's largest |x|.
+ * format_max: the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -211,7 +213,7 @@ TE_FN void te__blockwise_store(const te_blockwise_args *a, const te_blockwise_re
     te_block_sync();
     te__fp8_store_tile(&a->out, &s->u.transposed, row, col, g);
 }
-/* The tile of block b. */
+/* Cast the tile of block b. */
 TE_FN void te__blockwise_tile(const te_blockwise_args *a, te_block b, te_blockwise_registers *held,
                               te_blockwise_shared *s, const te_dtype from, const te_dtype to) {
     int group;
@@ -267,7 +269,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
     }
 
-/* Several tensors in one launch: tensors are te_blockwise_args of e4m3, chunks are tiles.
+/* Several tensors in one launch: the tensors of the table are te_blockwise_args of e4m3, its chunks are tiles.
  * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
 #define TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name, from)                                                             \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b, te_blockwise_registers *held,        \

@@ -8,9 +8,9 @@
  *
  * scale = the format's largest number / amax of the row; 1 where amax is 0, infinite or NaN.
  *
- * A block casts a row. Its lanes hold the first 8192 elements in registers between taking amax and rounding, and load
- * the others twice, the second time from the L1. Floor: a copy of the same bytes, x read and one byte an element
- * written.
+ * A block casts a row. Its lanes compute the amax and then round: they hold the first 8192 elements in registers in
+ * between, and load the others a second time, from the L1. Floor: a copy of the same bytes, x read and one byte an
+ * element written.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -112,7 +112,7 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__grid_of(q->rows, 1), q) : TE_OK;                  \
     }
 
-/* Several tensors in one launch: tensors are te_quantize_rowwise of e4m3, chunks are rows.
+/* Several tensors in one launch: the tensors of the table are te_quantize_rowwise of e4m3, its chunks are rows.
  * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
 #define TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name, from)                                                               \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b) {                                    \

@@ -1,14 +1,15 @@
-/* gemm_autotune.h -- autotuning: time the candidates that compute the same, take the fastest, remember it.
+/* gemm_autotune.h -- autotuning: times candidates that compute the same, chooses the fastest, and stores the choice in
+ * the context.
  *
  *   te__autotune         times candidates: any functions that enqueue the same work
  *   te__gemm_tune_plan   the algorithms that cuBLASLt proposes for one product
  *   te__gemm_find_choice, te__gemm_store_choice
- *                        the chosen strategies of fused patterns (fuse/linear_choose.h) and of FP8 GEMMs
- *                        (gemm_dispatch.h), kept in the context
+ *                        the chosen strategies of fused patterns (linear/impl/linear_autotune.h) and of FP8 GEMMs
+ *                        (gemm_dispatch.h), stored in the context
  *
- * Tuning allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the
- * caller's is read or written. Nothing is tuned on the host. This header also includes the back end of this build,
- * whose state (te__gemm_state) holds what was found.
+ * Tuning allocates scratch memory, fills it with normal numbers, waits for the stream and frees the memory: none of the
+ * caller's memory is read or written. Nothing is tuned on the host. This header also includes the back end of this
+ * build, whose state (te__gemm_state) holds the results.
  */
 #ifndef TE_GEMM_AUTOTUNE_H
 #define TE_GEMM_AUTOTUNE_H
@@ -22,15 +23,15 @@
 #include "gemm_cublaslt.h" /* te__gemm_state; cuBLASLt's plans */
 #endif
 
-/* Enqueue candidate `candidate` once. repeat: 0, 1, ..: which repetition of a sample this is; each may use memory of
- * its own, so that one does not warm the L2 for the next. */
+/* Enqueue candidate `candidate` once. repeat: 0, 1, ..: which repetition of a sample this is; each may use other
+ * memory, so that one repetition does not warm the L2 for the next. */
 typedef te_status (*te__candidate_fn)(void *arg, int candidate, int repeat, te_context *ctx);
 
 #if TE_CUDA
 
 enum {
     TE__MAX_CANDIDATES = 48,
-    TE__AUTOTUNE_ROUNDS = 11 /* samples of each candidate, at most; odd, for a median */
+    TE__AUTOTUNE_ROUNDS = 11 /* the largest number of samples of a candidate; odd, for a median */
 };
 
 /* ---- timing ------------------------------------------------------------------------------------------------------ */
@@ -54,16 +55,17 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
     uint32_t odd = 0;
     TE_UNROLL_1 for (int64_t i = (int64_t)b.x * blockDim.x + threadIdx.x; i < p->count; i += (int64_t)b.nx * blockDim.x)
         odd |= p->word[i] ^ 0x5a5a5a5au;
-    if (odd) p->word[0] = odd; /* never; without it the compiler would remove the loads */
+    if (odd) p->word[0] = odd; /* `odd` is always 0, but without the store the compiler would remove the loads */
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
-/* Read all of the memory. Meanwhile the host enqueues what is timed. */
+/* Read all of the memory. This takes long enough for the host to enqueue the work that is timed. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* A sample: `repeats` runs of a candidate between two small kernels, as between two kernels of a pass. A custom kernel
- * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do not. */
+ * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do
+ * not. */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
@@ -96,9 +98,10 @@ typedef struct te__autotuner {
     te__candidate_fn run;
     void *arg;
     int count, repeats;
-    int events;                                              /* that were created */
-    int in[TE__MAX_CANDIDATES];                              /* 0: it cannot run, or has dropped out */
-    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* of the sample of each */
+    int events;                                              /* how many events were created */
+    /* 1: still a candidate; 0: it cannot run, or was dropped */
+    int in[TE__MAX_CANDIDATES];
+    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
     int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* ns */
     te__l2_flush flush;
     float overhead; /* ms */
@@ -119,7 +122,7 @@ TE_API void te__autotune_close(te__autotuner *t, te_context *ctx) {
     while (t->events) (void)cudaEventDestroy(t->begin_end[--t->events]);
     te_release(ctx, t->flush.word);
 }
-/* Run one sample of each candidate, beginning with another one each round, and wait. */
+/* Run one sample of each candidate, and wait. Each round begins with another candidate. */
 TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, int round, te_context *ctx) {
     cudaStream_t stream = (cudaStream_t)ctx->stream;
     for (int j = 0; j < t->count; j++) {
@@ -129,7 +132,7 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
         TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
         t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
         if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
-        else (void)cudaGetLastError(), ns[i] = 0; /* or the next launch would report it */
+        else (void)cudaGetLastError(), ns[i] = 0; /* clears the error, which the next launch would report */
     }
     return te_synchronize(ctx);
 }
@@ -149,13 +152,13 @@ TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winne
     return TE_OK;
 }
 
-/* Time candidates. ns[count] gets the median nanoseconds of each, 0 of one that cannot run; *winner the fastest, or -1
- * if none ran. Candidate 0, the default, wins unless another is more than a percent faster: medians of two tunings
- * differ by as much.
+/* Time candidates. ns[count]: the median of each in nanoseconds, 0 if it cannot run. *winner: the fastest, or -1 if
+ * none ran. Candidate 0, the default, wins unless another one is more than a percent faster, because medians of two
+ * tunings differ by a percent.
  *
- * The candidates take turns; a round is one sample of each, of `repeats` runs. Before each sample memory of twice the
- * L2's size is read, not written, so that no write-back falls into the sample. Round 0 loads the kernels and does not
- * count. Candidates that are clearly slower drop out after the first rounds, but never candidate 0. */
+ * A round takes one sample of each candidate, of `repeats` runs. Before each sample memory of twice the L2's size is
+ * read, not written, so that no write-back happens during the sample. Round 0 loads the kernels and is not counted.
+ * Candidates that are clearly slower are dropped after the first rounds, but never candidate 0. */
 TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds,
                                          te__candidate_fn run, void *arg, te_context *ctx) {
     te__autotuner t;
@@ -176,12 +179,13 @@ TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, in
 /* ---- the candidates of cuBLASLt ---------------------------------------------------------------------------------- */
 #ifndef TE_NO_CUBLASLT
 
-/* One product and its candidates. There is a set of operands for each repetition. */
+/* One product, its candidates, and a set of operands for each repetition. */
 typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
     char *memory;
-    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets within a set, of which A is at 0; and the set's bytes */
+    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets within a set, which begins with A; and the bytes of a
+                                                        set */
     int count;
     cublasLtMatmulAlgo_t algo[TE__MAX_CANDIDATES];
 } te__gemm_trial;
@@ -202,7 +206,7 @@ TE_API te_status te__gemm_trial_run(void *arg, int candidate, int repeat, te_con
                                           (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
-/* Unless it is there already, or there is no space. */
+/* Add a candidate, unless it is in the list already or the list is full. */
 TE_API void te__gemm_add_candidate(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
     for (int i = 0; i < t->count; i++)
         if (!memcmp(&t->algo[i], algo, sizeof *algo)) return;
@@ -227,8 +231,9 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     at += arrays ? (size_t)te_round_up(te_scaling_count(g->b_scaling, g->n, g->k) * 4, TE_ALIGN) : 0;
     t->set_bytes = at;
 }
-/* Fill the sets with normal numbers: all as 16-bit (or f32) numbers first, and FP8 operands as FP8 then, so that none
- * is a NaN. C in f32 consists of pairs of 16-bit numbers: those have ordinary magnitudes, and none is a NaN. */
+/* Fill the sets with normal numbers: all memory as 16-bit (or f32) numbers first, then FP8 operands as FP8, so that
+ * none is NaN. C in f32 then consists of pairs of 16-bit numbers, which as f32 have ordinary magnitudes and are not
+ * NaN, either. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
@@ -240,7 +245,7 @@ TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, 
     }
     return TE_OK;
 }
-/* Time all candidates in a few rounds, then the first one and the three fastest again in more rounds. */
+/* Time all candidates in a few rounds, then only the first one and the three fastest in more rounds. */
 TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
     enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
     int64_t ns[TE__MAX_CANDIDATES];
@@ -259,13 +264,13 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
     f->count = 1;
     for (int i = 0; i < found; i++) te__gemm_add_candidate(f, &t->algo[best[i]]);
     TE_TRY(te__autotune(ns, &winner, f->count, repeats, TE__AUTOTUNE_ROUNDS, te__gemm_trial_run, f, ctx));
-    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run: te_gemm_run will say so */
+    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run: te_gemm_run will return the error */
     p->first_ns = ns[0], p->best_ns = ns[winner];
     t->plan->algo = f->algo[winner], t->plan->timed = 1;
     return TE_OK;
 }
-/* Time the candidates for this plan and take the fastest. A plan that cannot be timed for want of memory stays with the
- * first candidate; one met during a capture is timed at a later call. */
+/* Time the candidates for this plan and take the fastest. If there is no memory for timing, the plan keeps the first
+ * candidate. During a capture nothing is timed; a later call does it. */
 TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
     enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* short products run several times: events resolve only 1 us */
     if (te__cuda_capturing(ctx)) return TE_OK;
@@ -291,12 +296,12 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error); /* candidates that were refused are no error */
+    memcpy(ctx->error, error, sizeof error); /* restores the text: a candidate that cannot run is not an error */
     return TE_OK;
 }
 #endif
 
-/* ---- what the context remembers ---------------------------------------------------------------------------------- */
+/* ---- results stored in the context ------------------------------------------------------------------------------- */
 
 /* The strategies that were timed; *count points to their number. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
@@ -304,7 +309,7 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps take their strategy from te__gemm_find_choice: there are choices, or there may be. */
+/* Whether steps look up their strategy by te__gemm_find_choice: choices are stored, or tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
@@ -313,7 +318,8 @@ TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
 }
-/* What a tuning file is valid for: the device, `name` in printable characters, and the library's version (0: none). */
+/* The device (its name in printable characters) and the library's version (0: no library) that a tuning file is valid
+ * for. */
 TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
     struct cudaDeviceProp device;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
@@ -365,7 +371,7 @@ TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_conte
         if (te__gemm_same_choice(&all[i], step)) return &all[i];
     return 0;
 }
-/* Remember it, in the place of an earlier one. If there is no space the step keeps its default. */
+/* Store the choice, replacing an earlier one for the same step. If there is no space, the step keeps its default. */
 TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);

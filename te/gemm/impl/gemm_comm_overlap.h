@@ -1,22 +1,23 @@
 /* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: memory that all
- * ranks map, flags by which one rank learns what another has written there, the handshake, and the copies of a gather.
- * The kernel is gemm_sm90.h's. With N ranks and m rows in all, each rank has rank_rows = m / N of them.
+ * ranks map, flags by which one rank signals to another that it has written there, the handshake, and the copies of a
+ * gather. The kernel is that of gemm_sm90.h. With N ranks and m rows in all, each rank has rank_rows = m / N of them.
  *
  *   gather       all_gather, then the product. DMA copies write a rank's rows of A, chunk by chunk, into the memory of
- *                all others, with a flag behind each chunk; no multiprocessor takes part. The kernel takes the tiles of
- *                its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag of a chunk.
- *                Bytes over a link: rank_rows k (N - 1) elements.
+ *                all others, with a flag behind each chunk; they occupy no multiprocessor. The kernel computes the
+ *                tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag of
+ *                each chunk. Bytes over a link: rank_rows k (N - 1) elements.
  *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
  *                slot of that rank's memory (one slot for each sender), with flags behind each tile. A rank's own tiles
  *                come last: by then the others' sums have arrived, and the epilogue adds them in f32 in the order of
- *                the ranks. Bytes over a link: rank_rows n (N - 1) elements, which their owner reads once more.
- *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add up a tile
- *                of its own rows, whatever k is, so it stores those in a slot as well, tiles of all ranks' rows in
- *                turns, and a second kernel adds up all slots (te/comm/impl/collective_step.h). More bytes: rank_rows n written and
- *                read.
+ *                the ranks. Bytes over a link: rank_rows n (N - 1) elements, which the receiver reads once more.
+ *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). Adding up a tile of its own rows takes the
+ *                epilogue 30 us, independent of k. So here the epilogue stores its own rows in a slot, too, tiles of
+ *                all ranks' rows alternate, and a second kernel adds up all slots (te/comm/impl/collective_step.h).
+ *                More bytes: rank_rows n written and read.
  *
- * Floor: that of the product, or of the bytes over the link at 450 GB/s if that is longer. Large products take 0.98 to
- * 1.02 of the product alone. Measurements and what did not pay: docs/notes/gemm_comm_overlap.md.
+ * Floor: that of the product, or of the bytes over the link at 450 GB/s if that is longer. With large products the
+ * overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that were slower:
+ * docs/notes/gemm_comm_overlap.md.
  */
 #ifndef TE_GEMM_COMM_OVERLAP_H
 #define TE_GEMM_COMM_OVERLAP_H
@@ -32,17 +33,18 @@
 enum {
     TE_MAX_RANKS = 8,                     /* of a group */
     TE_OVERLAP_MAX_BLOCKS = 16,           /* of mapped memory */
-    TE_GATHER_MAX_CHUNKS = 16,            /* that a rank sends to each other */
-    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* why so large: te__gather_copies */
-    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* for the tiles that a rank sends to another */
+    TE_GATHER_MAX_CHUNKS = 16,            /* chunks that a rank sends to each other rank */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* te__gather_copies has the reason */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* flags for the tiles that a rank sends to another */
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each warp of the epilogue, of which there are three */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* te__overlap_memory.two_kernel_bytes */
-    /* Flags, 32 bits each, at the begin of block 0 of each rank. [rank]: who writes it. */
+    /* Indices of flags, 32 bits each, at the beginning of block 0 of each rank. [rank]: the rank that writes the
+     * flag. */
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
     TE_FLAG_EPOCH = 256,  /* this rank's own: the number of handshakes so far */
     TE_FLAG_PROBE = 320,  /* [rank]: whether a stream of that rank can write here */
-    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all that it scatters has arrived here */
+    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that it scatters have arrived here */
     TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which that part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
@@ -59,13 +61,14 @@ typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
     size_t capacity;      /* bytes of the workspace */
-    uint32_t *failed[2];  /* set to 1 + the rank that did not come: the device's flag, and the host's */
+    uint32_t *failed[2];  /* set to 1 + the rank that a wait timed out for: a flag in device memory, and one in host
+                             memory */
     uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
-    int64_t two_kernel_bytes; /* up to so many bytes of a row of A, a scatter takes two kernels */
+    int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
     int serial;               /* for tests: product and collective one after the other, tiles in the same order */
-    int64_t gathered, scattered; /* counts of products that were enqueued so */
+    int64_t gathered, scattered; /* statistics: products with a gather, and with a scatter */
     int64_t gathered_beside;     /* of the gathered ones, those with te__gemm_overlap.overlapped */
 } te__overlap_memory;
 
@@ -75,8 +78,9 @@ typedef struct te__gemm_overlap {
     te__overlap_memory *memory;
     const void *own;        /* gather: this rank's rows of A; null: D is scattered */
     char *to[TE_MAX_RANKS]; /* gather: where these rows belong in A, in the memory of each rank */
-    int keep;               /* gather: this rank's copy of A gets them, too */
-    int interleave;         /* scatter: tiles of the ranks' rows in turns; 0: rank after rank, this rank's own last */
+    int keep;               /* gather: 1: these rows are also copied to this rank's own A */
+    int interleave;         /* scatter: 1: tiles of the ranks' rows alternate; 0: rank after rank, this rank's own
+                               last */
     te_status (*overlapped)(void *arg); /* gather: enqueues other work before the product, while rows arrive; or null */
     void *overlapped_arg;
 } te__gemm_overlap;
@@ -93,7 +97,7 @@ TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile)
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
     return (int)te_min(rank_rows, te_round_up(rows, tile));
 }
-/* The caller's block that holds `bytes` bytes from p on; -1: none. */
+/* The index of the caller's block that contains the `bytes` bytes from p on; -1: none. */
 TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size_t bytes) {
     for (int i = 1; m && p && i < m->blocks; i++) {
         const char *own = m->block[i].at[m->rank];
@@ -102,7 +106,7 @@ TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size
     return -1;
 }
 
-/* What a kernel needs to give up waiting for another rank. */
+/* The timeout of a kernel that waits for another rank, and the flags by which it reports one. */
 typedef struct te__peer_timeout {
     uint32_t *failed[2];
     uint64_t timeout; /* nanoseconds */
@@ -119,12 +123,13 @@ TE_FN uint32_t te__flag_load(const uint32_t *flag) {
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
     return v;
 }
-/* Whoever sees this value also sees all that the warp, or the block before a barrier, has written. */
+/* Sets a flag with release order: a thread that reads this value also sees everything that the warp has written before
+ * (or the block, before a barrier). */
 TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Wait until the flag is `v`, which rank `of` writes. After the timeout, report that rank as failed and go on. */
+/* Wait until the flag, which rank `of` writes, is `v`. After the timeout, report that rank as failed and continue. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
     for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
@@ -140,7 +145,8 @@ TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__pee
 
 /* ---- flags in the order of a stream ------------------------------------------------------------------------------ */
 
-/* cuStreamWriteValue32: whoever sees the value also sees all that the stream did before. And cuStreamWaitValue32. */
+/* The type of cuStreamWriteValue32 (a reader of the value also sees all earlier writes of the stream) and
+ * cuStreamWaitValue32. */
 typedef CUresult (*te__stream_flag_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 /* The flag of a chunk that `from` sends to `to`, in the memory of `to`. */
@@ -154,7 +160,7 @@ TE_API te_status te__stream_write_flag(const te__overlap_memory *m, uint32_t *fl
                (int)e);
     return TE_OK;
 }
-/* What is enqueued on the stream behind this waits until the flag is `v`. */
+/* Makes later work on the stream wait until the flag is `v`. */
 TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *flag, uint32_t v, cudaStream_t stream,
                                       te_context *ctx) {
     const CUresult e = ((te__stream_flag_fn)m->wait)((CUstream)stream, (CUdeviceptr)(uintptr_t)flag, v,
@@ -171,23 +177,24 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
 /* Each product that overlaps begins with a handshake: a kernel of one block tells all other ranks that this rank is
  * ready, and waits until they are.
  *
- * Who may write where. Kernels of a stream run one after the other, so a rank that is ready has finished all that its
- * stream had before: none of its kernels reads or writes the memory that is written next, and one copy of each buffer
- * suffices. A rank's stream goes on when its product is done, when all rows of A or all sums for its rows have arrived:
- * then nobody writes into its memory any more. The slots that it has filled elsewhere are read by their owner before
- * that one is ready again.
+ * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
+ * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
+ * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no rank
+ * writes into its memory after that. The slots that a rank has filled on other ranks are read before their owner is
+ * ready for the next product.
  *
  * Flags. READY, SENT and TILE get the epoch, the number of this handshake. It is the same on all ranks, and each rank
  * counts it on its device, so that a captured graph may be replayed. CHUNK gets 1, a value that a stream can write;
- * its owner sets it back to 0 in the next handshake, before it says that it is ready. No rank passes a second handshake
- * before the others have passed the first, for its product needs what they send: so waiting for equality is safe.
+ * its owner sets it back to 0 in the next handshake, before it reports that it is ready. No rank passes a second
+ * handshake before the others have passed the first, because its product needs their data. So it is safe to wait until
+ * a flag equals the epoch.
  *
  * No deadlock. Copies wait for nothing but a handshake. A tile of a rank's own rows waits for tiles that come rank_rows
- * to (N - 1) rank_rows earlier in another rank's order, so in an earlier group of rows (te__sm90_gemm_locate_tile),
- * which a cluster finishes before it comes to this one. That needs all blocks of a scattering kernel to get a
- * multiprocessor in the end, so no kernel that waits for another rank (NCCL's, on a second stream) may run beside it.
- * In a backward that te_buckets watches, all scatters therefore take two kernels: the product waits for nobody and ends
- * whatever else runs, and the sum waits for products alone. */
+ * to (N - 1) rank_rows earlier in another rank's order. These are in an earlier group of rows
+ * (te__sm90_gemm_locate_tile), which every cluster finishes before it begins this one. This argument requires that all
+ * blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank (NCCL's, on a
+ * second stream) may run beside it. In a backward that te_buckets watches, all scatters therefore take two kernels: the
+ * product does not wait for other ranks, and the sum waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* of each rank */
     int rank, ranks;
@@ -195,7 +202,7 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* One block. 3 us where all ranks come at the same time, of which a store to a peer takes 1 to 1.5. */
+/* One block. It takes 3 us if all ranks start it at the same time; a store to a peer takes 1 to 1.5 us of these. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -225,9 +232,9 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
 
-/* A call to enqueue the copies from `own` to to[rank], the product, or both. With nothing between them they are
- * enqueued together, so that a captured copy stream is joined where it was forked. The product's arguments follow the
- * struct. */
+/* Arguments of a recorded call that enqueues the copies from `own` to to[rank], the product, or both. If no other work
+ * comes between copies and product, one call enqueues both, so that a captured copy stream is forked and joined in the
+ * same call. The product's arguments follow the struct. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
@@ -239,10 +246,10 @@ typedef struct te__gather_call {
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
-/* All chunks in order to the rank before this one, which needs them first, then to the one before that. So at any time
- * a rank sends to one and receives from one. Chunks are large because a copy has a start: on four H200s one of 4 MB
- * takes 18 us, 7 of them before its first byte, and the next begins 10 us later, which brings 150 GB/s. Three streams
- * of small chunks bring no more, and what is needed first arrives later. */
+/* Copies all chunks in order to rank - 1, which needs them first, then to rank - 2, and so on. So at any time a rank
+ * sends to one rank and receives from one. Chunks are large because each copy has a fixed cost: on four H200s a copy of
+ * 4 MB takes 18 us, 7 of them before its first byte, and the next one begins 10 us later, which yields 150 GB/s. Three
+ * streams of small chunks are not faster, and the chunks that are needed first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {
@@ -274,8 +281,8 @@ TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
     TE_TRY(te__launch_now(&c->launch, (const char *)args + sizeof *c, ctx));
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
 }
-/* Launch the product that `l` and `args` describe, with copies of this rank's rank_bytes of A beside it and beside
- * o->overlapped. */
+/* Launch the product that `l` and `args` describe, while this rank's rank_bytes of A are copied to the other ranks;
+ * o->overlapped also runs during the copies. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
                                    int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
     alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];

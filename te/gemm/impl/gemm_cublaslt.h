@@ -3,7 +3,8 @@
  * cuBLASLt is column-major, so its A is our B and its B our A: row-major D = A B is column-major D^T = B^T A^T. A plan
  * holds the descriptor, the layouts and the algorithm of one product; a call looks its plan up, points the descriptor
  * at this call's bias, aux and scales, and enqueues. The algorithm is the heuristic's first candidate, or the fastest
- * one where autotuning is on (gemm_autotune.h). Without cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes its place.
+ * one if autotuning has timed them (gemm_autotune.h). Without cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes its
+ * place.
  */
 /* target: cuda */
 #ifndef TE_GEMM_CUBLASLT_H
@@ -16,17 +17,17 @@
 
 enum {
     TE_HAS_CUBLASLT = 1,
-    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* of the hash table: at most half full */
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* slots of the hash table, which is at most half full */
     TE__GEMM_MAX_RESULTS = 32               /* candidates that the heuristic is asked for when tuning */
 };
 
-/* The fields that make two products the same to cuBLASLt, packed. */
+/* The properties of a product on which its plan depends, packed. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
     int found, timed; /* found: there is an algorithm. timed: 1, or -1 if its candidates cannot be timed */
-    const void *bias, *aux; /* as the descriptor has them now */
+    const void *bias, *aux; /* the pointers that the descriptor has now */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
@@ -42,8 +43,8 @@ typedef struct te__gemm_state {
     void *workspace;
     uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing: 1 + the index of a plan, or 0 */
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last is for a product that the
-                                                * cache has no space for */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last one is for a product when
+                                                  the cache is full */
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -68,7 +69,7 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state on first use: when the sizes of a workspace are computed, so before the first step. */
+/* Creates the state on first use, which is when the size of a workspace is computed, before the first step. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -107,7 +108,7 @@ TE_API void te__gemm_set_scales(te__gemm_plan *p, const float *a, const float *b
     if (b != p->b_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
 }
-/* Point the descriptor at what the epilogue reads and writes. */
+/* Point the descriptor at the tensors that the epilogue reads and writes. */
 TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void *aux) {
     if (p->product.epilogue == TE_EPILOGUE_NONE) return;
     if (bias != p->bias)
@@ -149,8 +150,8 @@ TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
 }
 /* Up to `count` candidates of the heuristic; returns how many. Partial sums of a split k must be added in float and in
- * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are excluded.
- * */
+ * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are
+ * excluded. */
 TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
                               te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -182,7 +183,7 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
                   (uint64_t)t->b_scaling << 56;
     return key;
 }
-/* The slot of the plan with this key, or the free one where it would go. */
+/* The slot of the plan with this key, or the free slot for it. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -207,9 +208,9 @@ TE_API int te__gemm_count_untimed(const te__gemm_state *s) {
     for (int i = 0; i < s->plans; i++) n += !s->plan[i].timed;
     return n;
 }
-/* Where each number of rows makes new products, the cache fills up. Plans that were not timed are dropped: the
- * heuristic will find them again as they were. Those that were timed stay, because another algorithm might give other
- * bits. */
+/* A program whose number of rows varies fills the cache. Then plans that were not timed are dropped, because the
+ * heuristic would choose the same algorithms for them. Plans that were timed stay, because another algorithm might
+ * produce other bits. */
 TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
     const int count = s->plans;
     if (!te__gemm_count_untimed(s)) return;
@@ -224,7 +225,8 @@ TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
         *te__gemm_slot(&p->key, s) = (uint16_t)++s->plans;
     }
 }
-/* A new plan, described. If the cache is full it lasts until the next one, and may not be timed. */
+/* A new plan with its descriptor. If the cache is full, the plan is only valid until the next new one, and is never
+ * timed. */
 TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
     if (s->plans == TE_GEMM_MAX_PLANS) te__gemm_evict_untimed(s);
     const int full = s->plans == TE_GEMM_MAX_PLANS;
@@ -320,7 +322,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* asked for one, the heuristic may answer otherwise */
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* if asked for one algorithm, the heuristic may return one
+                                                              that is not in the longer list */
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
         for (int i = 0; i < n; i++)
@@ -328,7 +331,7 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     }
     return 0;
 }
-/* From now on this product runs with this algorithm. The caller has checked te__gemm_free_plans. */
+/* Sets the algorithm of this product. The caller has checked te__gemm_free_plans. */
 TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_key key;

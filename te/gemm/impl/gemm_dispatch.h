@@ -1,4 +1,4 @@
-/* gemm_dispatch.h -- which kernel runs a GEMM: the one place where that is decided.
+/* gemm_dispatch.h -- decides which kernel runs a GEMM.
  *
  * Custom kernels, on compute capability 9.0:
  *   m <= 8     gemm_skinny.h    16 bits, FP8 of any scaling; forward only
@@ -9,12 +9,12 @@
  *   cuBLASLt (gemm_cublaslt.h; gemm_autotune.h times its candidates); gemm_fallback.h in a build with TE_NO_CUBLASLT;
  *   gemm_host.h on a CPU
  *
- * The first three have pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
- * fuse/linear_split.h decides which part of any other pattern cuBLASLt's epilogue takes (te_gemm_strategy). Without
- * cuBLASLt the custom kernels pay off much sooner.
+ * The first three take pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
+ * For other patterns linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy). In a
+ * build without cuBLASLt the rules select the custom kernels for many more sizes.
  *
- * te_context.gemm_custom: 0: no custom kernels; 1: where the rules below expect them to be faster; 2: wherever there is
- * one. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
+ * te_context.gemm_custom: 0: no custom kernels; 1: if the rules below expect one to be faster; 2: if one supports the
+ * GEMM. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -56,8 +56,9 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #include "gemm_skinny.h"        /* te__skinny_can */
 #include "gemm_small_m.h"       /* te__small_m_can */
 
-/* Whether there are small-m kernels in 16 bits. Beside cuBLASLt they would cost a GPT block a quarter more code and
- * hardly ever be faster; a program that wants them as candidates of autotuning, or a test, defines this as 1. */
+/* Whether there are small-m kernels in 16 bits. If there is cuBLASLt, they would add a quarter to the code of a GPT
+ * block and would hardly ever be faster. A program that wants them as candidates of autotuning, or a test, defines this
+ * as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
@@ -72,14 +73,14 @@ typedef struct te_product_kernels {
 
 /* Thresholds. A wave is one tile on every multiprocessor. */
 enum {
-    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* elements (of 16 bits) of a W so small that the launch dominates */
+    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* elements (of 16 bits) of W up to which the launch dominates the time */
     TE_PERSISTENT_MIN_K = 1024,         /* to amortise a tile's prologue */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* of a fused pattern with FP8 operands, */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* and of one that draws random numbers */
-    TE_OVERLAP_MIN_K = 256,             /* of a GEMM that overlaps a collective */
+    TE_FP8_MIN_WAVES = 5,               /* for a fused pattern with FP8 operands, */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* and for one that draws random numbers */
+    TE_OVERLAP_MIN_K = 256,             /* for a GEMM that overlaps a collective */
     TE_OVERLAP_MIN_WAVES = 1,
-    TE_SMALL_M_PAYING_ROWS = 64,        /* beside cuBLASLt, with rowwise scales */
+    TE_SMALL_M_PAYING_ROWS = 64,        /* compared with cuBLASLt, with rowwise scales */
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
@@ -88,15 +89,15 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* Skinny: where its steps of k are at least 7/8 full, or W is so small that the launch dominates. */
+/* Skinny: pays if its steps of k are at least 7/8 full, or if W is so small that the launch dominates. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* Persistent: enough waves, and a k that amortises a tile's prologue; FP8 takes half the time, so twice that k. The
- * fallback's mma.sync takes nearly twice as long: beside it half a wave is enough, with more rows than one tile has,
- * and in FP8 there is nothing else. */
+/* Persistent: pays with enough waves and a k that amortises a tile's prologue; FP8 takes half the time, so it needs
+ * twice that k. The kernels of gemm_fallback.h, with mma.sync, take nearly twice as long: compared with them half a
+ * wave is enough, if there are more rows than one tile has. In FP8 they do not exist. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -123,23 +124,23 @@ TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
     return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
-/* Whether the skinny kernel runs it, if a custom kernel does. */
+/* Whether the skinny kernel runs the GEMM, if a custom kernel does. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
     if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
-/* Whether the small-m kernel runs it, if a custom kernel does. */
+/* Whether the small-m kernel runs the GEMM, if a custom kernel does. */
 TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* These two prefetch nothing for their epilogue, which loads its operands itself. */
+/* Whether one of these two runs it. They prefetch nothing for their epilogue, which loads its operands itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
-/* Beside cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times: docs/notes/gemm.md).
- * Where patterns are tuned it is one of the candidates (fuse/linear_choose.h). */
+/* Compared with cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times:
+ * docs/notes/gemm.md). If patterns are tuned, it is one of the candidates (linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
@@ -162,20 +163,22 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
 }
 /* Whether a GEMM alone runs as a custom kernel. In 16 bits the persistent kernel is as fast as cuBLASLt's fastest
  * candidate where B is not transposed and the last wave is even, and as fast as its first candidate otherwise. In FP8
- * it is there to overlap a collective (g->ranks); without one cuBLASLt runs the product. Times: docs/notes/gemm.md. */
+ * it only runs GEMMs that overlap a collective (g->ranks); cuBLASLt runs the others. Times: docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
     if (!te__persistent_pays(g, ctx) || te__gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It need not be the fastest kernel:
- * a collective by itself costs more than what cuBLASLt is ahead. But there must be tiles for all multiprocessors. */
+/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It does so even if cuBLASLt
+ * is faster, because a collective that is not overlapped costs more than the difference. But there must be tiles for
+ * all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
-    return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
-           te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
-           (ctx->gemm_custom > 1 || (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
-                                     TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
+    return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
+           te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
+           (ctx->gemm_custom > 1 ||
+            (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
+             TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
 }
 TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
                                        te_context *ctx) {
@@ -184,14 +187,16 @@ TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_ge
 /* Launch the custom kernel that te__gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
  * kernels' arguments, to which skinny, small_m and persistent point. */
 TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
-                                     te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g, te_context *ctx) {
+                                     te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g,
+                                     te_context *ctx) {
     if (te__gemm_is_skinny(kernels, g, ctx))
         return te__skinny_run(te__gemm_skinny_of(kernels, g)->kernel, args, bytes, skinny, g, ctx);
     if (te__gemm_is_small_m(kernels, g, ctx))
         return te__small_m_run(te__gemm_small_m_of(kernels, g)->kernel, args, bytes, small_m, g, ctx);
     return te__sm90_gemm_run(te__gemm_persistent_of(kernels, g)->kernel, args, bytes, persistent, g, ctx);
 }
-/* Whether anything runs this GEMM in FP8: without cuBLASLt only the custom kernels can. For the dry run of a plan. */
+/* Returns an error if no kernel runs this GEMM in FP8: in a build without cuBLASLt only the custom kernels can. For the
+ * dry run of a plan. */
 TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -206,8 +211,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* ---- an FP8 GEMM alone: the custom kernel with bias and C ----------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: the custom kernel with bias and C -------------------------------------------------------- */
 
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
@@ -253,7 +257,7 @@ TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
-/* The GEMM as the kernel sees it: the bias belongs to te_fp8_gemm_epilogue. */
+/* The GEMM without its bias, which te_fp8_gemm_epilogue adds. */
 TE_API te_gemm te__fp8_without_bias(const te_gemm *g) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -268,8 +272,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
     return te__sm90_gemm_run(te__gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
 }
 
-/* ---- an FP8 GEMM alone: dispatch -----------------------------------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: dispatch --------------------------------------------------------------------------------- */
 
 /* Whether the custom kernel can run it. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
@@ -277,8 +280,8 @@ TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     return te__gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
            te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
-/* Where nothing was timed: from TE_FP8_MIN_WAVES waves on it is faster than cuBLASLt's first candidate (times:
- * docs/notes/gemm.md). */
+/* The rule if nothing was timed: from TE_FP8_MIN_WAVES waves on the custom kernel is faster than cuBLASLt's first
+ * candidate (times: docs/notes/gemm.md). */
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     if (!TE_HAS_CUBLASLT) return 1;
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
@@ -295,20 +298,20 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* Of a GEMM that the custom kernel can run: 1: it does, 0: cuBLASLt does, -1: neither configured nor timed. */
+/* For a GEMM that the custom kernel can run: 1: it does, 0: cuBLASLt does, -1: not decided by configuration or
+ * timing. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
     return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
 }
-/* Whether te_gemm_fp8_run takes the custom kernel. */
+/* Whether te_gemm_fp8_run runs the custom kernel. */
 TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;
 }
 
-/* ---- an FP8 GEMM alone: autotuning ---------------------------------------------------------------------------------
- * */
+/* ---- an FP8 GEMM alone: autotuning ------------------------------------------------------------------------------- */
 
 /* Runs the GEMM by a custom kernel. */
 typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);
@@ -366,7 +369,7 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
-/* Time both at the first call of a GEMM, where the context tunes. */
+/* If tuning is on, time both at the first call of a GEMM. */
 TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;

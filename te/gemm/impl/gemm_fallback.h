@@ -1,13 +1,13 @@
-/* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt: what a build with
- * TE_NO_CUBLASLT runs where no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) takes a product.
+/* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt. A build with
+ * TE_NO_CUBLASLT runs them where no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports a product.
  *
  * In 16 bits a block of eight warps computes a tile of 128 x 128 of D, or of 64 x 128 for up to 64 rows. Tiles of A and
- * B, 64 of k deep, are copied by cp.async into a ring of 96 KB, so that two blocks fit on a multiprocessor of Hopper,
- * and go by ldmatrix to mma.sync; ldmatrix transposes where an operand is stored with k as its rows. Rows whose length
- * is no multiple of eight cannot be copied in 16 bytes and are loaded one element at a time. In f32 a thread computes 8
- * x 8 of a tile of 128 x 128 by multiplications and additions in float.
+ * B, 64 of k deep, are copied by cp.async into a ring of 96 KB, so that two blocks fit on a multiprocessor of Hopper.
+ * ldmatrix loads them for mma.sync; it transposes an operand that is stored with k as its rows. Rows whose length is no
+ * multiple of eight cannot be copied in 16 bytes and are loaded one element at a time. In f32 a thread computes 8 x 8
+ * of a tile of 128 x 128 by multiplications and additions in float.
  *
- * Where there are fewer tiles than blocks that fit on the device, k is split: each part stores its partial sums in the
+ * If there are fewer tiles than blocks that fit on the device, k is split: each part stores its partial sums in the
  * workspace, and a second kernel adds them in the order of k. The split depends on the sizes and on the number of
  * multiprocessors alone, so the same inputs give the same bits.
  *
@@ -27,14 +27,16 @@
 enum {
     TE_HAS_CUBLASLT = 0,
     TE_FALLBACK_TILE_M = 128,
-    TE_FALLBACK_SMALL_TILE_M = 64, /* of a product with at most as many rows */
+    TE_FALLBACK_SMALL_TILE_M = 64, /* rows of a tile for a product with at most this many rows */
     TE_FALLBACK_TILE_N = 128,
     TE_FALLBACK_TILE_K = 64,
-    TE_FALLBACK_THREADS = 256, /* warps of 2 x 4, each 32 columns of the tile and half of its rows */
+    TE_FALLBACK_THREADS = 256, /* 2 x 4 warps, each for 32 columns of the tile and half of its rows */
     TE_FALLBACK_SHARED = 96 << 10,
-    TE_FALLBACK_BAND = 8, /* tiles below each other before the next column of tiles, which then hit the L2 */
+    TE_FALLBACK_BAND = 8, /* tiles of a column that are computed before the next column of tiles, so that operands hit
+                             the L2 */
     TE_FALLBACK_F32_TILE_K = 16,
-    TE_FALLBACK_F32_PITCH = 132, /* of a line of 128 in shared memory: a store and its neighbours hit different banks */
+    TE_FALLBACK_F32_PITCH = 132, /* pitch of a line of 128 in shared memory, such that the stores of neighbouring
+                                    threads hit different banks */
     TE_FALLBACK_BLOCKS_PER_SM = 2,
     TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* tiles of k in a part; with fewer the partial sums cost more than the product */
     TE_FALLBACK_MAX_SPLITS = 16
@@ -123,8 +125,8 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
                  : "memory");
 }
 /* Copy a tile of WIDTH lines (rows of A, columns of B) from `line` on and TE_FALLBACK_TILE_K of k from `k` on, of an
- * operand with `lines` lines of `depth` elements along k. The tile is laid out as the operand is: K-major, a row is a
- * line; or MN_MAJOR, a row is one k of all lines. */
+ * operand with `lines` lines of `depth` elements along k. The tile has the layout of the operand: K-major, where a row
+ * is a line; or MN_MAJOR, where a row is one k of all lines. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -152,8 +154,8 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
-/* A fragment of 16 lines by 16 of k, four 8 x 8 matrices. mma.sync wants them in this order: of A (is_b 0) the lower
- * eight lines second, of two neighbouring B (is_b 1) the larger eight k second. */
+/* A fragment of 16 lines by 16 of k, four 8 x 8 matrices. The order that mma.sync needs: for A (is_b 0) the second
+ * matrix has the next eight lines; for two neighbouring B (is_b 1) it has the next eight k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -167,11 +169,12 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
 /* The kernel's parts for operands of T; TA, TB: the transposes; M: the rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
-        BLOCKS_M = M / 32, BLOCKS_N = 4, /* of 16 x 8, in a warp's M / 2 rows and 32 columns */
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* blocks of 16 x 8 in a warp's M / 2 rows and 32 columns */
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
-    /* Start the copies of step `step` of k; past the last one there is nothing to copy, but the group still counts. */
+    /* Start the copies of step `step` of k; past the last one nothing is copied, but a group is still committed,
+     * because the mainloop counts groups. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -206,7 +209,7 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* stage s has arrived; all warps have read stage s - 1, which is filled again now */
+            __syncthreads(); /* stage s has arrived; all warps have read stage s - 1, which is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -231,7 +234,8 @@ typedef struct te_fallback_f32_tiles {
     float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
 } te_fallback_f32_tiles;
 
-/* Which line and which k of a tile element `i` of this thread is: neighbouring threads load neighbouring addresses. */
+/* The line and the k of element `i` of this thread in a tile, such that neighbouring threads load neighbouring
+ * addresses. */
 TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
@@ -255,7 +259,7 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Eight lines of one k: four from 4 i on, and four from 64 + 4 i on. */
+/* Loads eight lines of one k: four from 4 i on, and four from 64 + 4 i on. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -301,7 +305,7 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the state on first use: when the sizes of a workspace are computed, so before the first step. */
+/* Creates the state on first use, which is when the size of a workspace is computed, before the first step. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -323,7 +327,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
 /* Floats of host scratch that te_gemm_run needs: none here. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
-/* For the tuning file: there is no library, and no line for a GEMM is ever written, so none can be right. */
+/* For the tuning file: there is no library, so files have no lines for GEMMs, and such a line is an error. */
 TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return (void)at, (void)ctx, (const te_gemm_tuned *)0;
@@ -336,9 +340,9 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
-/* The kernel for products of dtype T with these transposes, and its number below 16. small_m: the one with tiles of
- * TE_FALLBACK_SMALL_TILE_M rows, of an A that is not transposed. Null: the program has none. Without TRAINS it has
- * those of inference alone, which multiplies by the transpose of a weight. */
+/* The kernel for products of dtype T with these transposes, and its number, which is below 16. small_m: the kernel with
+ * tiles of TE_FALLBACK_SMALL_TILE_M rows, for an A that is not transposed. Null: the program has no such kernel.
+ * Without TRAINS a program has only the kernels of inference, which multiplies by the transpose of a weight. */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -370,7 +374,7 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
     p->splits = (int)te_ceil_div(steps, steps_each);
     p->partial_sums = p->splits > 1 ? (float *)s->workspace : 0;
 }
-/* Allow kernel `number` (of te__fallback_kernel) its shared memory, once a device. */
+/* Allow kernel `number` (of te__fallback_kernel) its shared memory, once on each device. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
     static uint64_t allowed[16]; /* bit d: on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);

@@ -1,9 +1,10 @@
 /* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
  *
  * Both multiply in f32. Other operands are widened to float into g->scratch first, and the result is rounded at the
- * end. Epilogues are left to the pointwise kernels (te__gemm_supports says so). FP8 with rowwise or blockwise scales has
- * a loop of its own, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both scales, and
- * added to the rest in float; rowwise scales multiply the sum of all k. (cuBLASLt's order within the 128 is its own.)
+ * end. te__gemm_supports returns 0 for epilogues, which leaves them to pointwise kernels. FP8 with rowwise or blockwise
+ * scales has a separate loop, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both
+ * scales, and added to the other sums in float; rowwise scales multiply the sum over all k. (The order within the 128
+ * is not that of cuBLASLt.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -44,7 +45,7 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
 TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
-/* x[n] as floats at *scratch, which moves past them. */
+/* Converts x[n] to floats at *scratch, and advances *scratch behind them. */
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
@@ -53,7 +54,7 @@ TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64
     return a.y;
 }
 
-/* D = product + beta C, rounded: a row a block. */
+/* D = product + beta C, rounded; one row a block. */
 typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
 TE_FN void te__round_body(const te__round_args *a, te_block b) {
     const te_gemm *g = a->g;
@@ -65,8 +66,9 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
-/* Tiles of D go to threads. A tile packs its slices of A and B, and holds 12 x 16 sums in registers (6 x 16 where there
- * are fewer registers). Vectors of 16 floats are an extension of the compiler, which uses what the machine has. */
+/* Each thread computes tiles of D. A tile packs its slices of A and B, and holds 12 x 16 sums in registers (6 x 16
+ * where there are fewer registers). Vectors of 16 floats are an extension of the compiler, which maps them to the
+ * machine's vectors. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -156,9 +158,9 @@ typedef struct te__scaled_tile {
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Inverse scales of rows row0 .. row0 + count of a matrix [rows, k]. rowwise 0: those that multiply the sums of the 128
- * of k from column `col`, which are 1 of a rowwise scaled matrix; rowwise 1: those that multiply the sums of all k,
- * which are 1 of any other. */
+/* Inverse scales of rows row0 .. row0 + count of a matrix [rows, k]. rowwise 0: the factors of sums over the 128 of k
+ * from column `col` on, which are 1 for a matrix with rowwise scales; rowwise 1: the factors of sums over all k, which
+ * are 1 for any other matrix. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)
@@ -177,7 +179,7 @@ TE_API void te__scaled_load(te__scaled_tile *t, const te_gemm *g, int64_t m0, in
             t->b[j / TE__SCALED_REG_N][p][j % TE__SCALED_REG_N] =
                 n0 + j < g->n ? of_b[b[(n0 + j) * g->k + k0 + p]] : 0.0f;
 }
-/* REG_M x REG_N sums of `kk` of k, multiplied by their scales and added to the tile's. */
+/* Computes REG_M x REG_N sums over `kk` of k, multiplies them by their scales, and adds them to the tile's sums. */
 TE_FN void te__scaled_micro(te__scaled_tile *t, int i, int j, int kk, const float *fa, const float *fb) {
     te__scaled_sum s[TE__SCALED_REG_M];
     memset(s, 0, sizeof s);

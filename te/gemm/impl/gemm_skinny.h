@@ -1,15 +1,16 @@
 /* gemm_skinny.h -- a GEMM of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: decoding, token by token.
  *
- * A block computes 16 columns of y at a time from 16 rows of W; its eight warps split k. Each warp has a ring in shared
- * memory of its own, which it fills by cp.async, so no warp waits for another, and multiplies by mma.sync with the rows
- * of W as A and those of x as B. (How k is numbered within a step does not matter, as long as W and x agree.) The
- * warps' sums are added in a fixed order, rounded to 16 bits, and go through the pattern's epilogue, eight elements at
- * a time, while the rings fill again. A pass does not write its weights, so within a pass the rings are filled while
- * the kernel before this one still runs; else the first stages are prefetched into the L2 meanwhile.
+ * A block computes 16 columns of y at a time from 16 rows of W; its eight warps split k. Each warp has its own ring of
+ * stages in shared memory, which it fills by cp.async, so that no warp waits for another. It multiplies by mma.sync,
+ * with the rows of W as A and those of x as B. (The order of k within a step is arbitrary, as long as it is the same
+ * for W and x.) The warps' sums are added in a fixed order, rounded to 16 bits, and passed to the pattern's epilogue,
+ * eight elements at a time, while the rings are refilled. A pass does not write its weights, so within a pass this
+ * kernel fills its rings while the kernel before it still runs; otherwise it only prefetches the first stages into the
+ * L2 during that time.
  *
- * With e4m3 operands the kernel is the same: a lane loads, holds and multiplies 16 bytes, whatever they are. Tensorwise
- * and rowwise scales multiply the sums of all warps; with blockwise scales the sums of each 128 of k are scaled and
- * then added to those before.
+ * With e4m3 operands the kernel is the same, because a lane loads, holds and multiplies 16 bytes in either case.
+ * Tensorwise and rowwise scales multiply the sums of all warps; with blockwise scales the sums of each 128 of k are
+ * scaled and then added to those before.
  *
  * Floor: the bytes of W once, 2 n k in 16 bits, n k in FP8, over the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
@@ -25,15 +26,15 @@
 #include "../gemm_types.h"          /* te_epilogue_fn, te_gemm_operands, te_blockwise_1d_scale_at */
 
 enum {
-    TE_SKINNY_ROWS = 8,     /* of x, at most */
-    TE_SKINNY_COLUMNS = 16, /* of y, a block at a time */
+    TE_SKINNY_ROWS = 8,     /* the largest number of rows of x */
+    TE_SKINNY_COLUMNS = 16, /* columns of y that a block computes at a time */
     TE_SKINNY_WARPS = 8,
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
-    TE_SKINNY_WARP_K = 128,                              /* of a warp's step */
+    TE_SKINNY_WARP_K = 128,                              /* elements of k in a warp's step */
     TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k that a block takes at a time */
     TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of W for a warp's step */
-    TE_SKINNY_STAGES = 3,                                       /* of a warp's ring */
+    TE_SKINNY_STAGES = 3,                                       /* stages of a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
@@ -41,7 +42,8 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* [m, k], [n, k] */
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
+    float *amax; /* becomes the maximum of itself and the magnitudes that the epilogue stores in FP8; null: not
+                    wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* TE_OPERANDS_FP8: the scales are rowwise (of x and W), else tensorwise */
@@ -58,12 +60,12 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
 }
-/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different banks.
- * */
+/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different
+ * banks. */
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
-/* Start the copy of a stage, a vector a lane at a time; zeros from beyond n and k. prefetch: to the L2 only. */
+/* Start the copy of a stage, a vector a lane at a time; zeros beyond n and k. prefetch: only prefetch into the L2. */
 TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, int prefetch) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
@@ -81,7 +83,7 @@ TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_ski
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* This lane's part of row lane / 4 of x: eight elements of each 32 of a step. */
+/* Load this lane's part of row lane / 4 of x: eight elements of each 32 of a step. */
 TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skinny *p, int k) {
     const int row = (int)threadIdx.x % 32 / 4;
     k += (int)threadIdx.x % 4 * 8;
@@ -107,7 +109,7 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
         s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
     }
 }
-/* c += W x of one step. The lane's sums are of rows lane / 4 and lane / 4 + 8 of W. */
+/* c += W x over one step. The lane's sums belong to rows lane / 4 and lane / 4 + 8 of W. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
@@ -133,8 +135,8 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* Tensorwise or rowwise scales for the sum that this thread will reduce of the 16 columns from `col`; loaded before
- * those columns are multiplied. */
+/* The tensorwise or rowwise scales of the element that this thread will reduce, of the 16 columns from `col` on. They
+ * are loaded before those columns are multiplied. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands) {
     const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, at = col + (int)threadIdx.x % TE_SKINNY_COLUMNS;
@@ -144,7 +146,7 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
-/* Reduce the partial sums of the eight warps to 16 columns of y, and hand them to the pattern's epilogue. */
+/* Reduce the partial sums of the eight warps to 16 columns of y, and call the pattern's epilogue with them. */
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
                                te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
     __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
@@ -211,7 +213,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
         if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* more of k for the same columns */
+        if (at.col == now.col) continue; /* the same columns have more steps of k */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
         c[0] = c[1] = c[2] = c[3] = 0;
@@ -233,7 +235,7 @@ TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
-/* Whether there can be a kernel for this GEMM. */
+/* Whether this kernel supports the GEMM. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
@@ -242,7 +244,7 @@ TE_API int te__skinny_can(const te_gemm *g) {
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
-/* Its k in elements of 16 bits. */
+/* The GEMM's k in elements of 16 bits. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Fill in p for this GEMM, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,

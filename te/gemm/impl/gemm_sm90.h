@@ -1,24 +1,26 @@
-/* gemm_sm90.h -- the library's GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, and
- * then any function of eight elements of D and their place (te_epilogue_fn), which stores what is wanted: the result of
- * an activation, FP8, its transpose, sums over rows. Here: the kernel, its shells, and the host's side.
+/* gemm_sm90.h -- the custom GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, then
+ * passed with its coordinates to an epilogue (te_epilogue_fn), eight elements at a time. The epilogue stores the
+ * outputs: the result of an activation, FP8, its transpose, sums over rows. Here: the kernel, the macros that define it
+ * for an epilogue, and the host code.
  *
  * The kernel is persistent and warp-specialised. A block of 384 threads computes one tile of 128 x 256 after the other:
  *
  *   producer    one thread of warp 0: TMA copies A and B, 64 of k at a time, into a pipeline of four stages. The two
- *               blocks of a cluster lie above each other, need the same B, and load half of it each (multicast).
+ *               blocks of a cluster compute tiles below each other, need the same B, and load half of it each
+ *               (multicast).
  *   consumers   warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
- *   epilogue    warps 1 to 3: call the te_epilogue_fn, beside the mainloop of the next tile.
+ *   epilogue    warps 1 to 3: call the te_epilogue_fn, during the mainloop of the next tile.
  *
- * gemm_sm90_scheduler.h says which tile comes when, gemm_sm90_mainloop.h has producer and consumers, and how a finished
- * tile leaves the consumers' registers, gemm_sm90_epilogue.h the rest.
+ * gemm_sm90_scheduler.h has the order of the tiles, gemm_sm90_mainloop.h producer and consumers, which also store a
+ * finished tile to shared memory, and gemm_sm90_epilogue.h the warps of the epilogue.
  *
  * The tiles of a last, partial wave are split along k among all clusters (Stream-K, Osama et al. 2023): helpers leave
  * partial sums in memory, and the tile's owner adds them in a fixed order. So the order of the sums depends on the
  * sizes and the number of multiprocessors alone, and the same inputs give the same bits.
  *
- * Flops: 2 m n k. Floor: the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With a bare store
- * for an epilogue 0.98 to 1.03 of cuBLASLt's fastest candidate's time; bias and gelu cost 4% more. What was measured
- * and tried: docs/notes/gemm_sm90.md.
+ * Flops: 2 m n k. Floor: the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an epilogue
+ * that only stores, it takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; bias and gelu cost 4% more.
+ * Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -31,9 +33,9 @@
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Registers a thread. Those of the three warpgroups add up to what the block is launched with, 3 x 168. With 72 the
- * eight elements of an epilogue go through gelu one after the other, a chain of 110 cycles each; with 136 they overlap,
- * which a fused epilogue needs in FP8, where a tile takes half the time. */
+/* Registers a thread. The sum over the three warpgroups is that of the launch, 3 x 168. With 72 registers the eight
+ * elements of an epilogue go through gelu one after the other, a dependency chain of 110 cycles each; with 136 they
+ * overlap. A fused epilogue in FP8 needs that, because there a tile takes half the time. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* config.holds_half */
@@ -41,7 +43,7 @@ enum {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* What producer and epilogue keep. The consumers give the rest of theirs back before they join the epilogue. */
+/* Reduces the registers of the producer and the epilogue. The consumers reduce theirs before they join the epilogue. */
 TE_FN void te__sm90_gemm_epilogue_registers(const te__sm90_gemm_config k) {
     if (k.holds_half) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS_HALF));
     else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS));
@@ -57,7 +59,7 @@ TE_FN void te__sm90_gemm_init_barriers(te__sm90_gemm_barriers *bars) {
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* `epilogue` runs or, where the config has a pairing, `pair_epilogue`. */
+/* The epilogue is `epilogue`, or `pair_epilogue` if the config has a pairing. */
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
                               te_epilogue_pair_fn pair_epilogue, te_epilogue_outputs outputs, const void *arg,
                               const te__sm90_gemm_config k) {
@@ -82,7 +84,7 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
     if (threadIdx.x >= 32 && k.pairing.group) te__sm90_gemm_epilogue_pairs(p, ring, bars, pair_epilogue, arg, k);
     else if (threadIdx.x >= 32) te__sm90_gemm_epilogue(p, ring, bars, epilogue, outputs, arg, k);
     __syncwarp();
-    te__cluster_sync(); /* no block leaves while the other may still write into its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other can still write into its shared memory */
 }
 #else
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
@@ -92,41 +94,41 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
 }
 #endif
 
-/* ---- its shells -------------------------------------------------------------------------------------------------- */
+/* ---- macros that define a kernel --------------------------------------------------------------------------------- */
 
-/* The config of an epilogue that needs nothing but eight elements of D, */
+/* The config of an epilogue that needs only eight elements of D; */
 TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtype_a, te_dtype dtype_b, int trans_b) {
     te__sm90_gemm_config c = {};
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
     return c;
 }
-/* with pairs, for which B is stored [n, k], */
+/* of an epilogue by pairs, for which B is stored [n, k]; */
 TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int group, int distance, int swap_middle) {
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* of a fused pattern, whose epilogue may read a source with two halves, pair the halves of D, or add up columns, */
+/* of a fused pattern, whose epilogue may read a source with two halves, pair the halves of D, or add up columns; */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
                                                int column_sums) {
     if (pairs_halves) c = te__sm90_gemm_with_pairs(c, 16, 8, 0), c.pairing.halves = 1;
     c.source_has_halves = source_has_halves, c.column_sums = column_sums;
     return c;
 }
-/* of such a one in FP8, which may store the transpose, too, */
+/* of a fused pattern in FP8, which may also store the transpose; */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int pairs_halves, int reads_source,
                                                    int column_sums) {
     c = te__sm90_gemm_fused(c, 0, pairs_halves, column_sums);
     c.transposes = 1, c.holds_half = !pairs_halves, c.reads_source = reads_source;
     return c;
 }
-/* and of one that scatters rows over the ranks. */
+/* and of a kernel that scatters rows over the ranks. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     c.reduce_scatter = 1;
     return c;
 }
 
-/* A kernel `name` of a `type` that begins with te__sm90_gemm_params and is passed to the epilogue. exists: 0 leaves it
- * empty. */
+/* Defines a kernel `name` whose argument, of `type`, begins with te__sm90_gemm_params and is passed to the epilogue.
+ * exists: 0 leaves the kernel empty. */
 #define TE__SM90_GEMM_SHELL(name, type, config, epilogue, pair_epilogue, outputs, exists)                             \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te__sm90_gemm_barriers bars;                                                                       \
@@ -140,9 +142,10 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 #define TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
-/* A fused pattern in FP8, with params.transposed where it is wanted. pairs_halves: by pair_epilogue (a te_epilogue_pair_fn),
- * of the two halves of D. outputs: a te_epilogue_outputs, of p; reads_source: such an epilogue reads params.source; column_sums:
- * params.column_sums may be wanted. */
+/* A fused pattern in FP8; it can store params.transposed. pairs_halves: the epilogue is pair_epilogue (a
+ * te_epilogue_pair_fn), and pairs the two halves of D. outputs: a te_epilogue_outputs, which may depend on the
+ * arguments p; reads_source: an epilogue with known outputs reads params.source; column_sums: the kernel can compute
+ * params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -162,21 +165,23 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     TE__SM90_GEMM_SHELL(name, te__gemm_scatter_params,                                                                 \
                         te__sm90_gemm_scattering(te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b)), epilogue, \
                         0, TE_OUTPUTS_ANY, exists)
-/* A linear's product by pairs, B stored [n, k]; pair_epilogue: a te_epilogue_pair_fn. The rest: te__sm90_gemm_pairing. */
+/* A linear with an epilogue by pairs, B stored [n, k]; pair_epilogue: a te_epilogue_pair_fn. The other arguments:
+ * te__sm90_gemm_pairing. */
 #define TE_SM90_GEMM_KERNEL_PAIRS(name, type, dtype, group, distance, swap_middle, pair_epilogue, exists)              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_with_pairs(te__sm90_gemm_config_of(dtype, dtype, dtype, 1), group, distance,     \
                                                  swap_middle),                                                         \
                         0, pair_epilogue, TE_OUTPUTS_ANY, exists)
 
-/* ---- the host's side: which products it takes -------------------------------------------------------------------- */
+/* ---- host: supported products ------------------------------------------------------------------------------------ */
 
-/* k in 16-bit units, which is how TMA and the pipeline see FP8, too. */
+/* k in 16-bit units, in which TMA and the pipeline also count FP8. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
-/* TMA: rows of A, B and D are multiples of 16 bytes; indices fit into 32 bits; the pipeline is filled once. */
+/* Limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes, indices fit into 32 bits, and k fills
+ * the pipeline at least once. */
 TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30, k = te__sm90_gemm_k(g);
     return k > 3 * TE_TILE_K && k % 8 == 0 && g->n % 8 == 0 && g->m < limit && g->n < limit && k < limit;
@@ -185,7 +190,7 @@ TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
     return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
-/* Whether the kernel takes such a product. */
+/* Whether the kernel supports such a product. */
 TE_API int te__sm90_gemm_supports(const te_gemm *g) {
     const int sixteen_bits = g->dtype != TE_f32 && g->out == g->dtype;
     return sixteen_bits && !g->trans_a && te__sm90_gemm_shape_fits(g) && g->epilogue == TE_EPILOGUE_NONE &&
@@ -198,16 +203,17 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE_SM90_GEMM_MAX_SPLITS = 6,  /* of a tile's k; to hand over the sums of one takes some 4 us */
-    TE_SM90_GEMM_MAX_HELPERS = 3, /* for a tile */
-    TE_SM90_GEMM_MIN_STEPS = 8,   /* of k in a split, */
-    /* and where a cluster helps with several tiles, one after the other: at 8192 x 6144 x 4096, with 24 helpers for 42
-     * tiles, 21 steps each, 645 us; without a split 650 */
+    TE_SM90_GEMM_MAX_SPLITS = 6,  /* splits of a tile's k; to pass the sums of one split to the owner takes some 4 us */
+    TE_SM90_GEMM_MAX_HELPERS = 3, /* helpers for a tile */
+    TE_SM90_GEMM_MIN_STEPS = 8,   /* steps of k in a split, */
+    /* and in a split of a cluster that helps with several tiles, one after the other: at 8192 x 6144 x 4096, with 24
+     * helpers for 42 tiles and 21 steps each, the product takes 645 us, without splitting 650 */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
-/* Split the tiles of the last wave among the clusters that have none in it: up to three helpers for a tile, or one for
- * several tiles. Not where a split is so short that handing it over takes longer. */
+/* Split the tiles of the last wave, with the clusters that have no tile in it as helpers: up to three helpers for a
+ * tile, or one for several tiles. Tiles are not split if a split would be so short that passing on its sums takes
+ * longer. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -221,7 +227,7 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* no split */
 }
-/* Whether all clusters have work to the end: the last wave is full, or split. */
+/* Whether all clusters have work in the last wave, because it is full or split. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
@@ -232,13 +238,15 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether a product of this many rows can overlap a collective of this group: each rank has whole tiles. */
+/* Whether a product with this number of rows can overlap a collective of this group: each rank must have whole
+ * tiles. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
-/* The order of the tiles, this rank's own rows first (gather) or last (scatter); and the flags of the rows of A. */
+/* Sets the order of the tiles, this rank's own rows first (gather) or last (scatter), and the flags of the rows of
+ * A. */
 TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_gemm *g, te__tensor_map_encode_fn encode,
                                             te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
@@ -257,7 +265,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     o->own_is_separate = ranks->to[rank] != ranks->own;
     o->chunk_flags = te__rank_flags(m, rank) + TE_FLAG_CHUNK;
     if (!o->own_is_separate) return TE_OK;
-    return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype, ctx);
+    return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
+                                 ctx);
 }
 /* Without overlap: gather the rows of A before the product. For tests. */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
@@ -288,8 +297,8 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
                                            TE_SM90_GEMM_SMEM_BYTES, TE_CLUSTER);
     return te__cuda_launch(ctx, launch, args, bytes);
 }
-/* Run g: fill in p, the first member of the `bytes` of `args`, and launch `kernel` on them. The caller has set what its
- * epilogue needs, in `args` and in p. */
+/* Run g: fill in p, the first member of the `bytes` of `args`, and launch `kernel` on them. The caller has set the
+ * members of `args` and p that its epilogue needs. */
 TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t bytes, te__sm90_gemm_params *p,
                                    const te_gemm *g, te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
@@ -299,7 +308,8 @@ TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t 
     p->inverse_a = g->a_fp8.inverse, p->inverse_b = g->b_fp8.inverse;
     te__sm90_gemm_plan_stream_k(p, tiles, clusters, te__gemm_state_of(ctx));
     TE_TRY(te__tensor_map_matrix(&p->a_map, encode, g->a, g->m, k, TE_TILE_M, g->dtype, ctx));
-    TE_TRY(te__tensor_map_matrix(&p->b_map, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype, ctx));
+    TE_TRY(te__tensor_map_matrix(&p->b_map, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype,
+                                 ctx));
     const int64_t source_cols = g->n << p->source_has_halves;
     if (p->source)
         TE_TRY(te__tensor_map_matrix(&p->source_map, encode, p->source, g->m, source_cols, TE_TILE_M, g->dtype, ctx));

@@ -1,25 +1,25 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, those of the recipe fp8_block. As DeepGEMM's, it promotes the tensor cores' sums to f32 after each 128
- * of k.
+ * 128 x 128, as in the recipe fp8_block. Like DeepGEMM's kernels, it promotes the tensor cores' sums to f32 after each
+ * 128 of k.
  *
  *   forward, data gradient   A has a scale for each row and each 128 of k, B one for each 128 x 128.
  *   weight gradient (wgrad)  B has a scale for each row, too: one for each column of D and each 128 of k. D is f32.
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h, and the scales come with each stage of 128 of k. A warpgroup
- * accumulates 64 x 256 in 128 registers; of a wgrad 256 x 64, so that a thread needs the scales of 16 columns, not 64.
- * For each 128 of k the tensor cores give it four subtiles of 64 x 64, a batch of four wgmma each, which it multiplies
- * by their scales and adds to its sums (te__sm90_blockwise_steps).
+ * accumulates 64 x 256 in 128 registers; for a wgrad 256 x 64, so that a thread needs the scales of 16 columns, not 64.
+ * For each 128 of k the tensor cores compute four subtiles of 64 x 64, each in a batch of four wgmma. The warpgroup
+ * multiplies a subtile by its scales and adds it to its sums (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Floor, for 128 of k of a tile: 1024 cycles of the tensor cores; a warp multiplies and adds 128 times
  * and has some 120 other instructions, with two warps on a scheduler 500 of 1024 issue slots. A step takes 1168 cycles
- * at k of 16384 on an H200. 0.95 to 0.98 of the time of cuBLASLt's fastest candidate, a wgrad 0.92 to 1.00. What was
- * measured and tried: docs/notes/gemm_sm90.md.
+ * at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's fastest candidate, a wgrad 0.92 to
+ * 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, of blockwise scales
  *
- * With ctx->gemm_tune on, both it and cuBLASLt are timed at a product's first run, and the choice goes into the tuning
- * file; else a rule decides.
+ * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed at a product's first run, and the choice is saved in
+ * the tuning file; otherwise a rule decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -29,25 +29,28 @@
 #include "../gemm.h"           /* te__fp8_tune */
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
-/* The kernel's own M and N are the operand of which a block has 128 rows, and the one of 256 rows, which the cluster
- * shares. They are A and B, but of a wgrad B and A: it computes the tile of D transposed. */
+/* "M operand" is the operand of which a block has 128 rows, "N operand" the one of which it has 256, which both blocks
+ * of the cluster need. They are A and B, but for a wgrad B and A, because the kernel then computes the transpose of D's
+ * tile. */
 enum {
     TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand that a batch of wgmma multiplies */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: two accumulators alternate */
-    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps of 128 of k from one point where all wgmma have ended to the next */
-    TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES, /* in a stage: the scales of the M operand's rows, */
-    TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4, /* of the N operand's rows or two blocks */
+    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps of 128 of k between two points at which no wgmma is in flight */
+    TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES, /* offset in a stage of the scales of the M operand's
+                                                              rows, */
+    /* and of those of the N operand's rows or two blocks */
+    TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
     TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* a thread */
 };
 
 typedef struct te__sm90_blockwise_params {
-    te__sm90_gemm_params gemm; /* of it a_map, b_map (the M and N operand), m, n (their rows), k, alpha and tiles */
+    te__sm90_gemm_params gemm; /* used are: a_map, b_map (the M and N operand), m, n (their rows), k, alpha and tiles */
     CUtensorMap m_scales_map, n_scales_map; /* [steps, rows]; of 128 x 128 [blocks of rows, steps] in boxes of 2 x 4 */
-    void *d;          /* [m, n]; of a wgrad [n, m] */
-    te_dtype dtype;   /* of D; of a wgrad f32 */
-    const void *bias; /* [n] of dtype; null: none, as of a wgrad */
+    void *d;          /* [m, n]; for a wgrad [n, m] */
+    te_dtype dtype;   /* of D; for a wgrad f32 */
+    const void *bias; /* [n] of dtype; null: none, always so for a wgrad */
 } te__sm90_blockwise_params;
 
 typedef struct te__sm90_blockwise_barriers {
@@ -58,7 +61,7 @@ typedef struct te__sm90_blockwise_barriers {
 
 /* ---- a subtile: wgmma, scales, promotion ------------------------------------------------------------------------- */
 
-/* What a consumer warpgroup computes once, and its tile. */
+/* Values that a consumer warpgroup computes once, and its current tile. */
 typedef struct te__sm90_blockwise_consumer {
     uint32_t ring, full;
     uint32_t m_operand, n_operand; /* low words of the matrix descriptors in the first stage */
@@ -66,7 +69,7 @@ typedef struct te__sm90_blockwise_consumer {
     uint32_t m_scale;              /* in a stage: the first scale of the M operand that this lane needs */
     uint32_t n_scale;              /* wgrad, in a stage: the scale of this lane's first row of D */
     te__sm90_pipeline_state at;
-    int x, y, has_tile; /* the tile whose sums there are, if there are any */
+    int x, y, has_tile; /* the tile that the sums belong to, if has_tile */
     uint32_t bias[4];   /* of its columns, two a word: words 4 t + lane % 4 of t = lane / 4, 8 more, 16 and 24 more */
 } te__sm90_blockwise_consumer;
 
@@ -74,11 +77,12 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* of two blocks of 128 columns, times those of this lane's two rows */
-    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2]; /* the same of a wgrad */
+    float scale[2][2]; /* scales of two blocks of 128 columns, times those of this lane's two rows */
+    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2]; /* the same for a wgrad */
 } te__sm90_blockwise_accumulator;
 
-/* For the compiler: the accumulator is not read before this point, nor written after it. */
+/* An optimization barrier: the compiler does not move reads of the accumulator ahead of this point, nor writes behind
+ * it. */
 TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -97,7 +101,7 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* The scales of a step: of this lane's two rows, times those of the tile's two blocks of columns; */
+/* Load the scales of a step: of this lane's two rows, times those of the tile's two blocks of columns; */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
     const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
@@ -108,7 +112,7 @@ TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
 }
-/* of a wgrad those of this lane's 16 columns, */
+/* for a wgrad the scales of this lane's 16 columns, */
 TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
                                                  const te__sm90_blockwise_consumer *g) {
     const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
@@ -121,7 +125,7 @@ TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, con
     if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
     else te__sm90_blockwise_load_block_scales(s, g, step);
 }
-/* and of its two rows of a subtile. */
+/* and those of its two rows of a subtile. */
 TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
                                               int stage, const int subtile) {
     const uint32_t at =
@@ -140,14 +144,14 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* The stage is no longer read: tell the producers of both blocks. */
+/* Signal to the producers of both blocks that this warp has read the stage. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
     if ((int)threadIdx.x % 32 < TE_CLUSTER)
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(g->empty + 8 * stage) : "memory");
 }
 
-/* ---- the epilogue: a tile is stored from registers --------------------------------------------------------------- */
+/* ---- the epilogue: store a tile from registers ------------------------------------------------------------------- */
 
 /* The tile's bias, loaded while the tile is computed. */
 TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te__sm90_blockwise_params *p) {
@@ -157,7 +161,7 @@ TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te
         g->bias[j] = p->bias && col < p->gemm.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
     }
 }
-/* The bias of two columns: those that this lane has of the eight from 8 t on. */
+/* The bias of this lane's two columns among the eight from 8 t on. */
 TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype) {
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
     return te_floats_of_pair(w, dtype);
@@ -181,11 +185,12 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             if (row < p->gemm.m && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
-            if (i % 2) asm volatile("" ::: "memory"); /* else the compiler holds more pairs than there are registers */
+            if (i % 2) asm volatile("" ::: "memory"); /* without it the compiler holds more pairs than there are
+                                                         registers */
         }
     }
 }
-/* A wgrad, in f32: four lanes store 32 bytes of a row. */
+/* Store a wgrad, in f32: four lanes store 32 bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
@@ -206,7 +211,7 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
     else te__sm90_blockwise_store_sixteen(p, s, g);
 }
-/* Store the tile before, if there is one, and clear the sums for tile `tile`. */
+/* Store the previous tile, if there is one, and clear the sums for tile `tile`. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
     te__sm90_gemm_work w;
@@ -221,15 +226,15 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* `count` steps of 128 of k from `step` on, one subtile after the other in a software pipeline: while the tensor cores
- * work on a subtile, the one before is promoted. A batch of wgmma ends some hundred cycles after its last one began,
- * and promotion takes as long again; two accumulators hide both, and the tensor cores always have work of both
- * warpgroups.
+/* Runs `count` steps of 128 of k from `step` on, one subtile after the other in a software pipeline: while the tensor
+ * cores work on a subtile, the previous one is promoted. A batch of wgmma ends some hundred cycles after its last one
+ * began, and promotion takes another hundred; two accumulators hide both times, and the tensor cores always have work
+ * from both warpgroups.
  *
- * ptxas accepts that only where no wgmma is in flight at the end of a loop. So the steps are unrolled
- * (TE_SM90_BLOCKWISE_UNROLL), and at their end the other warpgroup alone keeps the tensor cores busy. first: of a tile;
- * the tile before leaves its registers while the first two subtiles are multiplied. (That of a wgrad leaves before
- * them, for want of registers.) */
+ * ptxas accepts this only if no wgmma is in flight at the end of a loop body. So the steps are unrolled
+ * (TE_SM90_BLOCKWISE_UNROLL), and at their end only the other warpgroup keeps the tensor cores busy. first: these are
+ * the first steps of a tile; the previous tile is stored from its registers while the first two subtiles are
+ * multiplied. (A wgrad stores it before them, because there are not enough registers.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -239,7 +244,7 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted, of `stage` */
+        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -271,11 +276,11 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.n_scale = TE_SM90_BLOCKWISE_N_SCALES + 4 * (warp % 4 * 16 + lane / 4);
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
-    asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale)); /* held in registers, not computed again */
+    asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale)); /* held in registers, not recomputed */
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* A consumer warpgroup: all tiles of the block. */
+/* A consumer warpgroup computes all tiles of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -297,7 +302,8 @@ TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
 
-/* One lane of a warp, elected so that the compiler sees the operands of TMA to be the same in all lanes. */
+/* Elects one lane of a warp. The instruction lets the compiler see that the operands of TMA are the same in all
+ * lanes. */
 TE_FN int te__sm90_elect_one(void) {
     int is;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
@@ -310,14 +316,14 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    asm volatile("" : "+r"(ring), "+r"(full)); /* held, not computed again: this warp has 24 registers */
+    asm volatile("" : "+r"(ring), "+r"(full)); /* held, not recomputed: this warp has only 24 registers */
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
         te__sm90_gemm_locate_tile(&w, h, tile);
 #pragma unroll 1
         for (int step = 0; step < steps; step++, te__sm90_pipeline_advance(&s)) {
             const uint32_t bar = full + 8 * s.stage, stage = ring + s.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
-            const uint32_t half = rank * (TE_TILE_N / TE_CLUSTER); /* of the N operand: this block's to load */
+            const uint32_t half = rank * (TE_TILE_N / TE_CLUSTER); /* the half of the N operand that this block loads */
             te__barrier_wait(bar + 8 * TE_STAGES, s.phase ^ 1);
             te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
             te__tma_load(stage, &h->a_map, step * TE_TILE_K, w.y, bar, 0);
@@ -325,7 +331,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            else /* a box must begin at 16 bytes, so at every fourth step */
+            else /* a box must begin at a multiple of 16 bytes, so only at every fourth step */
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
     }
@@ -353,7 +359,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
         te__sm90_blockwise_consume(p, ring, full, wgrad);
     }
     __syncwarp();
-    te__cluster_sync(); /* no block leaves while the other may still write into its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other can still write into its shared memory */
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
@@ -362,7 +368,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
 }
 #endif
 
-/* A template, so that a program that does not call it has no code of it. */
+/* A template, so that a program that does not call it does not contain its code. */
 template <int wgrad>
 __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1)
 te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
@@ -370,16 +376,17 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
     te__sm90_blockwise_body(&p, &bars, wgrad);
 }
 
-/* ---- the host's side --------------------------------------------------------------------------------------------- */
+/* ---- host -------------------------------------------------------------------------------------------------------- */
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Whether it is a weight gradient: both operands have scales of 1 x 128. */
+/* Whether the product is a weight gradient: both operands have scales of 1 x 128. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;
-    return g->k >= TE_SM90_BLOCKWISE_MIN_K && g->k % 16 == 0 && g->n % 16 == 0 && g->m == te_blockwise_1d_aligned_rows(g->m) &&
-           g->m > 0 && g->n > 0 && g->m < limit && g->n < limit && g->k < limit;
+    return g->k >= TE_SM90_BLOCKWISE_MIN_K && g->k % 16 == 0 && g->n % 16 == 0 &&
+           g->m == te_blockwise_1d_aligned_rows(g->m) && g->m > 0 && g->n > 0 && g->m < limit && g->n < limit &&
+           g->k < limit;
 }
 TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
     const int to_sixteen_bits = g->out == g->dtype && g->dtype != TE_f32;
@@ -387,7 +394,7 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Whether a kernel takes such a product. Of epilogues there is a bias alone: for more the registers do not suffice. */
+/* Whether a kernel supports such a product. The only epilogue is a bias, because there are no registers for more. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
@@ -395,8 +402,8 @@ TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
            g->trans_b && epilogue_fits;
 }
 /* The tensor map of scales: rows of `cols` floats, in boxes of box_rows x box_cols. */
-TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales, int64_t rows,
-                                              int64_t cols, int box_rows, int box_cols, te_context *ctx) {
+TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales,
+                                              int64_t rows, int64_t cols, int box_rows, int box_cols, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 4};
     const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, step[2] = {1, 1};
     const CUresult e = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, (void *)(uintptr_t)scales, size, pitch, box,
@@ -410,7 +417,7 @@ TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
                                           {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
     return &kernels[te__sm90_blockwise_is_wgrad(g)];
 }
-/* The maps of an operand of `rows` rows and of its scales. tile_rows: how many of them a block needs. */
+/* The maps of an operand of `rows` rows and of its scales. tile_rows: how many rows a block needs. */
 TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *scales, const void *data,
                                                  const te_gemm_fp8 *fp8, int64_t rows, int tile_rows,
                                                  const te_gemm *g, te_context *ctx) {
@@ -418,8 +425,8 @@ TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *
     TE_TRY(te__tensor_map_matrix(map, encode, data, rows, g->k / 2, TE_TILE_M, g->dtype, ctx));
     if (fp8->scaling == TE_SCALING_BLOCKWISE_1D)
         return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(g->k), rows, 1, tile_rows, ctx);
-    return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(rows), te_blockwise_2d_scale_pitch(g->k), 2, 4,
-                                        ctx);
+    return te__sm90_blockwise_scale_map(scales, encode, fp8->inverse, te_fp8_blocks(rows),
+                                        te_blockwise_2d_scale_pitch(g->k), 2, 4, ctx);
 }
 TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_context *ctx) {
     const int wgrad = te__sm90_blockwise_is_wgrad(g);
@@ -450,7 +457,8 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Whether te__gemm_blockwise_run adds a bias to such a product: where this kernel is the faster one without. */
+/* Whether te__gemm_blockwise_run can add a bias to such a product: it can if this kernel runs the product without a
+ * bias. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -1,12 +1,13 @@
 /* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h: the warps that take finished tiles from shared memory and call
- * the te_epilogue_fn with eight elements of D at a time or, where it needs sixteen at once, the te_epilogue_pair_fn.
+ * the te_epilogue_fn with eight elements of D at a time, or the te_epilogue_pair_fn with two times eight.
  *
- * Three warps run it beside the mainloop of the next tile. All eleven run it for a block's last tile: the consumers
- * have staged all of it where the pipeline's stages were, give back their registers and come here.
+ * Three warps run it during the mainloop of the next tile. For a block's last tile all eleven warps run it: the
+ * consumers have staged the whole tile in the memory of the pipeline's stages, reduce their registers and join the
+ * epilogue.
  *
- * A tile goes through in quarters of 64 columns, and a quarter in parts of four rows, eight lanes each. The source that
- * the epilogue reads (params.source, or what other ranks have sent) is prefetched to the L2 and loaded into registers
- * one part ahead: if they waited for memory at each part, three warps would fall behind the tensor cores.
+ * A tile is processed in quarters of 64 columns, and a quarter in parts of four rows, eight lanes a row. The source
+ * that the epilogue reads (params.source, or the sums that other ranks have sent) is prefetched to the L2 and loaded
+ * into registers one part ahead: three warps that waited for memory at each part would fall behind the tensor cores.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_H
@@ -15,19 +16,90 @@
 #include "../../core/lanes.h"              /* te_amax_atomic_max */
 #include "../../fp8/scales.h"             /* te_scale_save */
 #include "gemm_sm90_epilogue_scatter.h"   /* te__gemm_scatter_wait, _load, _signal */
-#include "gemm_sm90_epilogue_transpose.h" /* te__sm90_transpose_stage, _store */
 #include "gemm_sm90_mainloop.h"           /* te__sm90_gemm_swizzle */
+#include "gemm_sm90_scheduler.h"          /* te__sm90_gemm_params */
+
+/* ---- the transpose of the FP8 output ------------------------------------------------------------------------------
+ * The weight gradient's GEMM reads it. The FP8 bytes are written to the staging buffer from which their 16-bit input
+ * was read, 128 rows of 64 columns, and are stored to memory from there by columns.
+ *
+ * The 64 bytes of a row are four chunks of 16. They occupy four of the eight chunks of the row's 128 bytes, chosen so
+ * that the rows that a warp writes, and the rows that one 8 x 8 matrix of ldmatrix reads, lie in different banks.
+ * ldmatrix transposes 16-bit elements, here two adjacent bytes. The lanes pass row addresses such that each lane gets
+ * sixteen consecutive rows of two columns; then only the bytes within words have to be reordered.
+ *
+ * Bytes: one an element, in runs of 64. A separate transpose kernel (te/fp8/impl/cast_transpose.h) would move two.
+ */
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* The address of 16-column chunk `chunk` of row `row` of 128. staging: of row 0, the first consumer warp's subtile. */
+TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
+    const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
+    return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
+}
+/* Store a lane's eight columns of `row` to the staging buffer. The whole warp calls it, after it has loaded these
+ * rows. */
+TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const uint32_t fp8[2]) {
+    const uint32_t to = te__sm90_transpose_at(staging, row, lane % 8 / 2) + (uint32_t)(lane % 2 * 8);
+    __syncwarp();
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
+}
+/* Load eight rows of columns 2 c (to `low`) and 2 c + 1 (to `high`) of a chunk, c = lane / 4. The lanes lane % 4 = 0 to
+ * 3 get the eight rows from first, first + 16, first + 32 and first + 48 on. */
+TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
+                                   int lane) {
+    const int row = first + lane % 8 / 2 * 16 + lane / 8 * 2 + lane % 2; /* this lane passes its address to ldmatrix */
+    uint32_t w[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(te__sm90_transpose_at(staging, row, chunk))
+                 : "memory");
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        low[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x6420);
+        high[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x7531);
+    }
+}
+/* Store 64 columns from `col` on, 128 rows from `row` on, once all warps of the epilogue have staged their rows in
+ * `buffer`. Of the three warps the second and third do this, while the first one continues with the next columns, in
+ * the other buffer: it has a fifth more rows than they have, and when all three stored, the other two waited for it a
+ * tenth of their time. For a block's last tile all warps do it. */
+TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
+                                    int lane, int buffer, int is_last) {
+    const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;
+    if (warp == 0 && !is_last) {
+        __syncwarp();
+        asm volatile("bar.arrive %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
+        return;
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
+#pragma unroll 1
+    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) { /* 64 rows x 16 */
+        const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
+        const int y = row + first + lane % 4 * 16;
+        uint32_t low[4], high[4];
+        __syncwarp(); /* lanes beyond the matrix store nothing, and must not run ahead into ldmatrix */
+        te__sm90_transpose_load(low, high, staging, first, chunk, lane);
+        te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
+        if (y < p->transposed_rows && x < p->n) { /* n is even */
+            uint8_t *to = p->transposed + (int64_t)x * p->transposed_rows + y;
+            *(uint4 *)to = make_uint4(low[0], low[1], low[2], low[3]);
+            *(uint4 *)(to + p->transposed_rows) = make_uint4(high[0], high[1], high[2], high[3]);
+        }
+    }
+}
+#endif
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    TE_SM90_EPILOGUE_PARTS = 32,   /* of a quarter: 128 rows, four at a time */
+    TE_SM90_EPILOGUE_PARTS = 32,   /* parts of a quarter: 128 rows, four at a time */
     TE_SM90_GEMM_SOURCE_WORDS = 12 /* eight elements of the source, and eight of its second half or of two more ranks */
 };
 
 /* The parts of a quarter that a warp takes: every stride-th from `first` on. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
-/* Of a last tile, which of the eleven warps have one part more than others changes with the quarter. */
+/* In a last tile some of the eleven warps have one part more than the others; which ones changes from quarter to
+ * quarter. */
 TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, int is_last) {
     te__sm90_epilogue_slice s = {warp, TE_SM90_GEMM_EPILOGUE_WARPS};
     if (is_last)
@@ -35,24 +107,25 @@ TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, 
     return s;
 }
 
-/* A tile, as a lane of the epilogue sees it. */
+/* A tile in the epilogue, for one lane. */
 typedef struct te__sm90_epilogue_tile {
     const te__sm90_gemm_params *p;
     const void *arg; /* of the te_epilogue_fn: the kernel's parameters, which begin with p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
-    int x, y;           /* its first column and row of D */
+    int x, y;           /* the tile's first column and row in D */
     int warp, lane;
-    int is_last;        /* the block's last one, which all warps work on */
-    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies within D */
+    int is_last;        /* the block's last tile, which all warps work on */
+    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies
+                           within D */
     int transposes;     /* params.transposed is wanted */
     int adds_ranks;     /* reduce_scatter: the tile is of this rank's rows, to which the others' sums are added */
 } te__sm90_epilogue_tile;
 
-/* A quarter of it. */
+/* A quarter of a tile. */
 typedef struct te__sm90_epilogue_quarter {
     int index, col;   /* col: the first of this lane's eight columns of D */
-    uint32_t staging; /* where its row 0 lies, in the first consumer warp's subtile */
+    uint32_t staging; /* address of the quarter's row 0, in the first consumer warp's subtile */
     te__sm90_epilogue_slice slice;
 } te__sm90_epilogue_quarter;
 
@@ -63,8 +136,8 @@ TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
 }
-/* A barrier of all warps that work on the last tile. racecheck of CUDA 13.0 does not know barriers of a part of a
- * block: it reports what this one orders, and those of gemm_sm90_epilogue_transpose.h. */
+/* A barrier of all warps that work on the last tile. racecheck of CUDA 13.0 does not support barriers of a part of a
+ * block: it reports races between accesses that this barrier, and those of the transpose, order. */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }
@@ -82,7 +155,7 @@ TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t
     te__load16_readonly(source, from);
     if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
 }
-/* What the epilogue reads of a row of the tile: the source, or what other ranks have sent. */
+/* Load the epilogue's input for a row of the tile: the source, or the sums that other ranks have sent. */
 TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
                                   int col, const te__sm90_gemm_config k) {
     if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
@@ -92,8 +165,8 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 
 /* ---- sums over rows, amax ---------------------------------------------------------------------------------------- */
 
-/* This warp's sums over its rows of a quarter, one a column. params.column_sums has room for three warps a tile; the
- * eleven warps of a last tile leave theirs in shared memory for te__sm90_epilogue_add_last_sums. */
+/* Store this warp's sums over its rows of a quarter, one for each column. params.column_sums has space for three warps
+ * a tile; the eleven warps of a last tile store their sums in shared memory for te__sm90_epilogue_add_last_sums. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;
@@ -109,7 +182,7 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
         te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
     }
 }
-/* Three of the eleven warps add these up, in the order of the warps. */
+/* Three of the eleven warps add up the sums of the last tile, in the order of the warps. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -121,7 +194,7 @@ TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
         if (t->y < p->m && t->x + i < p->n) p->column_sums[row * p->n + t->x + i] = sum;
     }
 }
-/* Once a warp, behind its last tile: its amax; and the scale, by one thread of the grid. */
+/* Called once by each warp, after its last tile: stores its amax; one thread of the grid also stores the scale. */
 TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
     if (p->amax) {
         int group;
@@ -132,7 +205,7 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* All parts of a slice, one at a time. next: the source of the first one. */
+/* Runs the epilogue on all parts of a slice, one at a time. next: the source of the first part. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
@@ -149,8 +222,9 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
         if (t->transposes) te__sm90_transpose_stage(q->staging, row, t->lane, state->fp8);
     }
 }
-/* The same of a branch-free tile, two parts at a time: a warp of the epilogue is alone on its scheduler, so nothing
- * else runs while it waits for a result, and the compiler interleaves the two. next: the source of the first two. */
+/* The same for a branch-free tile, two parts at a time, which the compiler interleaves: a warp of the epilogue is the
+ * only one of its kind on its scheduler, so no other warp hides its latencies. next: the source of the first two
+ * parts. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
@@ -167,7 +241,7 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        const int then = behind < PAIRS ? behind : pair; /* the last one loads its own source again */
+        const int then = behind < PAIRS ? behind : pair; /* the last pair loads its own source a second time */
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
                                       t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
@@ -189,7 +263,8 @@ TE_FN te__sm90_epilogue_quarter te__sm90_epilogue_quarter_of(const te__sm90_epil
 }
 /* Quarter `index`: wait until it is staged, run the epilogue, store its transpose, release the buffer, store sums. */
 TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int index, te_epilogue_fn epilogue,
-                                         te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
+                                         te_epilogue_state *state, te_epilogue_outputs outputs,
+                                         const te__sm90_gemm_config k) {
     const te__sm90_epilogue_quarter q = te__sm90_epilogue_quarter_of(t, index);
     const int buffer = index % 2;
     uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS] = {{0}, {0}};
@@ -218,10 +293,13 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* A reduce_scatter waits for the other ranks before a tile of this rank's rows, and signals the owner behind others. */
+/* A reduce_scatter waits for the other ranks before a tile of this rank's rows, and signals the owner after a tile of
+ * another rank's rows. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
-                                      te_epilogue_state *state, te_epilogue_outputs outputs, const te__sm90_gemm_config k) {
-    const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg; /* where k.reduce_scatter */
+                                      te_epilogue_state *state, te_epilogue_outputs outputs,
+                                      const te__sm90_gemm_config k) {
+    /* only used if k.reduce_scatter */
+    const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg;
     if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
     if (t->is_last) te__sm90_epilogue_sync_last_tile();
 #pragma unroll 1
@@ -233,8 +311,8 @@ TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilog
     }
     if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
 }
-/* A warp's tiles, eight elements a lane at a time. The warps of the consumers have the last tile alone. outputs: those
- * of a branch-free epilogue. */
+/* Runs the epilogue on all tiles of a warp, eight elements a lane at a time. The consumer warps only work on the last
+ * tile. outputs: those of a branch-free epilogue. */
 TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                   te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
                                   const te__sm90_gemm_config k) {
@@ -258,9 +336,9 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     te__sm90_epilogue_store_amax(p, &state);
 }
 
-/* ---- the same by pairs ------------------------------------------------------------------------------------------- */
+/* ---- epilogues by pairs ------------------------------------------------------------------------------------------ */
 
-/* Which two of the sixteen vectors of a row of 128 columns a lane has (te__sm90_gemm_pairing): one of eight pairs. */
+/* A row of 128 columns has sixteen vectors, in eight pairs (te__sm90_gemm_pairing). This is the pair of a lane. */
 typedef struct te__sm90_epilogue_pair { int first, second; } te__sm90_epilogue_pair;
 TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_gemm_pairing by) {
     const int pairs = by.group / 2, i = lane % 8 % pairs, rotated = i < by.distance;
@@ -269,7 +347,7 @@ TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_
     v.second = v.first + (rotated ? by.distance : pairs - by.distance);
     return v;
 }
-/* A warp's tiles, in halves of 128 columns, which fill both staging buffers. */
+/* Runs the epilogue on all tiles of a warp, in halves of 128 columns, which fill both staging buffers. */
 TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                         te_epilogue_pair_fn epilogue, const void *arg, const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, last_tile = te__sm90_gemm_last_tile(p);
@@ -308,7 +386,7 @@ TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t 
                 if (lane == 0 && !is_last) te__barrier_arrive(te__shared_address(&bars->staged_empty[b]));
         }
     }
-    if (k.dtype_a != k.dtype) te__sm90_epilogue_store_amax(p, &state); /* only with FP8 operands is an amax wanted */
+    if (k.dtype_a != k.dtype) te__sm90_epilogue_store_amax(p, &state); /* an amax is wanted only with FP8 operands */
 }
 #endif
 

@@ -1,14 +1,15 @@
 /* gemm_sm90_mainloop.h -- the mainloop of gemm_sm90.h: the producer thread, which fills the pipeline by TMA, and the
  * two consumer warpgroups, which accumulate 64 x 256 of a tile each in registers and pass it to the epilogue.
  *
- * A finished tile leaves while the next one is accumulated: it is rounded to 16 bits, held in registers and stored to
- * the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next tile's steps. With
- * config.holds_half only its second half is held, and the first is staged before the next tile begins. That leaves the
- * epilogue's warps 136 registers instead of 72, and costs the tensor cores the time to store 32 KB to shared memory:
- * 256 of some 35000 cycles of a tile at k of 4096 in FP8. (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
+ * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
+ * tile's steps. With config.holds_half only its second half is held, and the first half is staged before the next tile
+ * begins. Then the epilogue's warps can have 136 registers instead of 72, but the tensor cores are idle while 32 KB are
+ * stored to shared memory: 256 of some 35000 cycles of a tile at k of 4096 in FP8. (docs/notes/gemm_sm90.md has the
+ * budget of such a tile.)
  *
- * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. Operands fill the shared memory's 128 bytes a
- * cycle: they arrive (1.5 MB) and wgmma reads them (2.5 MB).
+ * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
+ * bandwidth of shared memory, 128 bytes a cycle: 1.5 MB are written by TMA and 2.5 MB read by wgmma.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_MAINLOOP_H
@@ -26,9 +27,10 @@ TE_FN void te__sm90_gemm_prefetch_quarter(const te__sm90_gemm_params *p, const t
     te__tma_prefetch_l2(&p->source_map, x, w->y);
     if (k.source_has_halves) te__tma_prefetch_l2(&p->source_map, x + p->n, w->y);
 }
-/* Prefetch the epilogue's source to the L2, a quarter of a tile ahead of its use: a whole tile at once was evicted
- * again by the operands. The epilogue works on tile `before` while `w` is accumulated, so as each quarter of w's steps
- * begins the next 64 columns of `before` are prefetched, and with the last quarter the first 64 columns of w. */
+/* Prefetch the epilogue's source to the L2, a quarter of a tile ahead of its use: if a whole tile was prefetched at
+ * once, the operands evicted it before its use. The epilogue works on tile `before` while `w` is accumulated. So at the
+ * beginning of each quarter of w's steps the next 64 columns of `before` are prefetched, and at the last quarter the
+ * first 64 columns of w. */
 TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te__sm90_gemm_work *before,
                                          const te__sm90_gemm_work *w, int step, const te__sm90_gemm_config k) {
     if (!p->source) return;
@@ -38,9 +40,9 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
         if (due) te__sm90_gemm_prefetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
-/* The tensor map from which the rows of A from *y on are loaded, and in *y their first row in that map. Rows that other
- * ranks send are waited for. *seen is the last chunk whose flag was seen, so that each flag is read once: that takes
- * longer than the pipeline has stages for. */
+/* Returns the tensor map from which the rows of A from *y on are loaded, and sets *y to their first row in that map.
+ * Waits for rows that other ranks send. *seen is the last chunk whose flag was set, so that each flag is read only
+ * once, because reading a flag takes longer than the pipeline's stages last. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -65,7 +67,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* there is no tile before the first */
+    before.split = 1; /* the first tile has no tile before it */
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -77,7 +79,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
             const int all_blocks = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
             if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
-            /* behind two stages, so that the first copies do not wait for the scales */
+            /* after two stages, so that the first copies do not wait for the scales */
             if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
             te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
             te__tma_load(a, a_map, k, y, bar, 0);
@@ -103,8 +105,8 @@ TE_FN uint32_t te__sm90_gemm_swizzle(uint32_t subtile, int row, int vector) {
 TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
-/* A quarter of a warp's accumulators, rounded to 16 bits, two a word. In wgmma's layout a lane's d[4 j + 2 h + e] is
- * row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
+/* Round a quarter of a warp's accumulators to 16 bits, two a word. In wgmma's layout a lane's d[4 j + 2 h + e] is row
+ * lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
 TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
                                       const te_dtype dtype) {
     TE_UNROLL
@@ -127,15 +129,15 @@ TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quar
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->staged_full[buffer]));
 }
-/* A quarter of the block's last tile. All four have a place of their own where the pipeline's stages were, so nobody
- * waits; both consumers must have read their last stage (te__sm90_gemm_sync_consumers). */
+/* Stage a quarter of the block's last tile. There is space for all four quarters in the memory of the pipeline's
+ * stages, so no warp waits; both consumers must have read their last stage before (te__sm90_gemm_sync_consumers). */
 TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int quarter, uint32_t ring) {
     const uint32_t warp = threadIdx.x / 32 - 4;
     te__sm90_gemm_store_subtile(te__sm90_gemm_last_staging(ring, quarter) + warp * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* The next quarter. An epilogue by pairs needs two at once, which then fill both buffers. */
+/* Stage the next quarter. For an epilogue by pairs two quarters are staged at once, which fill both buffers. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -167,7 +169,7 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
     while (arrived < (uint32_t)p->helper_splits)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(ready) : "memory");
     __syncwarp();
-    if (thread % 32 == 0) *ready = 0; /* for the next product */
+    if (thread % 32 == 0) *ready = 0; /* reset for the next product */
 #pragma unroll 1
     for (int split = 0; split < p->helper_splits; split++) {
         const int slot = (w->tail_tile * p->helper_splits + split) * TE_CLUSTER + rank;
@@ -181,9 +183,9 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* What a consumer warpgroup computes once: the low words of the matrix descriptors of its operands in the first stage,
- * and the address of the barriers. A step only adds to them: it has some 80 instructions, which eight warps run 64
- * times a tile. */
+/* Values that a consumer warpgroup computes once: the low words of the matrix descriptors of its operands in the first
+ * stage, and the address of the barriers. A step only adds to them, which saves instructions: a step has some 80, which
+ * eight warps run 64 times a tile. */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;
@@ -198,7 +200,8 @@ TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__
                                 te__shared_address(bars), {0, 0}};
     return g;
 }
-/* Tell the producers of both blocks, whose multicast fills it, that the stage before the current one has been read. */
+/* Signal to the producers of both blocks, whose multicasts fill it, that the stage before the current one has been
+ * read. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
@@ -213,7 +216,8 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__wgmma_fence();
     TE_UNROLL
     for (int q = 0; q < TE_TILE_K / 16; q++) {
-        const uint64_t a_desc = te__wgmma_descriptor_of_low(a + 2 * q), b_desc = te__wgmma_descriptor_of_low(b + q * (k.trans_b ? 2 : 128));
+        const uint64_t a_desc = te__wgmma_descriptor_of_low(a + 2 * q),
+                       b_desc = te__wgmma_descriptor_of_low(b + q * (k.trans_b ? 2 : 128));
         if (te_is_fp8(k.dtype_a)) te__wgmma_n256_fp8(d, a_desc, b_desc, step || q, k.dtype_a, k.dtype_b);
         else te__wgmma_n256(d, a_desc, b_desc, step || q, k.dtype, !k.trans_b);
     }
@@ -223,22 +227,22 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__sm90_pipeline_advance(&g->at);
 }
 
-/* A consumer warpgroup: all tiles of the block. The tile before is staged while this one is accumulated, a quarter at
- * the beginning of each quarter of the steps. */
+/* A consumer warpgroup computes all tiles of the block. The previous tile is staged while the current one is
+ * accumulated, a quarter at the beginning of each quarter of the steps. */
 TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[4][16]; /* the tile before, if there is one */
+    uint32_t packed[4][16]; /* the previous tile, if there is one */
     float d[128];
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
         const int steps = w.end_step - w.first_step;
-        int next = has_packed ? 0 : 4; /* the quarter of the tile before that is staged next */
+        int next = has_packed ? 0 : 4; /* the quarter of the previous tile that is staged next */
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* one copy of the step: eight made up half of the compile time */
+        for (int s = 0; s < steps; s++) { /* not unrolled: eight copies of the step took half of the compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (s < steps * next / 4) continue;
             TE_UNROLL for (int quarter = 0; quarter < 4; quarter++)
@@ -247,12 +251,13 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        asm volatile("" : "+r"(j)); /* makes the compiler compute w again: there are no registers to hold it */
+        asm volatile("" : "+r"(j)); /* makes the compiler recompute w, because there are no registers to hold it */
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0; /* the old values are dead */
+            /* tells the compiler that the old values are no longer needed */
+            TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
         if (w.split == 0) te__sm90_gemm_add_partials(p, d, &w);
@@ -262,8 +267,9 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* The same where only half of the tile before is held (config.holds_half): its first half is staged between two tiles,
- * its second half after 3/8 and 5/8 of the next one's steps, when the epilogue should have taken one and two quarters.
+/* The same if only half of the previous tile is held (config.holds_half): its first half is staged between the two
+ * tiles, its second half after 3/8 and 5/8 of the current tile's steps, when the epilogue should have processed one and
+ * two quarters.
  */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
@@ -271,19 +277,19 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[2][16]; /* the third and fourth quarter of the tile before, if there is one */
+    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, if there is one */
     float d[128];
     int has_packed = 0, more = te__sm90_gemm_get_work(&w, p, 0);
     for (int j = 1; more; j++) {
         const int steps = w.end_step - w.first_step;
         const te__sm90_gemm_work now = w;
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* one copy of the step: six made up a third of the compile time */
+        for (int s = 0; s < steps; s++) { /* not unrolled: six copies of the step took a third of the compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
             if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);
         }
-        more = te__sm90_gemm_get_work(&w, p, j); /* here, while the tensor cores work */
+        more = te__sm90_gemm_get_work(&w, p, j); /* computed here, while the tensor cores are busy */
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
         has_packed = now.split <= 0;

@@ -1,20 +1,20 @@
 /* gemm_small_m.h -- a GEMM of 9 to 128 rows on compute capability 9.0, y[m, n] = x[m, k] W[n, k]^T: decoding a batch.
  *
  * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x
- * the second, padded to 16, 32, 64 or 128 rows, so little of the tensor cores' work is padding. A block multiplies 128
- * rows of W (columns of y); the two blocks of a cluster multiply 256, and each loads half of x for both, because the L2
+ * the second, padded to 16, 32, 64 or 128 rows, so that little of the tensor cores' work is wasted on padding. A block
+ * multiplies 128 rows of W (columns of y). Each of the two blocks of a cluster loads half of x for both, because the L2
  * delivers 5 to 6 TB/s, not much more than the 4.3 TB/s of memory.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. Within a pass it fills the ring with W while the
- *              kernel before this one still runs, since a pass does not write its weights
+ *              kernel before this one still runs, because a pass does not write its weights
  *   consumers  two warpgroups multiply; each warp then takes its 16 columns of y through the pattern's epilogue
  *
- * A cluster computes one tile after another, each over all of k. In the last wave, where there are fewer tiles than
- * clusters, k of a tile is split over several clusters: they store partial sums in the workspace, and whichever comes
- * last adds them up in the order of k. So the same inputs give the same bits, and no block waits for another.
+ * A cluster computes one tile after another, each over all of k. In the last wave, if it has fewer tiles than clusters,
+ * k of a tile is split over several clusters: they store partial sums in the workspace, and the cluster that finishes
+ * last adds them up in the order of k. So the same inputs produce the same bits, and no block waits for another.
  *
- * With e4m3 operands the kernel is the same on half the bytes; tensorwise and rowwise scales are applied at the end.
- * Sums stay in the tensor cores, which keep 14 bits of them (fast accumulation).
+ * With e4m3 operands the kernel is the same, with half the bytes; tensorwise and rowwise scales are applied at the end.
+ * Sums stay in the tensor cores, which have 14 bits for them (fast accumulation).
  *
  * Floor: the bytes of W once, 2 n k (FP8: n k), over the memory bandwidth. Measurements: docs/notes/gemm.md.
  */
@@ -30,17 +30,17 @@
 #include "gemm_skinny.h"           /* TE_SKINNY_ROWS, te__skinny_k */
 
 enum {
-    TE_SMALL_M_ROWS = 128,    /* of x, at most */
-    TE_SMALL_M_COLUMNS = 128, /* of y, of a block's tile */
+    TE_SMALL_M_ROWS = 128,    /* the largest number of rows of x */
+    TE_SMALL_M_COLUMNS = 128, /* columns of y in a block's tile */
     TE_SMALL_M_CLUSTER = 2,
-    TE_SMALL_M_K = 64, /* of a stage: 128 bytes of a row */
-    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* of a stage's W; x lies behind it */
+    TE_SMALL_M_K = 64, /* elements of k in a stage: 128 bytes of a row */
+    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; x lies behind it */
     TE_SMALL_M_WARPS = 8,                                       /* consumers; one more warp is the producer */
     TE_SMALL_M_THREADS = 32 * (TE_SMALL_M_WARPS + 1),
     TE_SMALL_M_RING = 192 << 10,
     TE_SMALL_M_STAGES = 10, /* at most */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
-    TE_SMALL_M_MAX_SPLITS = 8,     /* of a tile's k */
+    TE_SMALL_M_MAX_SPLITS = 8,     /* splits of a tile's k */
     TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* stages of k in a part */
 };
 
@@ -48,15 +48,16 @@ enum {
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
+    float *amax; /* becomes the maximum of itself and the magnitudes that the epilogue stores in FP8; null: not
+                    wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
     int stages;        /* of the ring */
     int rowwise;       /* FP8: the scales are rowwise (of x and W), else tensorwise */
     int early_weights; /* the kernel before this one does not write W: load it before waiting for that kernel */
-    int full_waves;    /* tiles that every cluster computes over all of k */
-    int split_tiles, splits; /* of the last wave: its tiles, and the clusters that split k of each */
+    int full_waves;    /* how many tiles every cluster computes over all of k */
+    int split_tiles, splits; /* the last wave: how many tiles it has, and over how many clusters k of each is split */
     float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4] */
     uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: stored parts; 0 before and after */
 } te_small_m;
@@ -74,8 +75,8 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 
 /* ---- the scheduler ----------------------------------------------------------------------------------------------- */
 
-/* A tile of this block: columns of y from col, steps [first, last) of k. Of a tile of the last wave, number split_tile,
- * it is part `part` of `parts`; of any other tile part 0 of 1. */
+/* A tile of this block: columns of y from col, steps [first, last) of k. For a tile of the last wave, with the index
+ * split_tile, it is part `part` of `parts`; for other tiles part 0 of 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
 /* The j-th tile of this cluster; 0: there is none. */
@@ -120,7 +121,7 @@ TE_FN void te__small_m_load_w(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(ring + (uint32_t)(at->stage * te__small_m_stage_bytes(p->padded_m)), &p->w, at->k * TE_SMALL_M_K,
                  at->tile.col, full, 0);
 }
-/* This block's half of the rows of x, multicast to both blocks. */
+/* Load this block's half of the rows of x, multicast to both blocks. */
 TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars,
                               const te_small_m_position *at) {
     const int half = p->padded_m / TE_SMALL_M_CLUSTER, row = (int)blockIdx.x % TE_SMALL_M_CLUSTER * half;
@@ -128,8 +129,8 @@ TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(stage + (uint32_t)(TE_SMALL_M_W_BYTES + row * TE_SMALL_M_K * 2), &p->x, at->k * TE_SMALL_M_K, row,
                  te__shared_address(&bars->full[at->stage]), (1 << TE_SMALL_M_CLUSTER) - 1);
 }
-/* One thread: all tiles of this block. It fills the ring with W first, then waits for the kernel before this one, which
- * writes x, and adds x. */
+/* One thread loads all tiles of this block. It first fills the ring with W, then waits for the kernel before this one,
+ * which writes x, and loads x. */
 TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars) {
     const int stages = p->stages;
     te_small_m_position w = te__small_m_first(p), x = w;
@@ -148,7 +149,8 @@ TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_ba
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* A consumer warp has read the stage. Both blocks wait for that, because each writes x into both. */
+/* Signals that a consumer warp has read the stage. The producers of both blocks wait for this, because each writes x
+ * into both blocks. */
 TE_FN void te__small_m_release(const te_small_m_barriers *bars, int stage) {
     const int lane = (int)threadIdx.x % 32;
     if (lane < TE_SMALL_M_CLUSTER) te__barrier_arrive_remote(te__shared_address(&bars->empty[stage]), lane);
@@ -159,10 +161,11 @@ typedef struct te_small_m_smem {
     te_small_m_barriers *bars;
 } te_small_m_smem;
 /* A warpgroup's 64 columns of y: a lane's d[4 j + 2 h + e] is column lane / 4 + 8 h of its warp's 16, row 8 j + 2 (lane
- * % 4) + e. The ring's stage and phase go on from tile to tile. */
+ * % 4) + e. The ring's stage and phase continue from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* the compiler sees that all lanes have the same */
+    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
     int before = 0;
 #pragma unroll 1
     for (int k = t->first; k < t->last; k++) {
@@ -182,7 +185,8 @@ TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_sma
     te__wgmma_wait_0();
     te__small_m_release(s->bars, before);
 }
-/* d = the sums of all parts: `groups` groups of eight rows of a lane's 16 columns. part: float4s from part to part. */
+/* d = the sum over all parts, for `groups` groups of eight rows of a lane's 16 columns. part: the distance of parts in
+ * float4s. */
 TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_t part, const int groups) {
     TE_UNROLL for (int j = 0; j < 4 * groups; j++) d[j] = 0;
 #pragma unroll 2
@@ -192,8 +196,8 @@ TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_
             d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
         }
 }
-/* Split k: store a warp's partial sums and count them. Returns whether they were the last; then d are the sums of all
- * parts. */
+/* Split k: store a warp's partial sums and count them. Returns whether they were the last part; d then has the sum over
+ * all parts. */
 TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small_m_tile *t, const int padded_m) {
     enum { THREADS = 32 * TE_SMALL_M_WARPS };
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, thread = (int)threadIdx.x;
@@ -204,11 +208,11 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    __syncwarp(); /* one lane releases what all have stored, and acquires for all */
+    __syncwarp(); /* one lane's release covers the stores of all lanes, and its acquire their loads */
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
     if (__shfl_sync(~0u, before, 0) != (uint32_t)t->parts - 1) return 0;
-    if (thread % 32 == 0) *arrived = 0; /* for the next kernel */
+    if (thread % 32 == 0) *arrived = 0; /* reset for the next kernel */
     __syncwarp();
     te__small_m_add_parts(d, all, t->parts, part, padded_m == 128 ? 8 : padded_m / 8);
     if (padded_m == 128) te__small_m_add_parts(d + 32, all + 8 * THREADS, t->parts, part, 8);
@@ -217,7 +221,7 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* FP8: the scales of this lane's two columns of y, and the tensorwise one of x; loaded before the mainloop. */
+/* FP8: the scales of this lane's two columns of y, and the tensorwise scale of x; loaded before the mainloop. */
 typedef struct te_small_m_scales { float w[2], x; } te_small_m_scales;
 TE_FN te_small_m_scales te__small_m_load_scales(const te_small_m *p, int col, const te_gemm_operands operands) {
     const int lane = (int)threadIdx.x % 32;
@@ -259,8 +263,8 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* A tile as far as its epilogue: the warp's 16 columns are in its box. Returns whether the epilogue is this warp's:
- * where k is split, the last part's. */
+/* Compute a tile up to its epilogue: the warp's 16 columns are then in its box. Returns whether this warp runs the
+ * epilogue; if k is split, only the last part does. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);
@@ -272,7 +276,7 @@ TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, con
     te__small_m_to_shared(p, d, s->box, dtype, padded_m);
     return 1;
 }
-/* All tiles of a warp. */
+/* Compute all tiles of a warp. */
 TE_FN void te__small_m_consume(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars, te_epilogue_fn epilogue,
                                const void *arg, const te_gemm_operands operands, const te_dtype dtype) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -336,9 +340,9 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
         if (exists) te_small_m_body((const te_small_m *)&p, &bars, epilogue, &p, operands, dtype);                    \
     }
 
-/* ---- the host's side --------------------------------------------------------------------------------------------- */
+/* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Whether there can be a kernel for this GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
+/* Whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
 TE_API int te__small_m_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
@@ -350,7 +354,7 @@ TE_API int te__small_m_can(const te_gemm *g) {
 }
 TE_API int te__small_m_padded(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
-/* Plan the waves, and split k of the last one's tiles. Returns how many clusters there are. */
+/* Plan the waves, and split k of the last one's tiles. Returns the number of clusters. */
 TE_API int te__small_m_plan_waves(te_small_m *p, int processors, te__gemm_state *s) {
     const int clusters = (int)te_max(1, processors / TE_SMALL_M_CLUSTER);
     const int steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;

@@ -1,7 +1,7 @@
 /* gemm_tune_file.h -- results of autotuning: reported, written to a file, read from one. gemm.h shows how to use it.
  *
- * The file is text: a line for each product and for each step, of one device and one version of cuBLASLt, and a
- * checksum. (A line that is wrapped here is one line there.)
+ * The file is text: a line for each product and each step that was timed, and a checksum. It is valid for one device
+ * and one version of cuBLASLt. (Lines that are wrapped here are one line in the file.)
  *     te-gemm 2
  *     device <multiprocessors> <name>
  *     cublaslt <version>
@@ -9,11 +9,11 @@
  *          <alignment> <candidates> <ns of the first> <ns of the fastest> <8 words of the algorithm>
  *     step <pattern> <forward|infer> <m> <n> <k> <dtype> <stored outputs> <strategy: 0|1|2|3> <ns of each strategy>
  *     end <lines before> <checksum>
- * operands are a dtype; in FP8 e4m3*e5m2.bf16.fast: A, B, bias, and fast accumulation if there is; with scalings that
- * are not tensorwise e4m3*e4m3.bf16.1x128*128x128. A pattern whose product is in FP8 has them behind its name,
- * linear_bias_gelu:e4m3*e4m3.bf16.fast. The strategies are those of te_gemm_strategy, in this order.
+ * operands: a dtype, or in FP8 the dtypes of A, B and the bias, and .fast for fast accumulation: e4m3*e5m2.bf16.fast;
+ * with scalings that are not tensorwise e4m3*e4m3.bf16.1x128*128x128. A pattern whose product is in FP8 has them behind
+ * its name, linear_bias_gelu:e4m3*e4m3.bf16.fast. The strategies are those of te_gemm_strategy, in this order.
  *
- * A file is checked line by line before anything of it is used, and a file that is refused has changed nothing.
+ * All lines of a file are checked before any of it is used, so a file with an error changes nothing.
  */
 #ifndef TE_GEMM_TUNE_FILE_H
 #define TE_GEMM_TUNE_FILE_H
@@ -33,7 +33,7 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* The same for the steps, and FP8 GEMMs alone, whose strategies were timed. */
+/* The same for the steps whose strategies were timed, and for FP8 GEMMs that are not part of a pattern. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
@@ -42,7 +42,7 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context
         if (te__gemm_was_timed(&all[i]) && n++ < capacity && list) list[n - 1] = all[i];
     return n;
 }
-/* Both as tables; times in microseconds, ratio = best / first. */
+/* Print both reports as tables; times in microseconds, ratio = best / first. */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const strategies[] = {"bare", "bias", "epilogue", "custom"};
     int at = 0, *count = 0;
@@ -72,13 +72,13 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
 
 enum {
     TE__TUNE_FORMAT = 2,
-    TE__TUNE_LINE = 640,     /* characters of a line, at most; the longest that is written has some 350 */
-    TE__TUNE_FILE = 1 << 20, /* bytes of a file, at most */
-    TE__TUNE_WORDS = 24      /* of the longest line */
+    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; the longest that is written has some 350 */
+    TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
+    TE__TUNE_WORDS = 24      /* words of the longest line */
 };
 static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* a quarter of an hour: nothing takes longer */
 
-/* FNV-1a (Fowler, Noll, Vo): finds damage, not malice. */
+/* FNV-1a (Fowler, Noll, Vo): detects accidental damage, not deliberate changes. */
 TE_API uint64_t te__tune_checksum(uint64_t sum, const char *p, size_t n) {
     for (size_t i = 0; i < n; i++) sum = (sum ^ (uint8_t)p[i]) * 1099511628211ull;
     return sum;
@@ -137,8 +137,8 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
     snprintf(line, sizeof line, "end %d %016llx\n", w->lines, (unsigned long long)w->checksum);
     return te__new_file_write(&w->file, line, strlen(line), ctx);
 }
-/* Write what was tuned to `path`. A file that is there is replaced once the new one is complete. Errors: TE_ERROR_IO.
- * */
+/* Write the results of tuning to `path`. An existing file is replaced once the new one is complete. Errors:
+ * TE_ERROR_IO. */
 TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
     te__tune_writer w;
     TE_TRY(te__check_target(ctx, "te_gemm_save"));
@@ -150,14 +150,14 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* A file while it is read. Nothing reaches the context before its last line was found to be right. */
+/* The state of reading a file. The context is changed only after the last line was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
     char *text; /* the whole file */
     size_t bytes, at;
     uint64_t checksum; /* of the lines before this one */
-    int line;          /* the number of this one, from 1 */
+    int line;          /* the number of this line, from 1 */
     char *word[TE__TUNE_WORDS];
     int words;
     int products, choices;
@@ -288,7 +288,8 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     for (int i = 0; i < 8; i++) TE_TRY(te__tune_hex(&t->algo[i], r, 16 + i, "a word of the algorithm"));
     return TE_OK;
 }
-/* A line gemm, which must be no repetition, and acceptable to cuBLASLt and to the context. */
+/* Read a line `gemm`. Errors: a repetition, an algorithm that cuBLASLt does not propose, more products than the context
+ * can hold. */
 TE_API te_status te__tune_read_product(te__tune_reader *r) {
     TE_TRY(te__tune_parse_product(r));
     const te_gemm_tuned *t = &r->product[r->products];
@@ -333,7 +334,7 @@ TE_API te_status te__tune_read_choice(te__tune_reader *r) {
     return TE_OK;
 }
 
-/* The first three lines: the format, and this device with this cuBLASLt. */
+/* Read the first three lines, and check the format, the device and the version of cuBLASLt. */
 TE_API te_status te__tune_read_header(te__tune_reader *r) {
     char here[512];
     TE_TRY(te__tune_next(r));
@@ -361,7 +362,7 @@ TE_API te_status te__tune_read_header(te__tune_reader *r) {
                      version + strlen("cublaslt "));
     return TE_OK;
 }
-/* The last line; nothing may follow. */
+/* Read the last line, which nothing may follow. */
 TE_API te_status te__tune_read_end(te__tune_reader *r) {
     int64_t lines;
     uint64_t checksum;
@@ -395,8 +396,8 @@ TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
     TE_TRY(te__file_read(fd, r->text, r->bytes, 0, r->path, r->ctx));
     return te__tune_read_all(r);
 }
-/* Take over what a file says, in the place of what was tuned so far; nothing is timed. A file that is refused has
- * changed nothing, and the caller may go on without it. Errors: TE_ERROR_IO: it cannot be read; TE_ERROR_FORMAT: it is
+/* Replace the context's results of tuning by those in a file, without timing. If there is an error, nothing has
+ * changed, and the caller may continue without the file. Errors: TE_ERROR_IO: it cannot be read; TE_ERROR_FORMAT: it is
  * no valid tuning file; TE_ERROR_DEVICE: it was made on another device or with another cuBLASLt. The text names the
  * line. */
 TE_API te_status te_gemm_load(const char *path, te_context *ctx) {

@@ -1,14 +1,14 @@
 /* checkpoint_tensors.h -- the tensors of a checkpoint: their names, the shards that this rank has of each, and copying
  * these to and from the file.
  *
- * A checkpoint has whole tensors. A rank may have parts of one: with tensor parallelism runs of it (te/plan/bind.h),
- * with ZeRO-1 a range of its parameter's elements, and another of the replicated remainder (zero1.h). Moments in 8 bits
- * are bf16 in the file.
+ * A checkpoint has whole tensors. A rank may have only parts of a tensor: with tensor parallelism, contiguous runs of
+ * it (te/plan/bind.h); with ZeRO-1, a range of its parameter's elements and a second range in the replicated remainder
+ * (zero1.h). Moments in 8 bits are bf16 in the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
- * a time. Each fills a buffer with -0.0, which a sum leaves as it is, copies its shards into it, and an all-reduce
- * gives rank 0 the whole part, which it writes. Loading: each rank reads the whole file and copies its shards out of
- * it.
+ * a time. Each rank fills a buffer with -0.0, which leaves the other summand of a sum unchanged, and copies its shards
+ * into it. An all-reduce then produces the whole part on rank 0, which writes it. Loading: each rank reads the whole
+ * file and copies its shards out of it.
  */
 #ifndef TE_CHECKPOINT_TENSORS_H
 #define TE_CHECKPOINT_TENSORS_H
@@ -27,14 +27,14 @@ typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shar
 /* A range of this rank's elements of a tensor. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the range of the elements that this rank has of the parameter */
-    int saves;               /* 1: of all ranks that have it, this one brings it into the file */
+    int64_t from, elements;  /* the range, counted in this rank's elements of the parameter */
+    int saves;               /* 1: of all ranks that hold this shard, this one saves it */
     te__shard_format format; /* moments in 8 bits are converted to and from bf16 */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* of the whole tensor */
-    te_shard_layout runs;              /* of it that this rank of the tensor group has */
+    te_shard_layout runs;              /* the contiguous runs of it that this rank of the tensor group has */
     te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second one is in the replicated remainder */
     int shards;
 } te__sharded_tensor;
@@ -48,7 +48,7 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     else w.cols *= w.runs.ranks;
     return w;
 }
-/* Whether this rank of the tensor group brings what it has of p into a file: of a replicated parameter rank 0 does. */
+/* Whether this rank of the tensor group saves its part of p. A replicated parameter is saved by rank 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
 /* A range of a whole tensor's elements, [at, at + count), in target memory. */
@@ -58,14 +58,15 @@ typedef struct te__tensor_part {
     size_t size;  /* bytes of an element in the part */
 } te__tensor_part;
 
-/* Copy what the shard has of the part's elements to the part or, if `loads`, from it. */
+/* Copy the elements that the shard and the part have in common from the shard to the part or, if `loads`, from the part
+ * to the shard. */
 TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, const te__tensor_shard *s,
                                                   const te__tensor_part *part, int loads, te_context *ctx) {
     const int64_t shard_end = s->from + s->elements, part_end = part->at + part->count;
     const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
-        const int64_t shift = r.whole - r.at; /* from an element of this rank to one of the whole tensor */
+        const int64_t shift = r.whole - r.at; /* index in the whole tensor minus index on this rank */
         const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
         const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
         if (r.at >= shard_end || r.whole >= part_end) break;
@@ -89,8 +90,8 @@ TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w,
 
 /* ---- the list of tensors ----------------------------------------------------------------------------------------- */
 
-/* All tensors of a checkpoint. Those of "numbers" (step counts, random state) are small arrays in host memory that
- * belong to no parameter. If there are several ranks, `data` of a parameter's tensor is not its data, but only not
+/* All tensors of a checkpoint. The "numbers" among them (step counts, random state) are small arrays in host memory
+ * that belong to no parameter. If there are several ranks, `data` of a parameter's tensor is a placeholder that is not
  * null. */
 typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
@@ -99,9 +100,9 @@ typedef struct te__checkpoint_tensors {
     const te_group *ranks;       /* the tensor group, which shards parameters */
     int replica;                 /* this rank's index in the data group */
     int is_sharded;              /* 1: one file for several ranks */
-    int has_8bit;                /* 1: moments in 8 bits, which the file has in bf16 */
+    int has_8bit;                /* 1: there are moments in 8 bits, which the file has in bf16 */
     int count;
-    size_t used, name_bytes;     /* of names: used so far, and in all */
+    size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
     te_adamw_state state;
     te_rng rng;
     int64_t step[2], recipes[2]; /* the numbers */
@@ -184,7 +185,7 @@ typedef struct te__moments_8bit_reader {
     void *part; /* target memory: a part of a tensor in bf16 */
 } te__moments_8bit_reader;
 
-/* A te__safetensors_extra.source: converts parts of the moments, and copies all else. */
+/* A te__safetensors_extra.source: converts parts of the moments, and copies all other tensors. */
 TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                                     te_context *ctx) {
     const te__moments_8bit_reader *f = (const te__moments_8bit_reader *)from;
@@ -226,7 +227,8 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
 /* Wait for all ranks, and return an error on all if one has failed or their tensors differ. status: of this rank; l is
  * null if it has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) }; /* gathering copies bits, so a vote passes as floats */
+    /* an all-gather copies bits, so a vote can be sent as floats */
+    enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
     te__rank_vote *votes = (te__rank_vote *)calloc(1, bytes), *target = 0;
@@ -257,7 +259,7 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
     char *part, *zeros[2]; /* target memory: the part; -0.0 in 32 bits and in 16 */
-    size_t size;           /* of an element: the file has the tensors of 4 bytes before those of 2 */
+    size_t size;           /* bytes of an element; in the file the tensors with 4 come before those with 2 */
     int i;                 /* the current tensor; l->count: behind the last one of this size */
     uint64_t at;           /* the next byte of it */
 } te__gather;
@@ -320,7 +322,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all parts that remain: all parts on ranks that do not write, and on rank 0 those after a failed write. */
+/* Gather all remaining parts. Ranks that do not write gather all parts here; rank 0 gathers the rest here after a
+ * failed write. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;
@@ -328,8 +331,8 @@ TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
 
 /* ---- loading shards ---------------------------------------------------------------------------------------------- */
 
-/* Load this rank's shards of tensor i from the file, converted if that has another dtype. host: memory of twice
- * TE_SAFETENSORS_STAGING, as read and as converted; buffer: target memory of TE_SAFETENSORS_STAGING. */
+/* Load this rank's shards of tensor i from the file, converted if the file has another dtype. host: memory of twice
+ * TE_SAFETENSORS_STAGING, for the bytes as read and as converted; buffer: target memory of TE_SAFETENSORS_STAGING. */
 TE_IF_USED TE_API te_status te__sharded_tensor_read(const te__checkpoint_tensors *l, int i, const te_safetensors *f,
                                                     char *host, char *buffer, te_context *ctx) {
     const te_safetensor *want = &l->tensor[i], *t = te_safetensors_find(f, want->name);

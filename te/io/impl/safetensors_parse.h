@@ -101,7 +101,8 @@ TE_API int te__by_name(const void *a, const void *b) {
 TE_API int te__by_key(const void *a, const void *b) {
     return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
 }
-/* The tensors cover the data without gaps or overlap; names and keys are unique. Leaves both tables sorted. */
+/* Check that the tensors cover the data without gaps or overlap, and that names and keys are unique. Sorts both
+ * tables. */
 TE_API te_status te__safetensors_check_tables(te_safetensors *f, uint64_t data_bytes, te_context *ctx) {
     uint64_t at = 0;
     if (f->count) qsort(f->tensor, (size_t)f->count, sizeof *f->tensor, te__by_offset);
@@ -178,7 +179,7 @@ TE_API te_status te__safetensors_begin(te_safetensors *f, uint64_t file_bytes, t
     f->header[n] = 0, f->data_at = 8 + n;
     return te__safetensors_parse(f, (size_t)n, file_bytes - 8 - n, ctx);
 }
-/* Open the file at `path` or, if `memory` is not null, the one that lies there. */
+/* Open the file at `path` or, if `memory` is not null, the file in that memory. */
 TE_API te_status te__safetensors_open(te_safetensors *f, const char *path, const void *memory, size_t bytes,
                                       te_context *ctx) {
     uint64_t size = 0;

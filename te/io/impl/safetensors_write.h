@@ -1,8 +1,8 @@
 /* safetensors_write.h -- writing a safetensors file, for te_safetensors_write and for checkpoints: the checks, the
  * header, and the data in parts of TE_SAFETENSORS_STAGING.
  *
- * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h says what becomes of links,
- * permissions and devices.
+ * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h describes the handling of
+ * links, permissions and devices.
  */
 #ifndef TE_SAFETENSORS_WRITE_H
 #define TE_SAFETENSORS_WRITE_H
@@ -100,8 +100,8 @@ TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const
     }
     return TE_OK;
 }
-/* Keys that begin with "te." are reserved for the library: te_safetensors_verify takes a file with one for a sealed
- * file. */
+/* Keys that begin with "te." are reserved for the library: te_safetensors_verify treats a file with such a key as
+ * sealed. */
 TE_API te_status te__safetensors_keys(const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     for (int i = 0; metadata && i < pairs; i++)
         TE_REQUIRE(!metadata[i].key || strncmp(metadata[i].key, "te.", 3), ctx, TE_ERROR_VALUE,
@@ -138,7 +138,7 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* Among n bytes of elements of this size, f32 or 16 bits with this exponent mask. */
+/* The same for elements of `size` bytes: f32, or 16 bits with this exponent mask. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);
@@ -217,7 +217,7 @@ TE_API te_status te__safetensors_put_all(te__safetensors_writer *w, const te_saf
     return te__new_file_overwrite(&w->file, digits, TE_SAFETENSORS_DIGITS, 8 + strlen(TE__SAFETENSORS_SEAL), ctx);
 }
 
-/* All names are different, and so are all keys. */
+/* Check that all names are different, and all keys. */
 TE_API te_status te__safetensors_names(const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                        int pairs, te_context *ctx) {
     const size_t names = (size_t)(n > pairs ? n : pairs) + 1;

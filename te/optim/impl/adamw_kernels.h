@@ -2,8 +2,8 @@
  * tensors by AdamW or SGD, with moments in f32, bf16 or 8 bits.
  *
  * Each block updates one chunk of one tensor; te_chunk_tensor finds which. Floor of the update, in bytes an element
- * over the bandwidth of a copy; it is bound by memory, but for the arithmetic of moments in 8 bits. Without master
- * weights each is 6 less:
+ * over the bandwidth of a copy; it is bound by memory, except with moments in 8 bits, where it is bound by arithmetic.
+ * Without master weights each number is 6 less:
  *
  *     moments               f32   bf16   8 bits     read: grad, master, m, v      written: master, m, v, 16-bit weight
  *     AdamW                  30     22   18.125     (an f32 model has no 16-bit weight: 2 less)
@@ -22,12 +22,13 @@
 
 /* One tensor, as the kernels read it. */
 typedef struct te__adamw_tensor {
-    float *master; /* the weight itself if its dtype is f32; null: no master weights */
+    float *master; /* the parameter's memory if its dtype is f32; null: no master weights */
     void *m, *v;   /* of the config's moments; null v: the rule has no second moment */
     const float *grad;
     void *weight;
     int64_t elements;
-    int64_t at;    /* index of its first element among those of all tensors, the counter of Philox; a multiple of 4 */
+    int64_t at;    /* index of its first element among the elements of all tensors, from which Philox's counter is made;
+                      a multiple of 4 */
     float decay;
     float lr;      /* a factor of the step's learning rate */
     te_dtype dtype;
@@ -38,10 +39,10 @@ typedef struct te__adamw_tensor {
  * is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
-/* A chunk is what 256 lanes take at once: twice four 16-byte loads a lane. Four resident blocks a multiprocessor: with
+/* 256 lanes process a chunk at once, with twice four 16-byte loads each. Four resident blocks a multiprocessor: with
  * moments in 16 or 8 bits arithmetic takes as long as memory, and more warps hide the latency of both (AdamW with bf16
- * moments: 853 us with two blocks, 717 us with four). A CPU takes 32 elements at a time, in local arrays that the
- * compiler knows not to alias. */
+ * moments: 853 us with two blocks, 717 us with four). A CPU processes 32 elements at a time, in local arrays, because
+ * the compiler knows that these do not alias. */
 enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
       TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32, TE__ADAMW_RESIDENT = 4 };
 
@@ -56,9 +57,9 @@ typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 /* Philox streams of the moments and the weights, far from those of the ops, which count from 0. */
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
-/* x as bf16, rounded so that the mean is x: 16 random bits are added to the 16 bits that are cut off, and carry with
- * the probability that these are of a unit. Numbers above the largest of bf16 become what te_bf16_of_float makes of
- * them. */
+/* x as bf16, rounded so that the mean is x: 16 random bits are added to the 16 bits that are cut off, and the sum
+ * carries with a probability of their value / 2^16. Numbers above the largest of bf16 are rounded by
+ * te_bf16_of_float. */
 TE_BOTH uint16_t te__bf16_stochastic(float x, uint32_t random) {
     const uint32_t u = te_bits_of_float(x);
     if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
@@ -188,7 +189,7 @@ TE_FN void te__adamw_store(const te__adamw_vec *r, const te__adamw_tensor *t, in
     te__adamw_store_moments(r, t, i, s, c, var);
     (void)te__adamw_store_weights(&r->p, t, i, s, c);
 }
-/* The last elements of a tensor, from i to `to`: fewer than TE__ADAMW_WIDTH. */
+/* Update the last elements of a tensor, from i to `to`: fewer than TE__ADAMW_WIDTH. */
 TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
                           const te_adamw_config *c, te__adamw_variant var) {
     const int has_v = var.rule == TE_RULE_adamw;
@@ -209,7 +210,7 @@ TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, cons
         te__adamw_store_weight(r.p.v[0], t, i, s, c);
     }
 }
-/* The chunk of t that begins at `from`. A full chunk has two vectors of a lane in flight at once. */
+/* Update the chunk of t that begins at `from`. In a full chunk each lane has two vectors in flight at once. */
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
                            te__adamw_variant var) {
     int group;
@@ -312,17 +313,17 @@ TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  *
  *     m = s_m e4m3,    v = (s_v e4m3)^2        s: the smallest power of two with max |m|, max sqrt(v) <= 448 s
  *
- * - s is a power of two, so that while the block's largest number stays within a factor of two, numbers that did not
- *   change keep their bits.
+ * - s is a power of two, so that most changes of the block's amax leave s as it is, and then numbers that did not
+ * change keep their codes.
  * - v is stored by its square root, so that it has the range of m. A v above 0 that would become 0 becomes the smallest
  *   code instead, so that an update m / sqrt(v) is too small but never unbounded.
- * - m and v are rounded stochastically, v so that the mean of v (not of its root) is what was to be stored.
+ * - m and v are rounded stochastically, v such that the expected value of the stored v (not of its root) is v.
  *
  * Every such number is also a number of bf16 (m has 4 significant bits, v has 8), which is their format in a
  * checkpoint.
  *
  * Memory of a tensor: its elements' codes, padded to whole blocks, then a float for each block, 132 / 128 bytes an
- * element in all. A block is what a warp holds at four elements a lane; shards of ZeRO-1 begin at multiples of it. */
+ * element in all. A warp holds a block, four elements a lane; shards of ZeRO-1 begin at multiples of it. */
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
        TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a lane */ };
 
@@ -338,8 +339,8 @@ TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
     return (float *)(void *)((char *)moment + (elements + TE_MOMENT_BLOCK - 1) / TE_MOMENT_BLOCK * TE_MOMENT_BLOCK);
 }
 
-/* The smallest power of two s with amax <= 448 s. It is limited so that what is stored, s e4m3 or its square, is 0 or
- * at least 2^-126, and finite: 2^-117 to 2^119 for m, 2^-54 to 2^55 for the root of v (root: 1). */
+/* The smallest power of two s with amax <= 448 s. It is limited such that the stored number, s e4m3 or its square, is
+ * finite, and 0 or at least 2^-126: 2^-117 to 2^119 for m, 2^-54 to 2^55 for the root of v (root: 1). */
 TE_BOTH float te__moment_scale(float amax, const int root) {
     const uint32_t least = root ? 127u - 54u : 127u - 117u, last = root ? 127u + 55u : 127u + 119u;
     uint32_t e = (te_bits_of_float(amax) + 0x1fffffu) >> 23; /* 448 = 1.75 * 2^8: above it the exponent is one more */
@@ -349,9 +350,9 @@ TE_BOTH float te__moment_scale(float amax, const int root) {
 /* 1 / s, exact. */
 TE_BOTH float te__moment_inverse(float scale) { return te_float_of_bits((254u << 23) - te_bits_of_float(scale)); }
 
-/* x >= 0 as e4m3, rounded stochastically with 16 random bits. With `low` the code below x, in units of the last place,
- * x is rounded up with the probability x - low; a root with (x^2 - low^2) / ((low + 1)^2 - low^2), so that its square
- * is unbiased. Above 448, and NaN: 448. */
+/* x >= 0 as e4m3, rounded stochastically with 16 random bits. In units of the last place, with `low` the code below x,
+ * x is rounded up with the probability x - low. A root is rounded up with the probability (x^2 - low^2) / ((low + 1)^2
+ * - low^2), so that its square is unbiased. Above 448, and NaN: 448. */
 TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t bits = te_bits_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     uint32_t first;
@@ -378,7 +379,7 @@ typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adam
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
-/* Codes behind the tensor's end exist, and are 0. */
+/* The memory of the codes is padded to whole blocks; codes behind the tensor's end are 0. */
 TE_FN void te__adamw8_load_moments(te__adamw_floats *f, const void *codes, int64_t i, float scale, const int root) {
     const uint32_t *const word = (const uint32_t *)(const void *)((const uint8_t *)codes + i);
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
@@ -407,8 +408,8 @@ TE_FN void te__adamw8_load(te__adamw8_block *r, const te__adamw_tensor *t, int64
         }
     }
 }
-/* The block's largest |m| and v. A NaN, which is then in the weight as well, counts as 0. The reduction also makes sure
- * that every lane has read the old scales before they are overwritten. */
+/* The block's largest |m| and v. NaN counts as 0 (the weight is NaN then, too). The reduction also makes sure that
+ * every lane has read the old scales before they are overwritten. */
 TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *lanes, te_rule rule) {
     amax[0] = amax[1] = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__ADAMW8_VECS; k++)
@@ -420,7 +421,7 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     te_lanes_max(&amax[0], lanes);
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
-/* The random numbers are those that moments in bf16 take. inverse_m, inverse_v: 1 / scale. As in te__adamw_math, the
+/* The random numbers are the same as with moments in bf16. inverse_m, inverse_v: 1 / scale. As in te__adamw_math, the
  * square roots have a loop of their own. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
@@ -519,8 +520,8 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
 /* The first and the last block may have elements outside the range. These are quantized again with the new scale, which
- * keeps them as they are unless the scale has grown. So a block that is written in several parts, over zeros, becomes
- * exactly the block that its numbers came from. */
+ * does not change them unless the scale has grown. So a block that is written in several parts, over zeros, has exactly
+ * the codes of the block that was saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -531,7 +532,7 @@ TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
         if (at + k >= a->from && at + k < a->from + a->count) v[k] = te_float_of_bf16(a->bf16[at + k - a->from]);
         amax = fabsf(v[k]) > amax ? fabsf(v[k]) : amax;
     }
-    te_lanes_max(&amax, &lanes); /* and all lanes have read the old scale */
+    te_lanes_max(&amax, &lanes); /* also orders: all lanes have read the old scale */
     const float scale = te__moment_scale(a->root ? sqrtf(amax) : amax, a->root), inverse = te__moment_inverse(scale);
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++) {
         const float x = a->root ? sqrtf(v[k]) : fabsf(v[k]);
@@ -544,8 +545,8 @@ TE_KERNEL_IF_USED(te_moments_to_bf16, TE__MOMENT_LANES, 1, te__moments_args, te_
 TE_KERNEL_IF_USED(te_moments_from_bf16, TE__MOMENT_LANES, 1, te__moments_args,
                   te__moments_from_bf16_body(te_args, te_at))
 
-/* Convert elements [from, from + count) of m or v (root: 1) of a tensor of so many elements to bf16 in target memory
- * or, if `loads`, from it. 3 bytes an element. */
+/* Convert elements [from, from + count) of m or v (root: 1) of a tensor with `elements` elements to bf16 in target
+ * memory or, if `loads`, from bf16. 3 bytes an element. */
 TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
                                              void *bf16, int loads, te_context *ctx) {
     te__moments_args a;
