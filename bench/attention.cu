@@ -1,4 +1,5 @@
-// attention.cu -- attention by itself, bf16, at the shapes that peers.py compares by. As a program: our own times alone.
+// attention.cu -- attention by itself in bf16: as a library for peers.py, which compares it with cuDNN and flash-attn-4 at these shapes;
+// as a program it prints the library's times alone.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/attention.cu -o libattention.so -lcublasLt
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/attention.cu -o attention -lcublasLt && ./attention
@@ -31,13 +32,13 @@ static_assert(sizeof shapes / sizeof *shapes == sizeof lists / sizeof *lists, "a
 
 extern "C" {
 int shapes_count() { return list_count; }
-const int *shapes_at(int which) { return &shapes[which].batch; } // the seven numbers of a shape
+const int *shapes_at(int which) { return &shapes[which].batch; } // a shape as seven ints
 }
 
 static const char *error;
 static cudaEvent_t begin, end;
 
-// Microseconds: the median of nine rounds of three runs, behind two that warm up.
+// Microseconds of a run: the median over nine rounds of three runs each, after two rounds to warm up.
 template <class F> static double time_of(F run) {
     std::vector<float> us;
     for (int round = 0; round < 11 && !error; round++) {
@@ -61,7 +62,7 @@ int main() {
         const shape &s = shapes[i];
         if ((error = lists_open(i, s.batch, s.seq))) break;
         const double us[] = {time_of([&] { return lists_forward(i); }), time_of([&] { return lists_backward(i, 0); }), time_of([&] { return lists_backward(i, 1); })};
-        const double flops = 2.0 * s.batch * s.heads * s.seq * s.seq / (s.causal ? 2 : 1); // of a product, for each column
+        const double flops = 2.0 * s.batch * s.heads * s.seq * s.seq / (s.causal ? 2 : 1); // of one GEMM, for each column of a head
         const double forward = flops * (s.head_dim + s.value_dim), backward = flops * (3 * s.head_dim + 2 * s.value_dim);
         if (error) break;
         printf("%d %5d %2d %2d %3d/%d %d: %7.1f %7.1f %7.1f us; %3.0f %3.0f %3.0f\n", s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, s.value_dim, s.causal, us[0], us[1], us[2],

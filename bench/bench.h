@@ -1,15 +1,15 @@
-// bench.h -- what a step of a plan takes on this GPU, beside a copy of as many bytes in the same run.
+// bench.h -- measures the time of each step of a plan on this GPU, and compares it with a copy of as many bytes in the same run.
 //
 //     bench_open(argc, argv);
 //     bench_plan(block_plan(), 4, 2048);               every step of a list, forward, inference and backward
 //     bench_step(ln_plan(), 1, 8192, TE_FORWARD, "layernorm");
 //     return bench_close();
 //
-// A step is captured many times into one CUDA graph, so that the host does not count, over enough copies of its tensors
-// that the L2 does not help; so is the copy, the driver's and a kernel, of which the faster counts. The graphs run in turns,
-// and the medians are taken. Bytes are those of
-// te_step_row_bytes: each tensor read once and written once. Data is random. What has something else than a copy to be
-// compared with (bench_time's `others`) takes turns with that, too.
+// A step is captured many times into one CUDA graph, so that the host's time does not count. The runs use several sets of
+// tensors, more than the L2 holds. The copy is captured in the same way, twice: as cudaMemcpyAsync and as a plain kernel, of which
+// the faster one counts. The graphs run alternately, and the medians of their times are taken. Bytes are those of
+// te_step_row_bytes: each tensor is read once and written once. Data is random. A case may also be compared with other
+// work (bench_time's `others`), which alternates with it in the same way.
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
@@ -25,9 +25,9 @@
 
 static te_context bench_ctx;
 static FILE *bench_tsv;
-static int bench_slow;         // steps of more than a megabyte below half the copy rate
-static const char *bench_only; // models whose name holds this; null: all
-static std::vector<void *> bench_memory; // of the case at hand
+static int bench_slow;         // how many steps that move more than a megabyte ran below half the copy rate
+static const char *bench_only; // run only models whose name contains this; null: all
+static std::vector<void *> bench_memory; // the memory of the current case
 
 static void bench_check(te_status s, const char *what) {
     if (s == TE_OK) return;
@@ -54,7 +54,7 @@ struct bench_graph {
     template <class F> bench_graph(F f, int n) : runs(n) {
         cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
         cudaGraph_t graph;
-        for (int i = 0; i < 2; i++) f(i); // loads what is loaded at the first call
+        for (int i = 0; i < 2; i++) f(i); // the first call loads modules
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
         for (int i = 0; i < n; i++) f(i);
         if (cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess)
@@ -89,9 +89,9 @@ struct bench_graph {
 };
 
 enum { BENCH_ROUNDS = 9 };
-static const size_t bench_room = (size_t)1 << 30; // of each side of the copy
+static const size_t bench_copy_bytes = (size_t)1 << 30; // bytes of the copy's source, and of its destination
 
-// A copy that reads bytes / 2 and writes as many: the driver's, or a plain kernel, which is the faster one at some sizes.
+// A copy that reads bytes / 2 and writes as many: cudaMemcpyAsync, or a plain kernel, which is faster at some sizes.
 static __global__ void bench_copy_kernel(uint4 *to, const uint4 *from, size_t n) {
     const size_t i = (size_t)blockIdx.x * 1024 + threadIdx.x;
     uint4 v[4];
@@ -102,20 +102,21 @@ static void bench_copy(size_t bytes, int i, bool kernel) {
     static char *from, *to;
     cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
     if (!from) {
-        bench_check(te_allocate(&bench_ctx, (void **)&from, bench_room), "memory");
-        bench_check(te_allocate(&bench_ctx, (void **)&to, bench_room), "memory");
-        bench_check(te_fill_normal(from, TE_bf16, (int64_t)(bench_room / 2), 0, 1, 9, 0, &bench_ctx), "copy");
+        bench_check(te_allocate(&bench_ctx, (void **)&from, bench_copy_bytes), "memory");
+        bench_check(te_allocate(&bench_ctx, (void **)&to, bench_copy_bytes), "memory");
+        bench_check(te_fill_normal(from, TE_bf16, (int64_t)(bench_copy_bytes / 2), 0, 1, 9, 0, &bench_ctx), "copy");
     }
-    size_t half = bytes / 2 / 16 * 16, at = half * 2 <= bench_room ? half * (size_t)i % (bench_room - half) / 16 * 16 : 0;
+    size_t half = bytes / 2 / 16 * 16, at = half * 2 <= bench_copy_bytes ? half * (size_t)i % (bench_copy_bytes - half) / 16 * 16 : 0;
     for (size_t part; half; half -= part, at = 0) {
-        part = std::min(half, bench_room - at);
+        part = std::min(half, bench_copy_bytes - at);
         if (!kernel) cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDeviceToDevice, stream);
         else bench_copy_kernel<<<(unsigned)((part / 16 + 1023) / 1024), 256, 0, stream>>>((uint4 *)(to + at), (const uint4 *)(from + at), part / 16);
     }
 }
 
-// A plain kernel of another mix: `reads` arrays of n vectors of 16 bytes, one behind the other, are read once and `writes`
-// written once; each thread has `ahead` loads of each array in flight. No write: `to` is one vector that stays as it is.
+// A plain kernel with another ratio of reads to writes than a copy: it reads `reads` arrays of n vectors of 16 bytes, one behind the
+// other, and writes `writes` arrays; each thread has `ahead` loads of each array in flight. If writes is 0, `to` is one vector,
+// and it is not changed.
 template <int reads, int writes, int ahead> static __global__ void __launch_bounds__(256) bench_stream_kernel(uint4 *to, const uint4 *from, size_t n) {
     const size_t first = (size_t)blockIdx.x * (256 * ahead) + threadIdx.x;
     uint4 v[ahead][reads];
@@ -133,21 +134,21 @@ template <int reads, int writes, int ahead> static __global__ void __launch_boun
         for (int i = 0; i < writes; i++) if (first + 256 * k < n) to[i * n + first + 256 * k] = x;
         all ^= x.x ^ x.y ^ x.z ^ x.w;
     }
-    if (writes == 0 && (uint64_t)all + n == 0) to[0].x = all; // never, but the compiler does not know
+    if (writes == 0 && (uint64_t)all + n == 0) to[0].x = all; // never happens, but the compiler does not know that
 }
 template <int reads, int writes, int ahead> static void bench_stream(uint4 *to, const uint4 *from, size_t n) {
     bench_stream_kernel<reads, writes, ahead><<<(unsigned)((n + 256 * ahead - 1) / (256 * ahead)), 256, 0, (cudaStream_t)bench_ctx.stream>>>(to, from, n);
 }
-// The same by few loads in flight or many: the fastest is what the memory gives.
+// This kernel with 1, 2, 4 and 8 loads in flight: the fastest shows the rate that the memory reaches.
 template <int reads, int writes> static std::vector<std::function<void(int)>> bench_streams(uint4 *to, const uint4 *from, size_t n) {
     return {[=](int) { bench_stream<reads, writes, 1>(to, from, n); }, [=](int) { bench_stream<reads, writes, 2>(to, from, n); },
             [=](int) { bench_stream<reads, writes, 4>(to, from, n); }, [=](int) { bench_stream<reads, writes, 8>(to, from, n); }};
 }
 
-// copy_us, beside_us: 0 if there is none
+// copy_us: the time of the copy; beside_us: the time of the other work that it is compared with. 0 if there is none.
 struct bench_result { double us, bytes, flops, copy_us, spread, beside_us; };
 
-// `f(i)` enqueues the i-th run, on the i-th set of tensors; each of `others` another way to do as much, the fastest counts.
+// `f(i)` enqueues the i-th run, on the i-th set of tensors; each of `others` enqueues work to compare with, of which the fastest counts.
 template <class F> static bench_result bench_time(F f, double bytes, double flops, int runs, const std::vector<std::function<void(int)>> &others = {}) {
     bench_result r;
     bench_graph work(f, runs);
@@ -169,7 +170,7 @@ template <class F> static bench_result bench_time(F f, double bytes, double flop
     return r;
 }
 
-// `beside`: what r.beside_us is the time of.
+// `beside`: the name of the work whose time is r.beside_us.
 static void bench_print(const std::string &group, const char *pass, const char *step, const std::string &shape, const bench_result &r, const char *beside = "") {
     const double tbs = r.bytes / r.us / 1e6, of_copy = r.copy_us > 0 ? r.copy_us / r.us : 0, tflops = r.flops / r.us / 1e6;
     printf("%-12s %-9s %-40s %-14s %9.2f us  ", group.c_str(), pass, step, shape.c_str(), r.us);
@@ -191,26 +192,26 @@ static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int6
     const te_op *last = &p->op[s->op[s->count - 1]];
     bool keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
     for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_GRAD_UNCHANGED);
-    if (keeps) bytes += (double)rows * last->in * (double)te_dtype_bytes(p->dtype); // dx, which else would stay where it is
+    if (keeps) bytes += (double)rows * last->in * (double)te_dtype_bytes(p->dtype); // copies dy to dx
     if (!strcmp(s->pattern, "embedding") && pass == TE_BACKWARD) bytes += (double)m->param[0].rows * (double)m->param[0].cols * 4; // cleared first
     return bytes;
 }
 
-// An instance with random weights, tokens, and as many sets of tensors as are asked for.
+// An instance of a list with random weights and tokens, and several sets of tensors.
 struct bench_case {
     const te_plan *plan;
     te_context *ctx = &bench_ctx;
     int64_t rows;
-    size_t kept, work, saved_bytes;
+    size_t allocated_before, work, saved_bytes; // allocated_before: how many blocks bench_memory had before this case
     std::vector<te_param> params;
     te_model m, *models[1] = {&m};
-    te_recipes recipes; // of a list that names one
+    te_recipes recipes; // used if the list has a recipe
     te_batch batch;
     std::vector<te_saved> saved;
-    std::vector<std::vector<te_edge>> edges; // of each set: the list's extra inputs, their gradients wanted by nobody
+    std::vector<std::vector<te_edge>> edges; // [set]: the list's extra inputs, without gradients
     std::vector<void *> x, y, dx, dy, workspace;
 
-    bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), kept(bench_memory.size()), params(TE_MAX_OPS * 2) {
+    bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), allocated_before(bench_memory.size()), params(TE_MAX_OPS * 2) {
         int count = 0;
         for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
         bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), (float *)bench_allocate(te_plan_grad_bytes(plan)), ctx), "bind");
@@ -235,7 +236,7 @@ struct bench_case {
     }
     ~bench_case() {
         ctx->workspace = nullptr, ctx->workspace_bytes = 0;
-        bench_release(kept);
+        bench_release(allocated_before);
     }
     bool from_tokens() const { return te__from_tokens(plan) != 0; }
     size_t in() const { return (size_t)rows * (size_t)plan->in * te_dtype_bytes(plan->dtype); }
@@ -258,7 +259,7 @@ struct bench_case {
         use(set);
         bench_check(te_plan_backward(tensor(dx[set]), out_tensor(dy[set]), &saved[set], plan, &m, &batch, ctx), "backward");
     }
-    // `sets` sets of tensors, each through one forward.
+    // Allocate `sets` sets of tensors, and run a forward on each.
     void make(int sets) {
         for (int i = 0; i < sets; i++) {
             te_saved s;
@@ -281,13 +282,13 @@ struct bench_case {
             forward((size_t)i);
         }
         if (!plan->fp8) return;
-        backward(0); // the first step finds the scales of those behind it
+        backward(0); // the first step computes the scales for later ones
         bench_check(te_recipes_step(&recipes, ctx), "scales");
         for (int i = 0; i < sets; i++) forward((size_t)i);
     }
 };
 
-// Steps of the plan, in this pass (-1: all three), of this name (null: all). `vocabulary`: tokens and labels are below it.
+// Time the steps of the plan: of this pass (-1: all three) and of this name (null: all). `vocabulary`: tokens and labels are below it.
 static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, const char *only_step, int vocabulary, bool totals) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
     bench_case c(plan, batch, seq, vocabulary);
@@ -299,7 +300,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
     std::vector<te_batch> batches;
     for (size_t i = 0; i < (size_t)sets; i++) c.use(i), batches.push_back(c.batch);
     const char *const titles[] = {"forward", "inference", "backward"};
-    const auto one = [](te_run *r, const te_step *s) { // with its column sums, which a whole backward adds up at its end
+    const auto one = [](te_run *r, const te_step *s) { // a step and its column sums, which a whole backward computes only at its end
         bench_check(s->run(r, s), s->kernels);
         bench_check(te__reduce_columns_now(r), "sums");
     };
@@ -323,11 +324,11 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             for (te_run &r : run) one(&r, &step[k]);
             if (only_step && strcmp(step[k].pattern, only_step)) continue;
             const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_step_flops(plan, &step[k], (te_pass)pass, &c.batch);
-            if (bytes == 0) continue; // hands its value on
+            if (bytes == 0) continue; // passes its value through
             static te_run scratch;
             bench_result r = bench_time(
                 [&](int i) { scratch = before[(size_t)(i % sets)], one(&scratch, &step[k]); }, bytes, flops, std::max(2 * sets, 10));
-            if (plan->fp8 && flops <= 0) r.bytes = r.copy_us = 0; // bench_bytes counts all values in the list's own format
+            if (plan->fp8 && flops <= 0) r.bytes = r.copy_us = 0; // no rates in FP8: bench_bytes counts all values in the list's dtype
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
             const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;
             const std::string shape = std::to_string(rows) + "x" + std::to_string(from) + (from == to ? "" : "x" + std::to_string(to));
@@ -339,7 +340,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
     }
 }
 
-// What the host takes to enqueue a kernel that does nothing: differs from machine to machine.
+// Microseconds that the host takes to enqueue an empty kernel, which differs from machine to machine.
 static __global__ void bench_empty_kernel() {}
 static double bench_launch_us() {
     const int launches = 200;
@@ -356,7 +357,7 @@ static double bench_launch_us() {
     return us[us.size() / 2];
 }
 
-// A whole list: forward and backward, and inference, as one graph each; and what the host takes to enqueue them.
+// Time a whole list, forward and backward as one graph and inference as another, and the host's time to enqueue them.
 static void bench_whole(const te_plan *plan, int batch, int seq, int vocabulary = 256) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
     bench_case c(plan, batch, seq, vocabulary);
@@ -390,7 +391,8 @@ static void bench_whole(const te_plan *plan, int batch, int seq, int vocabulary 
     time("training", [&](size_t i) { c.forward(i), c.backward(i); });
 }
 
-// A list beside others, for instance its bare products: inference, forward, or forward and backward; in turns, in one run, on a warm chip.
+// Compare a list with other lists, for instance with its GEMMs alone: inference, forward, or forward and backward (pass TE_BACKWARD). Both run
+// alternately, after 0.3 s of warming up, because a chip's clock depends on its temperature.
 static void bench_against(const te_plan *plan, const std::vector<const te_plan *> &others, int batch, int seq, te_pass pass, const char *beside) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
     bench_case c(plan, batch, seq, 256);
@@ -410,14 +412,14 @@ static void bench_against(const te_plan *plan, const std::vector<const te_plan *
     r.bytes = r.flops = r.copy_us = 0, r.us = a.median(), r.spread = a.spread(), r.beside_us = b.median();
     const char *const titles[] = {"forward", "inference", "training"};
     bench_print(plan->name, titles[pass], "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, beside);
-    while (!o.empty()) o.pop_back(); // memory goes in the order of a stack
+    while (!o.empty()) o.pop_back(); // memory is freed in reverse order
 }
 static inline void bench_plan(const te_plan *plan, int batch, int seq, int vocabulary = 256) { bench_steps(plan, batch, seq, -1, nullptr, vocabulary, true); }
 static inline void bench_step(const te_plan *plan, int batch, int seq, te_pass pass, const char *step, int vocabulary = 256) {
     bench_steps(plan, batch, seq, pass, step, vocabulary, false);
 }
 
-// Arguments of the program: [file.tsv [commit [part of a model's name]]]
+// The program's arguments: [file.tsv [commit [part of a model's name]]]
 static void bench_open(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : nullptr, *commit = argc > 2 ? argv[2] : nullptr;
     bench_only = argc > 3 ? argv[3] : nullptr;

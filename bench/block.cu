@@ -1,6 +1,6 @@
-// block.cu -- what each step of a plan takes on this GPU: GPT blocks at two sizes, a Llama block, the LayerNorm + MLP part by
-// itself, embedding and head; bare matrix products of the same shapes, beside them with what their epilogues take along; gradients of weights that are added to those of the
-// micro-batch before beside those that are not. Products are tuned; what that gained is printed last.
+// block.cu -- the time of each step of a plan on this GPU: GPT blocks of two sizes, a Llama block, the LayerNorm + MLP part by
+// itself, embedding and head. It also compares fused steps with their GEMM alone at the same shapes, and weight gradients that are added to
+// those of the previous micro-batch with those that are not. GEMMs are autotuned; the gain of that is printed last.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/block.cu -o block -lcublasLt && ./block block.tsv COMMIT
 #include "bench.h"
@@ -24,7 +24,7 @@ TE_SEQUENTIAL(linear_bias_rope, bf16, (linear, l, 4096, 12288), (bias, b, 12288)
 TE_SEQUENTIAL(attention_128, bf16, (attention, attn, 16, 16, 128))
 TE_SEQUENTIAL(attention_128_fp8, bf16, (attention, attn, 16, 16, 128, (fp8, 1)))
 
-// dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, beside the same without the sum.
+// dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, compared with the same GEMM that overwrites dweight.
 static void accumulating(const char *name, int rows, int in, int out) {
     if (bench_only && !strstr(name, bench_only)) return;
     te_gemm g = te_gemm_of(out, in, rows);
@@ -53,11 +53,11 @@ int main(int argc, char **argv) {
     accumulating("bare_fc1", 8192, 4096, 16384);
     accumulating("bare_fc2", 8192, 16384, 4096);
     bench_plan(mlp4096_plan(), 4, 2048);
-    bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048, TE_BACKWARD, "its bare products");
-    for (te_pass pass : {TE_INFER, TE_FORWARD}) bench_against(linear_bias_gelu_plan(), {bare_fc1_plan()}, 4, 2048, pass, "its bare product");
-    for (const te_plan *p : {linear_rope_plan(), linear_bias_rope_plan()}) bench_against(p, {bare_qkv_plan()}, 4, 2048, TE_FORWARD, "its bare product");
-    bench_against(linear_rope_gqa_plan(), {bare_gqa_plan()}, 4, 2048, TE_FORWARD, "its bare product");
-    bench_against(attention_128_fp8_plan(), {attention_128_plan()}, 2, 8192, TE_FORWARD, "that in bf16");
+    bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048, TE_BACKWARD, "its GEMMs alone");
+    for (te_pass pass : {TE_INFER, TE_FORWARD}) bench_against(linear_bias_gelu_plan(), {bare_fc1_plan()}, 4, 2048, pass, "its GEMM alone");
+    for (const te_plan *p : {linear_rope_plan(), linear_bias_rope_plan()}) bench_against(p, {bare_qkv_plan()}, 4, 2048, TE_FORWARD, "its GEMM alone");
+    bench_against(linear_rope_gqa_plan(), {bare_gqa_plan()}, 4, 2048, TE_FORWARD, "its GEMM alone");
+    bench_against(attention_128_fp8_plan(), {attention_128_plan()}, 2, 8192, TE_FORWARD, "the same in bf16");
     bench_plan(gpt4096_plan(), 4, 2048);
     bench_whole(gpt4096_plan(), 4, 2048);
     for (int rows : {1, 8, 16, 64}) bench_whole(gpt4096_plan(), 1, rows);

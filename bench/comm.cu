@@ -79,7 +79,7 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     if (kind == TE_PEER_reduce_scatter) return text_of(te_group_reduce_scatter(g, y, x, count, t, &ctx));
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
-// The lists with patterns, fused and unfused.
+// The four lists above, each fused and unfused.
 enum { PATTERNS = 4 };
 static te_model pattern_models[PATTERNS][2];
 static te_status patterns_bind() {
@@ -95,7 +95,7 @@ static te_status patterns_bind() {
             te_model *m = &pattern_models[pattern][k];
             TE_TRY(te_model_bind(m, plans[pattern][k], params[pattern][k], pattern % 2 + 1, memory, 0, &ctx));
             TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
-            if (pattern == 3) { // as after some steps
+            if (pattern == 3) { // with scales as after some training steps
                 te_recipes_config config = te_recipes_defaults();
                 config.ranks = comm.world.size, in_fp8[k][0] = m;
                 const size_t bytes = te_recipes_bytes(in_fp8[k], 1, &config);
@@ -103,14 +103,15 @@ static te_status patterns_bind() {
                 TE_TRY(te_recipes_init(&recipes[k], scales, bytes, in_fp8[k], 1, &config, &ctx));
                 TE_TRY(te_recipes_loaded(&recipes[k], 1, &ctx));
             }
-            // before any call is captured, for pattern was captured keeps the workspace of then
+            // reserved before any call is captured, because a captured graph keeps the address of its workspace
             TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(m->plan, m, ROWS, &ctx)));
         }
     }
     return te_synchronize(&ctx);
 }
-// y = norm(residual + the sum of all x), with gamma 1 and random weights. pattern 0: of x[rows, HIDDEN]; 1: x is the linear's output for
-// x[rows, PART]; 2: of this rank's rows, then gathered; 3: then y[rows, PART] is the FP8 linear's. The first call must not be captured.
+// y = norm(residual + the sum over the ranks of x), with gamma 1 and random weights. pattern 0: x[rows, HIDDEN] is summed; 1: the linear's
+// output for x[rows, PART] is summed; 2: each rank computes its rows, which are then gathered; 3: as 2, and y[rows, PART] is the output of the
+// FP8 linear behind. The first call must not be captured.
 static te_status run_pattern(int pattern, int is_unfused, void *y, void *x, void *residual, int rows) {
     const te_model *m = &pattern_models[pattern][is_unfused];
     te_batch batch;
@@ -128,10 +129,11 @@ extern "C" const char *comm_pattern(int pattern, int is_unfused, void *y, void *
     ctx.stream = stream;
     return text_of(run_pattern(pattern, is_unfused, y, x, residual, rows));
 }
-// GEMMs whose epilogue sent to a fused pattern.
+// How many GEMMs so far sent their output to the other ranks in their epilogue, for a fused pattern.
 extern "C" int64_t comm_gemm_sends() { return comm.tensor.peers->gemms; }
-// A list's y of x. kind 0: all_gather and GEMM, 1: GEMM and reduce_scatter, 2: the GEMM alone, by the library's own kernel. saves: forward
-// for training. serial: the collective and the GEMM one after the other. dy not null: backward. The first call of each must not be captured.
+// Run a list, forward or, if dy is not null, backward. kind 0: all_gather and GEMM, 1: GEMM and reduce_scatter, 2: the GEMM alone, by the
+// library's own kernel. saves: forward saves for backward. serial: the collective and the GEMM run one after the other. The first call of each
+// kind must not be captured.
 static te_status run_gemm(int is_small, int kind, int saves, int serial, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {
     const te_plan *const plans[2][3] = {{large_gather_plan(), large_scatter_plan(), large_alone_plan()},
                                         {small_gather_plan(), small_scatter_plan(), small_alone_plan()}};
@@ -164,8 +166,9 @@ extern "C" const char *comm_gemm(int is_small, int kind, int saves, int serial, 
     ctx.stream = stream;
     return text_of(run_gemm(is_small, kind, saves, serial, y, x, weight, dx, dy, grad));
 }
-// A transport that copies this rank's rows within the device in place of a collective, to measure a layer without communication. (Without
-// the copies, operands would be NaN, which draw less power, and GEMMs would be faster.) The copies are recorded, to be timed by themselves.
+// A transport that, in place of each collective, copies this rank's rows within the device: to measure a layer without communication. (Without
+// the copies, operands would be NaN. Arithmetic on NaN draws less power, and the GEMMs would be faster.) The copies are recorded, so that they
+// can be timed by themselves.
 struct local_copy { void *to; const void *from; size_t bytes; };
 static local_copy copies[64];
 static int copy_count;
@@ -189,9 +192,9 @@ static te_status reduce_local(const te_group *, void *y, const void *x, int64_t 
 }
 static const te_transport local_rows = {"local rows", gather_local, scatter_local, reduce_local, nullptr};
 
-// Forward and backward of a block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales common to all ranks. how: 0: as the library does it,
+// Forward and backward of a block, 4 x 2048 tokens. fp8: under fp8_delayed, with the same scales on all ranks. how: 0: as the library does it,
 // 1: collectives and GEMMs one after the other, 2: with copies of this rank's rows in place of collectives, 3: on one GPU, 4: only the copies
-// of 2. The first call must not be captured.
+// of variant 2. The first call must not be captured.
 static te_status block_step(int fp8, int how, void *y, void *dx, void *x, void *dy) {
     static te_model models[2][2], *in_fp8[2][1];
     static te_param params[2][2][32];
@@ -245,7 +248,7 @@ extern "C" const char *comm_block(int fp8, int how, void *y, void *dx, void *x, 
     return text_of(block_step(fp8, how, y, dx, x, dy));
 }
 extern "C" int comm_block_ranks() { return RANKS; }
-// The next dropout masks are those that followed the first call of this.
+// Reset the random state, so that the next dropout masks are those that followed the first call of this function.
 extern "C" const char *comm_same_dropout() {
     static te_rng first;
     static int known;
@@ -253,9 +256,9 @@ extern "C" const char *comm_same_dropout() {
     const te_status s = known++ ? te_rng_set(&first, &ctx) : te_rng_get(&first, &ctx);
     return text_of(s == TE_OK ? te_synchronize(&ctx) : s);
 }
-// Collectives that overlapped a GEMM.
+// How many collectives so far overlapped a GEMM.
 extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }
-// Waits, and reports errors.
+// Waits for the device, and reports errors.
 extern "C" const char *comm_check() { return text_of(te_comm_synchronize(&ctx)); }
 extern "C" void comm_close() {
     ctx.stream = nullptr;

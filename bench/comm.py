@@ -3,16 +3,17 @@
 
     COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [gemms] [patterns] [blocks] [sums]]
 
-libcomm.so: bench/comm.cu as a library; others, compiled differently, run the all-reduces as `ours OTHER`.
+libcomm.so: bench/comm.cu as a library. Further libraries, compiled with other options, run the all-reduces as `ours OTHER`.
 
-Each figure is the time of a call within a captured CUDA graph of many: the maximum over the ranks of the median over rounds, in each of
-which all candidates run in random order. `floor` is the bytes that a rank sends at 450 GB/s, and 1.3 us for each way over the link. A
-ratio is ours over the best of the others: below 1, ours is faster. `tune` tries several grid sizes too. Exit code 1: a wrong result.
+Each figure is the time of one call within a captured CUDA graph of many calls: the median over the rounds, and of that the maximum over the
+ranks. In each round all candidates run, in random order. `floor` is the time to send a rank's bytes at 450 GB/s, plus 1.3 us for each transfer
+over the link. A ratio is the library's time over that of the fastest other candidate: below 1, the library is faster. `tune` tries several grid
+sizes, too. Exit code 1: a result is wrong.
 
-Then GEMMs that overlap collectives, rows x out x in of each rank, against the GEMM alone (PyTorch's and the library's own kernel); and a
-GPT layer with sequence parallelism against the same without its collectives, and on one GPU, with its time kernel by kernel, if the
-library was compiled for this number of ranks. `gemms`: only these and the layer; `blocks`: only the layer; `patterns`: only fused
-collective patterns; `sums`: only all-reduces.
+It then compares GEMMs that overlap collectives (rows x out x in of each rank) with the GEMM alone, PyTorch's and the library's own kernel; and,
+if the library was compiled for this number of ranks, a GPT layer with sequence parallelism with the same layer without its collectives and with
+one GPU, kernel by kernel. `gemms`: only these GEMMs and the layer; `blocks`: only the layer; `patterns`: only fused collective patterns; `sums`:
+only all-reduces.
 """
 import ctypes
 import os
@@ -28,7 +29,7 @@ KIB = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HIDDEN, PART, ROWS = 8192, 4096, (1, 8, 64, 512, 2048)  # as in comm.cu
 CALLS, ROUNDS, WARM = 40, 13, 3  # calls of a graph, rounds, warm-up rounds
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BF16 = 0, 1, 2, 1
-LINK, WAY = 450e3, 1.3  # bytes a us; us
+LINK, WAY = 450e3, 1.3  # bandwidth of the link in bytes a us; latency of a transfer in us
 
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.cuda.set_device(rank)
@@ -94,7 +95,7 @@ def graph_of(f, calls):
 
 
 def measure(candidates, calls=CALLS):
-    """Microseconds of a call, by candidate."""
+    """{candidate: microseconds of a call}"""
     graphs = {candidate: graph_of(f, calls) for candidate, f in candidates.items()}
     us = {candidate: [] for candidate in candidates}
     for round_ in range(WARM + ROUNDS):
@@ -209,7 +210,7 @@ def patterns(rows):
         say(f"{title} {rows} x {HIDDEN}  " + "  ".join(f"{candidate} {t:.2f}" for candidate, t in us.items()) +
             f"  over {alone} {us['ours'] / us[alone]:.3f}" + (f"  {sent} sent" if pattern == 1 else ""), title, ranks, n >> 9, "",
             *(f"{candidate}={t:.2f}" for candidate, t in us.items()), f"{us['ours'] / us[alone]:.3f}")
-        few = rows <= torch.cuda.get_device_properties(rank).multi_processor_count  # norms of more rows sum in another order
+        few = rows <= torch.cuda.get_device_properties(rank).multi_processor_count  # for more rows the norm's other kernel sums in another order
         if not (torch.equal(*ys[pattern]) if few else torch.allclose(*ys[pattern], rtol=0.03, atol=0.03)):
             wrong += 1
             print(f"rank {rank}: {title} of {rows} rows: {(ys[pattern][0] != ys[pattern][1]).sum().item()} differ from the unfused list's", flush=True)
@@ -226,7 +227,7 @@ def patterns(rows):
 
 
 def reduce_scatter_and_all_gather(kib):
-    """kib: of the whole tensor."""
+    """kib: the size of the whole tensor."""
     global wrong
     n = kib * 512
     part = n // ranks
@@ -244,7 +245,7 @@ def reduce_scatter_and_all_gather(kib):
 
 
 def gemm(small):
-    """An all-gather in front of a GEMM, and a reduce-scatter behind one."""
+    """An all-gather followed by a GEMM, and a GEMM followed by a reduce-scatter."""
     global wrong
     torch.manual_seed(rank)
     rows, out, wide = SHAPES[small]
@@ -298,7 +299,7 @@ def gemm(small):
         say(f"{rows}x{out}x{wide} {candidate:20s} {t:8.1f} us  {t / alone:.3f} of the GEMM alone", "gemm", ranks, f"{rows}x{out}x{wide}", candidate, f"{t:.1f}",
             f"{t / alone:.3f}")
     say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
-    # backward: dgrad overlaps the collective; wgrad
+    # backward: the collective overlaps dgrad; wgrad follows
     ours_of(0, saves=1)
     ours_of(1, saves=1)
     us = measure({"gather backward ours": lambda: ours_of(0, backward=1), "gather backward serial": lambda: ours_of(0, backward=1, serial=1),
@@ -318,7 +319,7 @@ def gemm(small):
 
 
 def account(title, call, steps=4):
-    """The time of a step by kernel, in order, with the gaps between them; and the copies that run beside them."""
+    """Print the time of each kernel of a step, in order, the gaps between them, and the copies that run at the same time."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     with profile:
         for _ in range(steps):
@@ -332,7 +333,7 @@ def account(title, call, steps=4):
     count = len(step) // steps
     assert count * steps == len(step), f"{len(step)} kernels of {steps} steps"
     end = lambda e: e.start_ns() + e.duration_ns()
-    # counted from the end of the kernel before: a kernel may have been launched earlier (PDL), and have waited
+    # a kernel's time counts from the end of the kernel before, because with PDL it may start earlier and wait
     for k in range(count):
         taken = [max(end(step[i * count + k]) - max(step[i * count + k].start_ns(), end(step[i * count + k - 1])), 0) for i in range(1, steps)]
         gap = [max(step[i * count + k].start_ns() - end(step[i * count + k - 1]), 0) for i in range(1, steps)]
@@ -345,8 +346,8 @@ def account(title, call, steps=4):
 
 
 def block(fp8, sixteen=None):
-    """Forward and backward of a GPT layer with sequence parallelism, 4 x 2048 tokens. Returns y and dx. fp8: under fp8_delayed; `sixteen` are
-    then y and dx of bf16: overlapped and serial results, which differ in their last bits, must be equally far from them."""
+    """Forward and backward of a GPT layer with sequence parallelism, 4 x 2048 tokens. Returns y and dx. fp8: under fp8_delayed; `sixteen` then
+    holds y and dx of bf16: the overlapped and the serial results, which differ in their last bits, must be equally far from those."""
     global wrong
     torch.manual_seed(rank)
     x, dy = (torch.randn(8192, 4096, device="cuda").bfloat16() for _ in range(2))
@@ -356,16 +357,16 @@ def block(fp8, sixteen=None):
     check(lib.comm_same_dropout())
     before = lib.comm_overlapped()
     call(0)
-    if fp8:  # the first call finds the scales
+    if fp8:  # the first call computes the scales
         before = lib.comm_overlapped()
         call(0)
     torch.cuda.synchronize()  # the measurement uses other streams
     say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
-    call(2)  # records the copies of 4
+    call(2)  # records the copies that call(4) repeats
     torch.cuda.synchronize()
     assert all(t[:8192 // ranks].isfinite().all() for t in results[2])
 
-    def with_copies():  # a GPU at its power limit is faster after copies, so both have them
+    def with_copies():  # a GPU at its power limit is faster after copies, so both sides of the comparison make them
         call(0)
         call(4)
     us = measure({"ours": lambda: call(0), "serial": lambda: call(1), "ours and copies": with_copies, "copies of local rows": lambda: call(2),

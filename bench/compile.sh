@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What a list takes to compile: each ready-made list of te/layers.h at the sizes of a published model, alone in a file, by nvcc -O3 for one
-# architecture: seconds of the compiler (user time, so other work beside it counts little; the least of two) and bytes of the object. Needs no GPU.
+# Measures how long lists take to compile: each ready-made list of te/layers.h, at the sizes of a published model and alone in a file, by nvcc -O3
+# for one architecture. Prints the compiler's user time in seconds (the shorter of two runs; other work on the machine hardly changes user
+# time) and the bytes of the object. Needs no GPU.
 #
 #     bench/compile.sh [compile.tsv]     ARCH=90a  NVCC=nvcc
 set -euo pipefail
@@ -9,7 +10,7 @@ tsv=${1:-/dev/stdout} nvcc=${NVCC:-nvcc} arch=${ARCH:-90a}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# DTYPE LIST..., or `infer` in front: its inference alone (TE_INFERENCE)
+# Each line is DTYPE LIST...; with `infer` in front, only the inference pass is compiled (TE_INFERENCE).
 lists() {
     cat <<'LISTS'
 bf16 TE_LAYERNORM_LINEAR(b, 4096, 12288)

@@ -1,5 +1,5 @@
-// fp8.cu -- what FP8 takes on this GPU: the cast, with its transpose and amax, beside a copy of as many bytes; the update of a model's
-// scales; products, and, as a library for fp8_peers.py, their turns with PyTorch's.
+// fp8.cu -- times of FP8 work on this GPU: casts, with transpose and amax, compared with a copy of as many bytes, and the update of a
+// model's scales. As a library it runs FP8 GEMMs for fp8_peers.py, which compares them with PyTorch's.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/fp8.cu -o fp8 -lcublasLt && ./fp8 [OUT.tsv [commit]]
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/fp8.cu -o libfp8.so -lcublasLt
@@ -15,7 +15,7 @@ TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE_BLOCKWISE(tiles_of_bf16, bf16)
 
-// gelu, by the tanh, as a producer of the tile skeleton.
+// A gelu (tanh form) that stores FP8, by the kernel of te/fp8/impl/cast_transpose.h.
 struct gelu_args { te_fp8_out out; const void *x; };
 TE_FN void gelu_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {
     const gelu_args *a = (const gelu_args *)arg;
@@ -35,7 +35,7 @@ static void casts(int64_t rows, int64_t cols) {
     float *numbers = (float *)bench_allocate(4096), one = 2.0f;
     for (int i = 0; i < sets; i++) {
         x.push_back(bench_allocate((size_t)n * 4)), y.push_back(bench_allocate((size_t)n)), yt.push_back(bench_allocate((size_t)n));
-        bench_check(te_fill_normal(x.back(), TE_bf16, 2 * n, 0, 1, 5, (uint32_t)i, &bench_ctx), "numbers"); // two of bf16, a normal float too
+        bench_check(te_fill_normal(x.back(), TE_bf16, 2 * n, 0, 1, 5, (uint32_t)i, &bench_ctx), "numbers"); // also valid as f32: two bf16 numbers in one f32
     }
     bench_check(te_copy(&bench_ctx, numbers, &one, 4), "scale");
     bench_check(te_fill(&bench_ctx, numbers + 16, 0, 4), "amax");
@@ -93,7 +93,7 @@ static void scales(int count, int length) {
     bench_release();
 }
 
-// ---- products
+// ---- GEMMs
 
 static te_gemm product_of(int m, int n, int k, te_dtype a, te_dtype b, te_dtype out, int fast, int beta, void *d, const void *pa, const void *pb, const float *inverse) {
     te_gemm g = te_gemm_of(m, n, k);
@@ -103,26 +103,26 @@ static te_gemm product_of(int m, int n, int k, te_dtype a, te_dtype b, te_dtype 
 }
 
 extern "C" {
-// On this stream; null: it went well.
+// All work runs on this stream. Functions return null or an error text.
 const char *fp8_open(void *stream) {
     const te_status status = te_context_create(&bench_ctx, 0, 1);
     bench_ctx.stream = stream, bench_ctx.gemm_tune = 1;
     return status == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
 void fp8_print(void) { te_gemm_print(stdout, &bench_ctx), fflush(stdout); }
-// own: te_context.gemm_custom. formats: 0 e4m3 by e4m3, 1 e5m2 by e4m3. to_f32: accumulated, as a weight's gradient.
+// own: te_context.gemm_custom. formats: 0: e4m3 by e4m3, 1: e5m2 by e4m3. to_f32: add to d in f32, as for a weight's gradient.
 const char *fp8_run(int own, int formats, int to_f32, int fast, int m, int n, int k, void *d, const void *a, const void *b, const float *inverse) {
     const te_gemm g = product_of(m, n, k, formats ? TE_e5m2 : TE_e4m3, TE_e4m3, to_f32 ? TE_f32 : TE_bf16, fast, to_f32, d, a, b, inverse);
     bench_ctx.gemm_custom = own;
     return te_gemm_fp8_run(&g, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
-// Whether the library's own rule takes its own kernel.
+// Whether the library chooses its own kernel for this GEMM.
 int fp8_is_own(int own, int m, int n, int k) {
     const te_gemm g = product_of(m, n, k, TE_e4m3, TE_e4m3, TE_bf16, 1, 0, nullptr, nullptr, nullptr, nullptr);
     bench_ctx.gemm_custom = own;
     return te__gemm_fp8_is_custom(&g, &bench_ctx);
 }
-// A tensor as FP8.
+// Cast a tensor to FP8.
 const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float *scale, int64_t rows, int64_t cols, int e5m2) {
     te_quantize q = te__quantize_of(rows, cols);
     q.y = y, q.yt = yt, q.amax = amax, q.x = x, q.scale = scale, q.to = e5m2 ? TE_e5m2 : TE_e4m3;

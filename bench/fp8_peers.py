@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""FP8 products in turns with PyTorch's (torch._scaled_mm, cuBLASLt's first choice): this GPU, random data, per-tensor scales.
+"""FP8 GEMMs compared with PyTorch's (torch._scaled_mm, cuBLASLt's first choice): this GPU, random data, tensorwise scales.
 
     python3 bench/fp8_peers.py libfp8.so [OUT.tsv]        libfp8.so: bench/fp8.cu as a library
 
-Each variant runs on the same tensors, of which there are so many that the L2 does not help, in turns, on a warm chip; the median of
-the rounds is taken. Ratios are PyTorch's time over ours: above 1, ours is faster.
+All variants run on the same tensors, of which there are more than the L2 holds, alternately and on a warm chip; the median over the
+rounds is taken. Ratios are PyTorch's time over the library's: above 1, the library is faster.
 """
 import ctypes
 import math
@@ -30,7 +30,7 @@ def check(text):
 
 
 def race(racers, runs):
-    """name -> median us. `f(i)` enqueues the i-th run."""
+    """{name: median us} of functions that run alternately. `f(i)` enqueues the i-th run."""
     us = {name: [] for name in racers}
     for f in racers.values():
         for i in range(SETS):
@@ -54,7 +54,7 @@ def case(m, n, k, weight):
     a = [torch.randn(m, k, device="cuda").to(left) for _ in range(SETS)]
     b = [torch.randn(n, k, device="cuda").to(E4M3) for _ in range(SETS)]
     out = [torch.zeros(m, n, device="cuda", dtype=torch.float32 if weight else torch.bfloat16) for _ in range(SETS)]
-    inverse = torch.tensor([0.5, 0, 0, 0, 0.25, 0, 0, 0], device="cuda")  # cuBLASLt wants multiples of 16 bytes
+    inverse = torch.tensor([0.5, 0, 0, 0, 0.25, 0, 0, 0], device="cuda")  # cuBLASLt requires addresses that are multiples of 16 bytes
     one, other = inverse[:1].reshape(()), inverse[4:5].reshape(())
 
     def ours(own, fast):
@@ -68,7 +68,7 @@ def case(m, n, k, weight):
         torch._scaled_mm(a[i], b[i].t(), scale_a=one, scale_b=other, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     racers = {"torch": theirs, "cublaslt": ours(0, 1)} if weight else {"torch": theirs, "own": ours(2, 1), "cublaslt": ours(0, 1), "faster": ours(1, 1)}
-    # the same numbers as PyTorch's
+    # check that all compute the same numbers as PyTorch
     for name, run in racers.items():
         out[0].zero_()
         run(0)

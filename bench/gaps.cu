@@ -1,13 +1,13 @@
-// gaps.cu -- how long the GPU idles between the kernels of a training step: GPT-2's 124M shape, 12 layers, as examples/train_gpt
-// has it, forward, backward and AdamW with clipping, replayed as one CUDA graph. CUPTI says when each kernel, copy and fill
-// began and ended. What it does for that is in the gaps, too; so beside them stands what a replay without it takes over the
-// kernels' own time, shared out to the gaps. Here no kernel is set up before the last one has ended (te_context.pdl): its
-// time would begin with a wait. What that saves a step stands in the first two lines.
+// gaps.cu -- measures how long the GPU idles between the kernels of a training step: GPT-2's 124M shape with 12 layers, as in
+// examples/train_gpt, forward, backward and AdamW with clipping, replayed as one CUDA graph. CUPTI reports when each kernel, copy and fill
+// began and ended. CUPTI's own work makes the gaps longer, so a second estimate is printed beside them: the time of a replay without CUPTI
+// less the sum of the kernels' times, divided by the number of gaps. Programmatic dependent launch (te_context.pdl) is off here, because a
+// kernel that starts early would count its waiting as its own time. The first two lines show what it saves in a step.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/gaps.cu -o gaps -lcublasLt && ./gaps gaps.tsv COMMIT
 //
-// CUPTI is loaded when it runs: libcupti.so by that name, in $CUDA_HOME or in /usr/local/cuda. Where it or its header is
-// missing the bench says so and measures nothing.
+// The program loads CUPTI at run time: libcupti.so from the library path, from $CUDA_HOME or from /usr/local/cuda. If the library or its header
+// is missing, the bench says so and measures nothing.
 #include <cstdio>
 
 #if !__has_include(<cupti.h>)
@@ -23,7 +23,7 @@ int main() {
 #include "bench.h"
 
 enum { LAYERS = 12, HIDDEN = 768, HEADS = 12, SEQ = 1024, VOCABULARY = 50304, TOKENS = 50257, BATCH = 8, REPLAYS = 20 };
-static const double most_us = 3; // asked of a gap on average
+static const double limit_us = 3; // the largest mean gap that passes
 
 TE_SEQUENTIAL(embed, bf16, (embedding, wte, VOCABULARY, HIDDEN), (positions, wpe, SEQ, HIDDEN))
 TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, HIDDEN), (linear, qkv, HIDDEN, 3 * HIDDEN), (bias, qkv_b, 3 * HIDDEN),
@@ -43,7 +43,7 @@ struct part {
 };
 struct trainer {
     std::vector<part> parts; // embed, blocks, head
-    std::vector<te_model *> models; // for as long as the optimizer lives
+    std::vector<te_model *> models; // the optimizer points to this array
     void *dx[2];
     te_batch batch;
     te_adamw optimizer;
@@ -71,7 +71,7 @@ static void make(trainer *t) {
         bench_check(te_model_randomize(&p->model, 0.02f, 1, (uint32_t)i * 64, ctx), "weights");
         memset(&p->saved, 0, sizeof p->saved);
         p->saved.bytes = te_plan_saved_bytes(p->plan, rows), p->saved.memory = bench_allocate(p->saved.bytes);
-        p->y = bench_allocate((size_t)rows * HIDDEN * 2); // the head's: a float a row
+        p->y = bench_allocate((size_t)rows * HIDDEN * 2); // the head's y: one float a row
         t->models.push_back(&p->model);
     }
     bench_check(te_tie(param_of(&t->parts.back(), "lm"), param_of(&t->parts[0], "wte"), ctx), "tie");
@@ -178,7 +178,7 @@ static void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t *buffer, size_t, s
     }
     free(buffer);
 }
-// What is missing, or null.
+// Load CUPTI. Returns null, or an error text.
 static const char *open_cupti() {
     const std::string home = getenv("CUDA_HOME") ? getenv("CUDA_HOME") : "/usr/local/cuda";
     void *library = nullptr;
@@ -189,9 +189,9 @@ static const char *open_cupti() {
     cupti.name = (decltype(cupti.name))dlsym(library, "cupti" #name); \
     if (!cupti.name) return "libcupti.so has no cupti" #name;
     CUPTI_CALLS(CUPTI_FIND)
-    uint32_t version = 0; // of another one the records are laid out differently
-    if (cupti.GetVersion(&version) != CUPTI_SUCCESS || version != CUPTI_API_VERSION) return "libcupti.so is not the one that cupti.h is of";
-    if (cupti.ActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) return "CUPTI takes no callbacks";
+    uint32_t version = 0; // another version has another layout of records
+    if (cupti.GetVersion(&version) != CUPTI_SUCCESS || version != CUPTI_API_VERSION) return "libcupti.so and cupti.h are of different versions";
+    if (cupti.ActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) return "CUPTI refuses callbacks";
     for (CUpti_ActivityKind kind : {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET})
         if (cupti.ActivityEnable(kind) != CUPTI_SUCCESS) return "CUPTI records no activity here";
     return nullptr;
@@ -202,29 +202,29 @@ static const char *open_cupti() {
 static double of_replay; // us
 static void line(const std::string &what, double us, double asked) {
     printf("%-96s %10.2f us  %6.4f of the replay", what.c_str(), us, us / of_replay);
-    if (asked > 0) printf("  %.2f of the %.0f us asked%s", us / asked, asked, us > asked ? "  ABOVE" : "");
+    if (asked > 0) printf("  %.2f of the limit of %.0f us%s", us / asked, asked, us > asked ? "  ABOVE" : "");
     printf("\n");
     if (bench_tsv) fprintf(bench_tsv, "%s\t%.3f\t%.5f\t%.0f\n", what.c_str(), us, us / of_replay, asked);
 }
 
 int main(int argc, char **argv) {
-    bench_open(argc > 1 ? 1 : argc, argv); // its table has other columns
+    bench_open(argc > 1 ? 1 : argc, argv); // without a file: this bench writes a table with other columns
     bench_ctx.gemm_tune = 1;
     trainer t;
     te_graph overlapped, plain, traced;
     make(&t);
-    for (int i = 0; i < 2; i++) bench_check(train(nullptr, &t, &bench_ctx), "step"); // loads kernels and times products
+    for (int i = 0; i < 2; i++) bench_check(train(nullptr, &t, &bench_ctx), "step"); // loads kernels and autotunes the GEMMs
     capture(&overlapped, &t);
     bench_ctx.pdl = 0;
     capture(&plain, &t);
-    const double overlapped_us = replay_us(&overlapped); // before there is a CUPTI
+    const double overlapped_us = replay_us(&overlapped); // before CUPTI is loaded
     of_replay = replay_us(&plain);
     const char *missing = open_cupti();
     if (missing) {
         printf("gaps: skipped, %s; a replay takes %.1f us\n", missing, of_replay);
         return 0;
     }
-    capture(&traced, &t); // a graph of its own: CUPTI looks at what is made after it
+    capture(&traced, &t); // CUPTI traces only graphs that are made after it was loaded
     for (int i = 0; i < 2; i++) bench_check(te_graph_replay(&traced, nullptr, 0, &bench_ctx), "replay");
     bench_check(te_synchronize(&bench_ctx), "replay");
     (void)cupti.ActivityFlushAll(1);
@@ -235,17 +235,17 @@ int main(int argc, char **argv) {
     }
     (void)cupti.ActivityFlushAll(1);
     if (pieces.empty() || pieces.size() % REPLAYS || pieces.size() == REPLAYS) {
-        printf("gaps: CUPTI recorded %zu kernels, copies and fills in %d replays, which cannot be\n", pieces.size(), (int)REPLAYS);
+        printf("gaps: CUPTI recorded %zu kernels, copies and fills in %d replays, which is impossible\n", pieces.size(), (int)REPLAYS);
         return 1;
     }
     std::sort(pieces.begin(), pieces.end(), [](const piece &a, const piece &b) { return a.start < b.start; });
     const size_t count = pieces.size() / REPLAYS;
-    std::vector<double> gap(count - 1); // behind piece i, us, on average over the replays
+    std::vector<double> gap(count - 1); // us between piece i and the next, the mean over the replays
     double busy = 0, total = 0;
     for (size_t r = 0; r < REPLAYS; r++) {
         const piece *p = &pieces[r * count];
         uint64_t end = p[0].start;
-        for (size_t i = 0; i < count; i++) { // what runs at the same time counts once
+        for (size_t i = 0; i < count; i++) { // time in which two run at once counts once
             if (i && p[i].start > end) gap[i - 1] += 1e-3 * (double)(p[i].start - end) / REPLAYS;
             busy += p[i].end > end ? 1e-3 * (double)(p[i].end - std::max(end, p[i].start)) / REPLAYS : 0;
             end = std::max(end, p[i].end);
@@ -265,12 +265,12 @@ int main(int argc, char **argv) {
     line("the same, kernels set up while the ones before them end", overlapped_us, 0);
     line("its " + std::to_string(count) + " kernels, copies and fills", busy, 0);
     line("the gaps between them, by CUPTI", total, 0);
-    line("mean gap, by CUPTI", mean, most_us);
-    line("mean gap, by what a replay without CUPTI takes over the kernels", std::max(0.0, of_replay - busy) / (double)(count - 1), most_us);
+    line("mean gap, by CUPTI", mean, limit_us);
+    line("mean gap, from the time of a replay without CUPTI less the kernels' times", std::max(0.0, of_replay - busy) / (double)(count - 1), limit_us);
     for (size_t i = 0; i < 5 && i < widest.size(); i++)
-        line("gap between " + pieces[widest[i]].name + " and " + pieces[widest[i] + 1].name, gap[widest[i]], most_us);
+        line("gap between " + pieces[widest[i]].name + " and " + pieces[widest[i] + 1].name, gap[widest[i]], limit_us);
     for (te_graph *g : {&overlapped, &plain, &traced}) te_graph_destroy(g);
     if (bench_tsv) fclose(bench_tsv);
-    return mean > most_us || cudaDeviceSynchronize() != cudaSuccess;
+    return mean > limit_us || cudaDeviceSynchronize() != cudaSuccess;
 }
 #endif

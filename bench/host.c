@@ -1,11 +1,12 @@
-/* host.c -- what each step of a plan takes on this CPU, beside a copy of as many bytes or the bare matrix products, in one run.
+/* host.c -- the time of each step of a plan on this CPU, compared in the same run with a copy of as many bytes, or with the GEMMs alone.
  *
  *     gcc -std=c11 -O3 -march=native -fopenmp -DTE_CBLAS -I. bench/host.c -o host -lopenblas -lm
  *     ./host [file.tsv [commit [part of a model's name]]]
  *
- * A step runs over enough copies of its tensors that the caches do not help (weights are not copied); so does what stands
- * beside it: memcpy, by one thread or by all, of which the faster counts. A product stands beside cblas_sgemm. They take
- * turns, and the medians are taken. Bytes: each tensor read once and written once (te_step_row_bytes). Random data, f32.
+ * The runs of a step use several sets of tensors, more than the caches hold (of weights there is one set). A memory-bound step is
+ * compared with memcpy, by one thread and by all, of which the faster counts; a step with a GEMM is compared with cblas_sgemm.
+ * They run alternately, and the medians are taken. Bytes: each tensor is read once and written once (te_step_row_bytes).
+ * Random data, f32.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,11 +35,11 @@ TE_SEQUENTIAL(rope_64, f32, (rope, r, 12, 12, 64))
 TE_SEQUENTIAL(cross_entropy_50257, f32, (cross_entropy, c, 50257))
 
 enum { ROUNDS = 7, WARM = 2, SETS = 48 };
-static const size_t room = (size_t)256 << 20; /* what the copies of a step's tensors take, and each side of the memcpy */
+static const size_t set_bytes = (size_t)256 << 20; /* bytes of all sets of a step's tensors; also of memcpy's source and destination */
 static te_context ctx;
 static FILE *tsv;
-static const char *only; /* models whose name holds this; null: all */
-static void *memory[8 + 6 * SETS]; /* of the case at hand */
+static const char *only; /* run only models whose name contains this; null: all */
+static void *memory[8 + 6 * SETS]; /* the memory of the current case */
 static int held;
 
 static void check(te_status s, const char *what) {
@@ -55,7 +56,7 @@ static float *normal(int64_t n, float std, int stream) {
 }
 static void release(void) { while (held) te_release(&ctx, memory[--held]); }
 
-typedef struct racer { /* run(arg, i) is the i-th run, on the i-th set of tensors; `runs` of them a round */
+typedef struct racer { /* work to time: run(arg, i) is the i-th run, on the i-th set of tensors; a round has `runs` of them */
     void (*run)(void *arg, int i), *arg;
     int runs;
     double us[ROUNDS], median, spread;
@@ -66,7 +67,7 @@ static double now(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 static int less(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
-static void race(racer *r, int count) { /* all in turns; a round takes 4 ms, or as long as a few runs */
+static void race(racer *r, int count) { /* run all alternately; a round takes some 4 ms, but has at least three runs */
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < count; k++) {
             const double start = now();
@@ -82,21 +83,21 @@ static void race(racer *r, int count) { /* all in turns; a round takes 4 ms, or 
     }
 }
 
-static char *copy_from, *copy_to; /* [room] */
+static char *copy_from, *copy_to; /* [set_bytes] */
 typedef struct copying { size_t half; int parts; } copying;
 static void copy_run(void *arg, int i) {
     const copying *c = (const copying *)arg;
-    const size_t at = c->half * (size_t)i % (room - c->half), part = c->half / (size_t)c->parts;
+    const size_t at = c->half * (size_t)i % (set_bytes - c->half), part = c->half / (size_t)c->parts;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) if (c->parts > 1)
 #endif
     for (int k = 0; k < c->parts; k++) memcpy(copy_to + at + (size_t)k * part, copy_from + at + (size_t)k * part, part);
 }
 
-typedef struct products { int count; te_gemm g[2]; } products; /* the bare ones of a step */
+typedef struct products { int count; te_gemm g[2]; } products; /* the GEMMs of a step, without its other ops */
 static void products_run(void *arg, int i) {
     const products *p = (const products *)arg;
-    for (int k = 0; k < p->count; k++) check(te_gemm_run(&p->g[k], &ctx), "product"), (void)i; /* in f32 one call of cblas_sgemm */
+    for (int k = 0; k < p->count; k++) check(te_gemm_run(&p->g[k], &ctx), "product"), (void)i; /* one call of cblas_sgemm each */
 }
 
 static void print(const char *model, const char *pass, const char *step, const char *shape, const racer *r, double bytes, double flops, double beside_us) {
@@ -104,17 +105,17 @@ static void print(const char *model, const char *pass, const char *step, const c
     printf("%-20s %-9s %-40s %-14s %10.2f us  ", model, pass, step, shape, us);
     if (flops > 0) printf("%7.1f GFLOP/s", flops / us * 1e-3);
     else if (bytes > 0) printf("%6.1f MB %6.1f GB/s", bytes * 1e-6, bytes / us * 1e-3);
-    if (beside_us > 0) printf("  %5.3f of %s", beside_us / us, flops > 0 ? "the bare products" : "copy");
+    if (beside_us > 0) printf("  %5.3f of %s", beside_us / us, flops > 0 ? "the GEMMs alone" : "copy");
     if (r->spread > 0) printf("  +-%.1f%%", 50 * r->spread);
     puts("");
     if (flops > 0) bytes = beside_us = 0;
     if (tsv) fprintf(tsv, "%s\t%s\t%s\t%s\t%.3f\t%.0f\t%.4f\t%.3f\t%.4f\t%.3f\n", model, pass, step, shape, us, bytes, bytes / us * 1e-6, beside_us / us, flops / us * 1e-6, r->spread);
     fflush(stdout);
 }
-/* Time `run` beside the products that it has, or, if it counts no flops, beside the copy. */
+/* Time `run`, and its GEMMs alone or, if flops is 0, the copy. Returns the median in microseconds. */
 static double measure(const char *model, const char *pass, const char *step, const char *shape, void (*run)(void *, int), void *arg, double bytes,
                       double flops, products *bare) {
-    const size_t half = (size_t)te_min((int64_t)bytes / 2, (int64_t)room / 2); /* a larger copy takes the rate of this one */
+    const size_t half = (size_t)te_min((int64_t)bytes / 2, (int64_t)set_bytes / 2); /* for a larger copy the rate of this one counts */
     copying one = {half, 1}, all = {half, 64};
     racer r[3] = {{run, arg, 0, {0}, 0, 0}, {flops > 0 ? products_run : copy_run, flops > 0 ? (void *)bare : &one, 0, {0}, 0, 0}, {copy_run, &all, 0, {0}, 0, 0}};
     const int count = flops <= 0 ? 3 : bare->count ? 2 : 1;
@@ -128,7 +129,7 @@ static double measure(const char *model, const char *pass, const char *step, con
 static double bytes_of(const te_plan *p, const te_step *s, te_pass pass, int64_t rows) {
     int keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
     for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_GRAD_UNCHANGED);
-    return (double)rows * ((double)te_step_row_bytes(p, s, pass) + (keeps ? p->in * 4.0 : 0)); /* dx, which else would stay where it is */
+    return (double)rows * ((double)te_step_row_bytes(p, s, pass) + (keeps ? p->in * 4.0 : 0)); /* copies dy to dx */
 }
 /* y = x w^T, or dx = dy w and dw = dy^T x, of the linear that the step begins with. */
 static products products_of(const te_plan *p, const te_step *s, te_pass pass, int64_t rows, float *const operand[3]) {
@@ -150,7 +151,7 @@ static void bind(te_model *m, const te_plan *plan) {
     check(te_model_randomize(m, 0.02f, 1, 0, &ctx), "weights");
 }
 
-/* A step with its column sums, which a whole backward adds up at its end. */
+/* Run a step and its column sums, which a whole backward computes only at its end. */
 static void one(te_run *r, const te_step *step) {
     check(step->run(r, step), step->kernels);
     check(te__reduce_columns_now(r), "sums");
@@ -169,14 +170,14 @@ static void steps(const te_plan *plan, int batch, int seq) {
     const int64_t rows = (int64_t)batch * seq, in = rows * plan->in, out = rows * plan->out;
     te_model m;
     bind(&m, plan);
-    float *operand[3]; /* of the bare products: [rows, 4096] or [4096, 4096] at most */
+    float *operand[3]; /* operands of the GEMMs alone: at most [rows, 4096] or [4096, 4096] */
     for (int i = 0; i < 3; i++) operand[i] = normal(te_max(rows, 4096) * 4096, 1, i);
     int32_t *labels = (int32_t *)allocate((size_t)rows * 4);
     for (int64_t i = 0; i < rows; i++) labels[i] = (int32_t)(i * 7919 % plan->in);
     te_batch b = {0};
     b.batch = batch, b.seq = seq, b.labels = labels, b.ignore_index = -1;
     const size_t work = te_plan_workspace_bytes(plan, &m, rows, &ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
-    const int sets = (int)te_min(SETS, 2 + (int64_t)(room / (8 * (size_t)(in + out) + saved_bytes)));
+    const int sets = (int)te_min(SETS, 2 + (int64_t)(set_bytes / (8 * (size_t)(in + out) + saved_bytes)));
     float *x[SETS], *y[SETS], *dx[SETS], *dy[SETS], *workspace[SETS];
     te_saved saved[SETS];
     for (int i = 0; i < sets; i++) {
@@ -204,7 +205,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
             memcpy(before, run, sizeof run);
             for (int i = 0; i < sets; i++) one(&run[i], &step[k]);
             const double bytes = bytes_of(plan, &step[k], (te_pass)pass, rows), flops = bench_step_flops(plan, &step[k], (te_pass)pass, &b);
-            if (bytes <= 0) continue; /* hands its value on */
+            if (bytes <= 0) continue; /* passes its value through */
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
             const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;
             snprintf(shape, sizeof shape, from == to ? "%dx%dx%d" : "%dx%dx%dx%d", batch, seq, from, to);
@@ -237,8 +238,8 @@ int main(int argc, char **argv) {
     if (tsv) fprintf(tsv, "# the host, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\n", argc > 2 ? argv[2] : "unknown");
     only = argc > 3 ? argv[3] : 0;
     check(te_context_create(&ctx, 0, 1), "context");
-    copy_from = (char *)allocate(room), copy_to = (char *)allocate(room), held = 0; /* these stay */
-    memset(copy_from, 1, room), memset(copy_to, 1, room);
+    copy_from = (char *)allocate(set_bytes), copy_to = (char *)allocate(set_bytes), held = 0; /* `release` does not free these two */
+    memset(copy_from, 1, set_bytes), memset(copy_to, 1, set_bytes);
     steps(gpt768_plan(), 4, 64), steps(gpt768_plan(), 1, 256);
     steps(layernorm_768_plan(), 1, 4096), steps(rmsnorm_768_plan(), 1, 4096);
     steps(layernorm_4096_plan(), 1, 1024), steps(rmsnorm_4096_plan(), 1, 1024);

@@ -1,11 +1,11 @@
-// kernels.cu -- every op and every pattern of the fusion lists that is no GEMM, beside a copy of as many bytes; the
-// gradient norm beside a kernel that only reads; and plain kernels of other mixes of reads and writes beside a copy, for a
-// step is bounded by what the memory gives for its mix.
+// kernels.cu -- the time of every op, and of every pattern of the fusion lists without a GEMM, compared with a copy of as many bytes;
+// the gradient norm is compared with a kernel that only reads. It also times plain kernels with other ratios of reads to writes than a
+// copy, because the memory's bandwidth depends on this ratio, and with it the bound of a step.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/kernels.cu -o kernels -lcublasLt && ./kernels kernels.tsv COMMIT
 #include "bench.h"
 
-// ---- the fusion lists: each pattern on one kind of its family, at 4096 columns
+// ---- the fusion lists: each pattern with one kind of each family, at 4096 columns
 
 struct pattern_case { const te_plan *(*plan)(void); const char *step; te_pass pass; };
 static std::vector<pattern_case> &pattern_cases() {
@@ -95,7 +95,7 @@ static void optimizer() {
     bench_release();
 }
 
-// Arrays of 8192 x 16384 elements of 16 bits, as many of them as there are reads and writes.
+// Time a plain kernel that reads `reads` arrays and writes `writes` arrays of 8192 x 16384 elements of 16 bits.
 template <int reads, int writes> static void mix() {
     const size_t n = (size_t)8192 * 16384 / 8;
     uint4 *memory = (uint4 *)bench_allocate((reads + writes) * n * sizeof(uint4));

@@ -1,8 +1,8 @@
-// loss.cu -- for loss.py: a head (linear, cross_entropy), forward and backward, and its three products alone, as a library.
+// loss.cu -- a library for loss.py: a head (linear, cross_entropy), forward and backward, and its three GEMMs alone.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/loss.cu -o libloss.so -lcublasLt
 //
-// As a program it says what each head takes beside weights, gradients, x and dx, at the sizes that loss.py times.
+// As a program it prints the memory of each head, without weights, gradients, x and dx, at the sizes that loss.py times.
 #include "te/te.h"
 
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
@@ -26,20 +26,20 @@ static te_context context;
 static const char *text_of(te_status status) { return status == TE_OK ? nullptr : te_last_error(&context); }
 
 extern "C" {
-// On this stream. Candidates are timed at a product's first run.
+// All work runs on this stream. The first run of a GEMM also times its candidate kernels.
 const char *loss_open(void *stream) {
     const te_status status = te_context_create(&context, 0, 1);
     context.stream = stream, context.gemm_tune = 1;
     return text_of(status);
 }
-// Bytes beside weights, gradients, x and dx: workspace and what is saved.
+// Bytes of the workspace and of the values that forward saves.
 size_t loss_bytes(int which, int64_t rows, void *weight, float *grad) {
     head *h = &heads[which];
     if (te_model_bind(&h->model, h->plan, h->param, PARAMS, weight, grad, &context)) return 0;
     h->saved.bytes = te_plan_saved_bytes(h->plan, rows);
     return te_plan_workspace_bytes(h->plan, &h->model, rows, &context) + h->saved.bytes;
 }
-// Takes that memory: `saved` lies at its begin.
+// Uses `memory`, of that many bytes: first the saved values, then the workspace.
 const char *loss_bind(int which, int64_t rows, const int32_t *labels, void *memory, size_t bytes) {
     head *h = &heads[which];
     h->saved.memory = memory;
@@ -48,7 +48,7 @@ const char *loss_bind(int which, int64_t rows, const int32_t *labels, void *memo
     h->batch.batch = 1, h->batch.seq = (int)rows, h->batch.labels = labels, h->batch.loss_scale = 1.0f / (float)rows;
     return nullptr;
 }
-// passes: bit 0 forward, bit 1 backward, bit 2: it is backward that computes the loss; bit 3: gradients are added
+// passes: bit 0: forward; bit 1: backward; bit 2: backward computes the loss; bit 3: gradients are accumulated.
 const char *loss_run(int which, int passes, float *loss, void *dx, void *x) {
     head *h = &heads[which];
     const int64_t rows = h->batch.seq;
@@ -59,8 +59,8 @@ const char *loss_run(int which, int passes, float *loss, void *dx, void *x) {
     if (s == TE_OK && passes & 2) s = te_plan_backward(din, te_none(), &h->saved, h->plan, &h->model, &h->batch, &context);
     return text_of(s);
 }
-int loss_is_late(int which) { return heads[which].saved.loss_in_backward; }
-// The three products of a head, whole: logits = x W^T, dx = logits W, dW = logits^T x in f32. `only`: bits of which.
+int loss_is_deferred(int which) { return heads[which].saved.loss_in_backward; }
+// The three GEMMs of a head, with all logits in memory: logits = x W^T, dx = logits W, dW = logits^T x in f32. `only`: a bit for each to run.
 const char *loss_products(int64_t rows, int64_t vocabulary, int64_t hidden, void *logits, void *x, void *weight, void *dx, float *dw, int only) {
     te_gemm g = te_gemm_of(rows, vocabulary, hidden), d = te_gemm_of(rows, hidden, vocabulary), w = te_gemm_of(vocabulary, hidden, rows);
     g.dtype = g.out = d.dtype = d.out = w.dtype = TE_bf16, w.out = TE_f32;

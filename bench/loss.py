@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A head, forward and backward in bf16: linear_cross_entropy of libloss.so (loss.cu) in turns with its three bare products and with PyTorch:
-eager, torch.compile, and a loss that goes through the rows in chunks. Time, and memory beside weights, gradients, x and dx.
+"""A head (linear and loss), forward and backward in bf16: the pattern linear_cross_entropy of libloss.so (loss.cu), compared with its three
+GEMMs alone and with PyTorch: eager, torch.compile, and a loss that processes the rows in chunks. Prints the time, and the memory without
+weights, gradients, x and dx.
 
-    python3 bench/loss.py LIBLOSS.so [part of a shape's name [seconds [what the names of the variants begin with]]]
+    python3 bench/loss.py LIBLOSS.so [part of a shape's name [seconds [the beginning of the variants' names]]]
 """
 import ctypes
 import statistics
@@ -36,7 +37,7 @@ opened = declare("loss_open", ctypes.c_char_p, P)
 bytes_of = declare("loss_bytes", ctypes.c_size_t, I, L, P, P)
 bind = declare("loss_bind", ctypes.c_char_p, I, L, P, P, ctypes.c_size_t)
 run = declare("loss_run", ctypes.c_char_p, I, I, P, P, P)
-is_late = declare("loss_is_late", I, I)
+is_deferred = declare("loss_is_deferred", I, I)
 products = declare("loss_products", ctypes.c_char_p, L, L, L, P, P, P, P, P, I)
 
 
@@ -45,7 +46,7 @@ def check(error):
         raise RuntimeError(error.decode())
 
 
-# The gradients of a mean loss, made with it, a chunk of rows at a time; those of the weight in the weight's own dtype.
+# The mean loss and its gradients for one chunk of rows; the weight's gradient is in the weight's dtype.
 def chunk_step(x, w, labels, dw, scale):
     logits = (x @ w.t()).float()
     logsum = torch.logsumexp(logits, 1, keepdim=True)
@@ -87,7 +88,7 @@ def shape(which, name, rows, vocabulary, hidden):
     ours, memory, texts = {}, {}, {}
 
     class Te:
-        """The passes of a head, in memory of their own."""
+        """The passes of a head, with their own memory."""
 
         def __init__(self, head, passes):
             self.head, self.passes = head, passes
@@ -157,9 +158,9 @@ def shape(which, name, rows, vocabulary, hidden):
         wx.grad = xx.grad = None
     ours["te, loss in backward"].bind()
     ours["te, loss in backward"]()
-    note("opened; " + ("backward computes the loss" if is_late(which) else "forward computes the loss whatever the batch allows"))
+    note("opened; " + ("backward computes the loss" if is_deferred(which) else "forward computes the loss, although the batch allows backward to"))
 
-    # what they compute
+    # check the results
     ref_loss = F.cross_entropy(F.linear(x, w).float(), labels).item()
     for text in [t for t in ours if t.startswith("te, loss") and "added" not in t]:
         loss.zero_(), grad.fill_(float("nan")), dx.zero_()

@@ -1,5 +1,5 @@
-// models.h -- the parts of a GPT block, and the blocks that block.cu times by themselves and turns.cu in turns with PyTorch's: GPT's, and those
-// of Llama 3 8B and Qwen3 8B.
+// models.h -- the two parts of a GPT block, and the blocks of GPT, Llama 3 8B and Qwen3 8B. block.cu times them by themselves, turns.cu
+// alternately with PyTorch's.
 #ifndef BENCH_MODELS_H
 #define BENCH_MODELS_H
 

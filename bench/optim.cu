@@ -1,6 +1,6 @@
-// optim.cu -- a step of each optimizer over the parameters of GPT-2's 124M shape in bf16: time, and the floor from bytes
-// and flops. Beside AdamW, SGD and their moments in bf16 and 8 bits stands a copy of as many bytes. Muon's matrices are bound by
-// their products, whose floor is the peak of the tensor cores.
+// optim.cu -- the time of a step of each optimizer over the parameters of GPT-2's 124M shape in bf16, and its floor from bytes and flops.
+// AdamW and SGD, with moments in f32, bf16 and 8 bits, are compared with a copy of as many bytes. Muon is bound by its GEMMs, whose floor
+// is the peak of the tensor cores.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/optim.cu -o optim -lcublasLt && ./optim optim.tsv COMMIT
 #include "bench.h"
@@ -8,7 +8,7 @@
 enum { LAYERS = 12, HIDDEN = 768, SEQ = 1024, VOCABULARY = 50304 };
 static const double peak = 989.4e12; // flops a second of an H200's tensor cores, bf16, dense
 
-// A model that is nothing but parameters.
+// A model that has parameters but computes nothing.
 struct parameters {
     std::vector<te_op> ops;
     std::vector<te_param> params;
@@ -18,7 +18,7 @@ struct parameters {
     void add(const char *kind, int64_t rows, int64_t cols) {
         te_op o;
         memset(&o, 0, sizeof o);
-        o.kind = kind, o.name = kind, o.params = 1, o.op_class = rows > 1 && ops.size() > 1 ? TE_CLASS_gemm : TE_CLASS_custom; // behind two tables
+        o.kind = kind, o.name = kind, o.params = 1, o.op_class = rows > 1 && ops.size() > 1 ? TE_CLASS_gemm : TE_CLASS_custom; // Muon takes the linears only, not the two embedding tables
         o.param[0].field = "weight", o.param[0].rows = rows, o.param[0].cols = cols, o.param[0].init = TE_INIT_normal;
         ops.push_back(o);
     }
@@ -41,7 +41,7 @@ struct parameters {
     }
 };
 
-// As adamw_kernels.h and muon.h count them.
+// Bytes and flops of a step, as te/optim/impl/adamw_kernels.h and te/optim/muon.h count them.
 struct floor_of_step { double bytes = 0, flops = 0; };
 static floor_of_step floor_of(const te_adamw *opt) {
     floor_of_step f;
@@ -60,8 +60,8 @@ int main(int argc, char **argv) {
     bench_open(argc, argv);
     parameters p;
     for (int rule = 0; rule < TE_RULE_COUNT; rule++)
-        for (int form = 0; form < (rule == TE_RULE_muon ? 3 : 4); form++) { // all in f32; moments in bf16; and no f32 copy of the weights; moments in 8 bits
-            const size_t kept = bench_memory.size();
+        for (int form = 0; form < (rule == TE_RULE_muon ? 3 : 4); form++) { // form 0: all in f32; 1: moments in bf16; 2: and no f32 copy of the weights; 3: moments in 8 bits
+            const size_t allocated_before = bench_memory.size();
             te_adamw opt;
             te_adamw_config config = rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : rule == TE_RULE_muon ? te_muon_defaults(1e-3f) : te_adamw_defaults(1e-4f);
             config.moments = form == 3 ? TE_e4m3 : form ? TE_bf16 : TE_f32, config.no_master = form == 2;
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
             if (rule == TE_RULE_muon)
                 printf("  %.1f MB: a copy takes %.0f us; %.2f TFLOP at %.0f TFLOP/s: %.0f us; floor %.0f us, %.2f of the time\n", f.bytes / 1e6, copy, f.flops / 1e12,
                        peak / 1e12, products, copy + products, (copy + products) / r.us);
-            bench_release(kept);
+            bench_release(allocated_before);
         }
     bench_release();
     return bench_close();

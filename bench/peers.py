@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""What PyTorch takes, eager and through torch.compile, for what kernels.cu and block.cu measure: bf16, on this GPU.
+"""PyTorch's times, eager and by torch.compile, for the cases of kernels.cu and block.cu: bf16, on this GPU.
 
     COMMIT=... python3 bench/peers.py OUT.tsv [part of a name]
 
-Where libturns.so (turns.cu) lies beside OUT.tsv, its blocks, attention and products take turns with PyTorch's, on a warm chip; where
-libattention.so (attention.cu) does, its attention, shape by shape, with cuDNN's and with the package flash-attn-4, if that is installed.
-As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
-not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
-milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
-What cannot be captured runs behind a kernel that waits until the host is far ahead.
-A case that fails says why, and the next one runs. Once SECONDS have passed nothing more is compiled, later nothing run.
+If libturns.so (turns.cu) is in the folder of OUT.tsv, its blocks, attention and GEMMs run alternately with PyTorch's, on a warm chip. If
+libattention.so (attention.cu) is there, its attention, shape by shape, runs alternately with cuDNN's and with the package flash-attn-4, if that is
+installed.
+The method is that of bench.h: a case is captured many times into one CUDA graph, and its runs use several sets of tensors (outputs too, but not
+weights), more than the L2 holds. The variants of a case run alternately, and the median over the rounds is taken. A case that takes milliseconds
+runs without a graph, directly after a run that is not timed: in a pause the chip would cool down, and its clock would rise. A case that cannot be
+captured is enqueued behind a kernel that waits, so that the host is far ahead when it starts.
+If a case fails, its error is printed, and the next one runs. After SECONDS nothing more is compiled, and after LONGEST nothing more is run.
 """
 import ctypes
 import os
@@ -45,12 +46,12 @@ def normal(*shape, std=1.0, grad=False, dtype=BF16):
 # ---- time
 
 class Racer:
-    """`f(i)` runs on the i-th set; what it returns lives on until that set's next turn."""
+    """A variant of a case. `f(i)` runs on the i-th set of tensors; its results are freed only before the next run on that set."""
 
     def __init__(self, what, step, variant, shape, f, sets, runs, graph=True):
         self.row = (what, step, variant, shape)
         self.f, self.sets, self.runs, self.long, self.graph, self.us = f, sets, runs, not graph, None, []
-        self.kept = [None] * sets
+        self.results = [None] * sets
         for i in range(max(3, min(sets, 4))):
             self.one(i)  # compiles, loads, and allocates
         torch.cuda.synchronize()
@@ -66,8 +67,8 @@ class Racer:
                 note(f"{' '.join(self.row)}: without a graph, {reason(e)}")
 
     def one(self, i):
-        self.kept[i % self.sets] = None
-        self.kept[i % self.sets] = self.f(i % self.sets)
+        self.results[i % self.sets] = None
+        self.results[i % self.sets] = self.f(i % self.sets)
 
     def round(self):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -94,7 +95,7 @@ def emit(row, us, spread):
 
 
 def race(name, racers, warm=0.0, rounds=ROUNDS):
-    """In turns; `warm` seconds of it before what counts."""
+    """Time variants, which run alternately; first `warm` seconds without timing."""
     start = time.monotonic()
     try:
         while racers and time.monotonic() - start < warm:
@@ -102,7 +103,7 @@ def race(name, racers, warm=0.0, rounds=ROUNDS):
                 r.round()
         for r in racers:
             r.us.clear()
-        for n in range(rounds):  # in another order each time: what ran before moves a chip's clock by some percent
+        for n in range(rounds):  # in another order each time: the work before a run changes the chip's clock by some percent
             for r in random.Random(n).sample(racers, len(racers)):
                 r.round()
     except Exception as e:
@@ -117,12 +118,12 @@ def tensors_of(x):
 
 
 def racers_of(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0):
-    """fn(*make()) and its backward. Gradients are those of the tensors that want one, of make() and of `shared`."""
+    """The variants of fn(*make()) and its backward. Backward computes the gradients of those tensors of make() and `shared` that require one."""
     racers = []
     if ONLY not in what:
         return racers
     if time.monotonic() - START > LONGEST:
-        note(f"{what} {shape}: left out, it is late")
+        note(f"{what} {shape}: left out, the time is over")
         return racers
     try:
         copies = [make()]
@@ -134,7 +135,7 @@ def racers_of(what, shape, fn, make, passes=("forward", "backward"), compiled=Tr
         return racers
     todo = dict(variants or {"eager": fn})
     if compiled and time.monotonic() - START > SECONDS:
-        note(f"{what} {shape}: not compiled, it is late")
+        note(f"{what} {shape}: not compiled, the time for that is over")
     elif compiled:
         torch._dynamo.reset()
         todo["compile"] = torch.compile(fn, dynamic=False)
@@ -158,7 +159,7 @@ def wanted(args, shared):
 
 
 def runner(f, step, copies, shared):
-    """f(i) for Racer: the forward, the forward for inference, the backward of a forward done before, or both."""
+    """f(i) for Racer: forward, inference, the backward of an earlier forward, or forward and backward."""
     if step == "inference":
         def infer(i):
             with torch.inference_mode():
@@ -213,8 +214,8 @@ class Gated(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-class Turn(nn.Module):
-    """Rotary positions of [batch, seq, heads, HEAD_DIM], from tables in bf16."""
+class Rope(nn.Module):
+    """RoPE of [batch, seq, heads, HEAD_DIM], with tables in bf16."""
 
     def __init__(self, seq, base):
         super().__init__()
@@ -229,21 +230,21 @@ class Turn(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The blocks of Llama and, with a norm of each head, of Qwen3: TE_LLAMA_BLOCK and TE_QWEN3_BLOCK."""
+    """The block of Llama (TE_LLAMA_BLOCK) or, with a norm of each head, of Qwen3 (TE_QWEN3_BLOCK)."""
 
     def __init__(self, hidden, ffn, heads, kv, seq, base, norms):
         super().__init__()
-        self.split, self.norm, self.turn, self.mlp = (heads, kv, kv), nn.RMSNorm(hidden, 1e-5), Turn(seq, base), Gated(hidden, ffn)
+        self.split, self.norm, self.rope, self.mlp = (heads, kv, kv), nn.RMSNorm(hidden, 1e-5), Rope(seq, base), Gated(hidden, ffn)
         self.qkv, self.proj = nn.Linear(hidden, (heads + 2 * kv) * HEAD_DIM, bias=False), nn.Linear(heads * HEAD_DIM, hidden, bias=False)
         self.q_norm, self.k_norm = (nn.RMSNorm(HEAD_DIM, 1e-6) if norms else nn.Identity() for _ in range(2))
 
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, HEAD_DIM)).split(self.split, 2)
-        return self.mlp(x + self.proj(attention(self.turn(self.q_norm(q)), self.turn(self.k_norm(k)), v)))
+        return self.mlp(x + self.proj(attention(self.rope(self.q_norm(q)), self.rope(self.k_norm(k)), v)))
 
 
 def attention(q, k, v):
-    """Causal: [batch, seq, heads, head_dim] each, of k and v perhaps fewer heads -> [batch, seq, hidden]."""
+    """Causal attention: q, k, v are [batch, seq, heads, head_dim], where k and v may have fewer heads -> [batch, seq, hidden]."""
     heads = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2).flatten(2)
 
@@ -262,7 +263,7 @@ def blocks():
     x = lambda: [normal(batch, seq, hidden, grad=True)]
     qkv = lambda: [normal(batch, seq, 32, HEAD_DIM, grad=True) for _ in range(3)]
     both, rows, attention_shape = ("forward", "forward+backward"), f"{batch * seq}", f"{batch * seq}x{3 * hidden}x{hidden}"
-    # Each side's attention by itself runs behind its block, at the clock that the block leaves.
+    # Each library's attention by itself runs directly after its block, so that the chip has the clock that the block leaves.
     racers = racers_of("gpt4096", rows, block, x, both, graph=False, shared=list(block.parameters()), sets=2, runs=4)
     racers += racers_of("attention", attention_shape, attention, qkv, both[1:], compiled=False, graph=False, sets=3, runs=8)
     racers += ours_of("gpt4096", rows, batch, seq, runs=4) + ours_of("attention", attention_shape, batch, seq, runs=8)
@@ -285,7 +286,7 @@ def blocks():
 
 
 def rotary_blocks():
-    """Each side's attention by itself runs behind its block, as above."""
+    """The blocks of Llama and Qwen3. Each library's attention by itself runs directly after its block, as above."""
     hidden, heads, kv, batch, seq = 4096, 32, 8, 4, 2048
     rows, attention_shape = f"{batch * seq}", f"{batch * seq}x{(heads + 2 * kv) * HEAD_DIM}x{hidden}"
     qkv = lambda: [normal(batch, seq, n, HEAD_DIM, grad=True) for n in (heads, kv, kv)]
@@ -305,7 +306,7 @@ def rotary_blocks():
 
 
 def attention_shapes():
-    """Each shape's passes run back to back; the variants take turns. A variant that fails at a shape is left out there."""
+    """Attention by shape, forward and backward; the variants run alternately. A variant that fails at a shape is left out there."""
     if ONLY not in "attention_shapes" or not (ours := library_of(Attention, "libattention.so")):
         return
     try:
@@ -351,7 +352,7 @@ def attention_shapes():
 
 
 def host_time(block, x, rounds=30):
-    """Microseconds of the host to enqueue a forward and a backward of 16 rows, the GPU left behind."""
+    """Microseconds that the host takes to enqueue a forward and a backward of 16 rows, without waiting for the GPU."""
     wants, dy, t = [x, *block.parameters()], torch.randn_like(x), []
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -365,7 +366,7 @@ def host_time(block, x, rounds=30):
 # ---- ours
 
 class Lists:
-    """A library of turns.h: lists, forward and backward."""
+    """A library made with turns.h: lists, forward and backward."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -384,7 +385,7 @@ class Lists:
 
 
 class Ours(Lists):
-    """libturns.so: beside its lists y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16."""
+    """libturns.so: lists, and the GEMMs y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16."""
 
     WHICH = {"forward": 0, "dgrad": 1, "wgrad_f32": 2, "wgrad": 3}
     LISTS = {"gpt4096": 0, "attention": 1, "llama4096": 2, "qwen4096": 3, "llama4096_attention": 4, "qwen4096_attention": 4}
@@ -414,7 +415,7 @@ class Attention(Lists):
 
 
 def library_of(kind, file):
-    """The library beside OUT.tsv, or None and why."""
+    """The library in the folder of OUT.tsv; None if there is none, or if it does not load."""
     path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), file)
     try:
         return kind(path) if os.path.exists(path) else None
@@ -423,7 +424,7 @@ def library_of(kind, file):
 
 
 def ours_of(what, shape, batch, seq, runs, step="forward+backward"):
-    """The racer of our list, where there is one; inference in a graph."""
+    """The variant `ours` of a case, if libturns.so is there; inference runs as a graph."""
     if not OURS or ONLY not in what:
         return []
     which = Ours.LISTS[what]
@@ -436,10 +437,10 @@ def ours_of(what, shape, batch, seq, runs, step="forward+backward"):
         return []
 
 
-# ---- products
+# ---- GEMMs
 
 def products(m=8192):
-    """y = x W^T, dx = dy W, dW = dy^T x of a linear k -> n; dW in bf16 and summed in f32."""
+    """The GEMMs y = x W^T, dx = dy W, dW = dy^T x of a linear k -> n; dW in bf16 and in f32."""
     for n, k in ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)):
         shape = f"{m}x{k}" + (f"x{n}" if n != k else "")
         w, b = normal(n, k, std=0.02), normal(n)
@@ -455,12 +456,12 @@ def products(m=8192):
             what = "linear" if step == "forward" else "linear_" + step
             case(what, shape, f, make, ("forward",), compiled=False, variants=variants, warm=0.3, rounds=21)
             if OURS:
-                emit((what, "forward", "tuning", shape), OURS.gain(step, m, n, k), 0.0)  # a ratio, no time
+                emit((what, "forward", "tuning", shape), OURS.gain(step, m, n, k), 0.0)  # a ratio, not a time
         if n == 16384:
             case("linear_bias_gelu", shape, lambda x: F.gelu(F.linear(x, w, b), approximate="tanh"), lambda: [normal(m, k)], ("forward",))
 
 
-# ---- what moves memory
+# ---- memory-bound ops
 
 def norms():
     for rows, width in ((8192, 4096), (32768, 4096), (32768, 8192), (8192, 768), (1024, 12288)):
@@ -505,7 +506,7 @@ def bias_dropout_add(rows=8192):
 
 
 def rope(batch=4, seq=2048):
-    case("rope", f"{batch * seq}x{128 * HEAD_DIM}", Turn(seq, 10000.0).to(DEVICE), lambda: [normal(batch, seq, 128, HEAD_DIM, grad=True)])
+    case("rope", f"{batch * seq}x{128 * HEAD_DIM}", Rope(seq, 10000.0).to(DEVICE), lambda: [normal(batch, seq, 128, HEAD_DIM, grad=True)])
 
 
 def cross_entropy():
@@ -520,7 +521,7 @@ def embedding(rows=8192, vocabulary=50304, width=4096):
 
 
 def optimizer():
-    """All in f32: the weights are the master weights, so there is no bf16 copy to write, unlike in te_adamw."""
+    """All in f32: the weights themselves are the master weights. te_adamw also writes their copy in bf16."""
     shapes = (16384, 16384), (4096, 16384), (4096,), (4096,), (16384, 4096)
     params = [normal(*shape, std=0.02, grad=True, dtype=torch.float32) for shape in shapes]
     for p in params:
@@ -539,8 +540,8 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("peers.py: PyTorch sees no GPU")
     torch.manual_seed(1)
-    torch.cuda.set_stream(torch.cuda.Stream())  # captures and autograd on one stream
-    torch._functorch.config.donated_buffer = False  # a backward runs more than once
+    torch.cuda.set_stream(torch.cuda.Stream())  # autograd must run on the stream that is captured
+    torch._functorch.config.donated_buffer = False  # allows a backward to run more than once
     title = f"{torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}"
     print(title)
     OURS = library_of(Ours, "libturns.so")

@@ -1,5 +1,5 @@
-// recipes.cu -- a GPT block and the LayerNorm + MLP part under FP8 recipes, beside the same lists in bf16 and beside their bare
-// products in FP8, in turns on one GPU. Weights are cast once a step (te_recipes_step), so not here.
+// recipes.cu -- the time of a GPT block and of the LayerNorm + MLP part under FP8 recipes, compared with the same lists in bf16 and with
+// their FP8 GEMMs alone; both sides run alternately on one GPU. Casts of weights are not included: te_recipes_step casts them once a step.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/recipes.cu -o recipes -lcublasLt && ./recipes recipes.tsv COMMIT
 #include "bench.h"
@@ -15,7 +15,7 @@ TE_SEQUENTIAL(mlp_kept, (bf16, (recipe, fp8_delayed), (inputs, saved)), MLP_PART
 TE_SEQUENTIAL(mlp_block, (bf16, (recipe, fp8_block)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, saved)), MLP_PART(4096, 16384, 0.1f))
 
-// An operand [rows, k] of normal numbers; where its scales are not of a tensor, they are normal numbers, too.
+// Allocate an operand [rows, k] of normal numbers. Rowwise and blockwise scales are normal numbers, too.
 static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
     const int64_t scales = te_scaling_count(scaling, rows, k);
     void *p = bench_allocate((size_t)(rows * k)), *inverse = scaling == TE_SCALING_TENSORWISE ? nullptr : bench_allocate((size_t)scales * 4);
@@ -24,7 +24,7 @@ static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, i
     o->scaling = scaling, o->dtype = dtype, o->inverse = (const float *)inverse;
     return p;
 }
-// The products of a linear in FP8, forward and backward, with operands that lie ready.
+// The three GEMMs of a linear in FP8, forward and backward, with operands that are in FP8 already.
 struct products {
     te_gemm forward, dx, dw;
     products(int rows, int in, int out, bool blockwise) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
@@ -42,7 +42,7 @@ struct products {
         for (const te_gemm *g : {&forward, &dx, &dw}) bench_check(te_gemm_run(g, &bench_ctx), "product");
     }
 };
-// `plan`'s forward and backward, beside the products alone of its linears.
+// Compare the forward and backward of `plan` with the GEMMs of its linears alone.
 static void beside_products(const te_plan *plan, int batch, int seq) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
     bench_case c(plan, batch, seq, 256);
@@ -50,14 +50,14 @@ static void beside_products(const te_plan *plan, int batch, int seq) {
     std::vector<products> p;
     for (int i = 0; i < plan->op_count; i++)
         if (plan->op[i].recipe != TE_RECIPE_none) p.emplace_back((int)c.rows, plan->op[i].in, plan->op[i].out, TE_IS_BLOCKWISE(plan->op[i].recipe));
-    for (const products &one : p) one.run(); // is tuned here
+    for (const products &one : p) one.run(); // autotunes the GEMM
     bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (const products &one : p) one.run(); }, 2);
     for (double us = 0; us < 3e5; us += 2 * ((double)a.us.back() + (double)b.us.back())) a.run(), b.run();
     a.us.clear(), b.us.clear();
     for (int i = 0; i < 2 * BENCH_ROUNDS; i++) a.run(), b.run();
     bench_result r;
     r.bytes = r.flops = r.copy_us = 0, r.us = a.median(), r.spread = a.spread(), r.beside_us = b.median();
-    bench_print(plan->name, "training", "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, "its bare products");
+    bench_print(plan->name, "training", "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, "its GEMMs alone");
 }
 
 int main(int argc, char **argv) {

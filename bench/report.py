@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tables and pictures of what kernels.cu, block.cu, gaps.cu and peers.py measured.
+"""Makes tables and pictures of the results of kernels.cu, block.cu, gaps.cu and peers.py.
 
     python3 bench/report.py FOLDER DATE
 
-reads kernels.tsv, block.tsv, gaps.tsv, peers.tsv and attention.tsv (peers.py's, of attention_shapes alone, in place of these rows of peers.tsv)
-in FOLDER (what is missing is left out) and writes results.md, ops.svg and roofline.svg beside them.
+reads kernels.tsv, block.tsv, gaps.tsv, peers.tsv and attention.tsv from FOLDER, skips those that are missing, and writes results.md, ops.svg and
+roofline.svg there. attention.tsv is a table of peers.py with the case attention_shapes alone; if it is there, it replaces these lines of peers.tsv.
 """
 import html
 import math
@@ -12,12 +12,12 @@ import os
 import sys
 from collections import defaultdict
 
-# Floating-point operations an element, by op of a step; nominal, for the roofline alone.
+# Nominal floating-point operations an element, by op; used only for the roofline.
 FLOPS = {"layernorm": 8, "rmsnorm": 5, "l2norm": 5, "gelu": 12, "gelu-erf": 12, "qgelu": 6, "silu": 6,
          "swiglu": 7, "geglu": 13, "qgeglu": 7, "glu": 6, "reglu": 2, "sreglu": 3, "srelu": 2, "dropout": 2,
          "cross-entropy": 5, "rope": 3, "adamw": 15, "grad": 2, "norm": 0}
 COLORS = {"ours": "#2563a8", "eager": "#a3a9b2", "compile": "#e0a458"}
-KINDS = {"product": "#2563a8", "attention": "#b3446c", "norm": "#3a8a5f", "activation": "#d9822b", "other": "#7a6fb0"}
+KINDS = {"GEMM": "#2563a8", "attention": "#b3446c", "norm": "#3a8a5f", "activation": "#d9822b", "other": "#7a6fb0"}
 
 def read(path):
     if not os.path.exists(path):
@@ -33,12 +33,12 @@ def ops(step):
     return step.replace("gelu_erf", "gelu-erf").replace("cross_entropy", "cross-entropy").split("_")
 
 def key(row):
-    """The ops in the order of the list, pass and shape: what a row of ours and one of PyTorch's have in common."""
+    """(ops in the order of the list, pass, shape): the same for a line of the library's results and the line of PyTorch's for the same work."""
     words = ops(row["step"])
     return "_".join(words[::-1] if row["pass"] == "backward" else words), "forward" if row["pass"] == "step" else row["pass"], row["shape"]
 
 def peers_by_key(rows):
-    """{key: {variant: microseconds}} of PyTorch's; a linear's backward is its two products, dW in f32 if there is such a row."""
+    """{key: {variant: microseconds}} of PyTorch's results. A linear's backward is the sum of its two GEMMs, with dW in f32 if that was measured."""
     peers = defaultdict(dict)
     for r in rows:
         words = ops(r["what"])
@@ -52,7 +52,7 @@ def peers_by_key(rows):
     return peers
 
 def products_table(rows):
-    """Products that took turns with PyTorch's; a gradient of the weights counts in f32."""
+    """GEMMs that ran alternately with PyTorch's. In the mean a weight's gradient counts in f32."""
     t = {(r["what"], r["shape"], r["variant"]): r["microseconds"] for r in rows}
     out, ratios = [], []
     for (what, shape, variant), ours in t.items():
@@ -64,8 +64,8 @@ def products_table(rows):
     if not out:
         return ""
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return table(["<product", "<shape", "ours, us", "PyTorch eager", "PyTorch / ours", "first candidate / fastest"], out) + \
-        f"\nOf the {len(ratios)} products of forward and backward, gradients of weights in f32: geometric mean {mean:.3f}, least {min(ratios):.3f}.\n"
+    return table(["<GEMM", "<shape", "ours, us", "PyTorch eager", "PyTorch / ours", "first candidate / fastest"], out) + \
+        f"\nOf the {len(ratios)} GEMMs of forward and backward, gradients of weights in f32: geometric mean {mean:.3f}, least {min(ratios):.3f}.\n"
 
 def table(head, rows):
     left = sum(1 for h in head if h.startswith("<"))
@@ -73,7 +73,7 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows]) + "\n"
 
 def attention_table(rows):
-    """Attention by shape: TFLOP/s of each variant, the scores that a causal mask leaves counted once, and ours over the best of the others."""
+    """Attention by shape: TFLOP/s of each variant, where scores that the causal mask hides do not count, and ratios of the library to others."""
     t = defaultdict(dict)
     for r in rows:
         if r["what"] == "attention_shapes":
@@ -103,7 +103,7 @@ def steps_table(rows, peers):
     return table(["<model", "<pass", "<step", "<shape", "us", "rate", "of copy", "PyTorch eager, us", "compile, us", "PyTorch's best / ours", "+-"], out)
 
 def beside_table(rows):
-    """What was compared with something else than a copy, and what the memory gives for other mixes than a copy's."""
+    """Steps that were compared with other work than a copy, and the memory's rates for other ratios of reads to writes than a copy's."""
     out = []
     for r in rows:
         other = r.get("beside_us", 0)
@@ -115,13 +115,13 @@ def beside_table(rows):
     return out and table(["<model", "<pass", "<step", "<shape", "us", "rate", "<beside", "its us", "times its time", "of its rate"], out)
 
 def gaps_table(rows):
-    return table(["<what", "us", "of the replay", "asked, us", "of what is asked"],
+    return table(["<what", "us", "of the replay", "limit, us", "of the limit"],
                  [[r["what"], f"{r['microseconds']:.2f}", f"{r['of_replay']:.5f}", f"{r['asked']:g}" if r["asked"] else "",
                    times(r["microseconds"], r["asked"])] for r in rows])
 
 def in_turns(rows):
-    """{what: {variant: microseconds}} of forward + backward, and of inference by rows, if our blocks and their attention took turns with
-    PyTorch's; else nothing."""
+    """{what: {variant: microseconds}} of forward + backward, and of inference by rows; empty unless the library's blocks and their attention
+    ran alternately with PyTorch's."""
     t = defaultdict(dict)
     for r in rows:
         if r["pass"] == "forward+backward":
@@ -132,8 +132,8 @@ def in_turns(rows):
     return t if "ours" in t["gpt4096"] and {"ours", "eager"} <= t["attention"].keys() else {}
 
 def wholes(block, peers, turns):
-    """The parts of block.cu that peers.py has, too: ours as one graph, forward alone as the sum of its steps, beside PyTorch's. What is
-    in `turns` is of that race alone."""
+    """The parts that both block.cu and peers.py measure: the library's as one graph (forward alone as the sum of its steps), compared with
+    PyTorch's. For parts in `turns` both times are from the alternating runs."""
     total, whole = defaultdict(float), {}
     for r in block:
         if (r["pass"], r["step"]) == ("training", "whole") and r["shape"].startswith("8192x"):
@@ -162,7 +162,7 @@ def wholes(block, peers, turns):
     text = table(["<what", "ours, us", "PyTorch eager", "compile", "ours / eager", "ours / compile"], out)
     bare = sum(total[m, p] for m in ("bare_fc1", "bare_fc2") for p in ("forward", "backward"))
     if bare and total["mlp4096", "forward"]:
-        text += f"\nmlp4096, forward + backward, over its six bare products: {(total['mlp4096', 'forward'] + total['mlp4096', 'backward']) / bare:.3f}.\n"
+        text += f"\nmlp4096, forward + backward, over its six GEMMs alone: {(total['mlp4096', 'forward'] + total['mlp4096', 'backward']) / bare:.3f}.\n"
     return text
 
 # ---- pictures
@@ -221,7 +221,7 @@ def ops_svg(path, rows, peers, title):
     s.write(path)
 
 def point(r):
-    """(FLOP per byte, TFLOP/s, kind) of a step; None if it is none."""
+    """(FLOP per byte, TFLOP/s, kind) of a step; None if it has no place in the roofline."""
     shape = [float(n) for n in r["shape"].split("x")]
     words = ops(r["step"])
     back = 2 if r["pass"] == "backward" else 1
@@ -229,8 +229,8 @@ def point(r):
         flops, (rows, width) = r["TFLOP/s"] * r["microseconds"] * 1e6, shape[:2]
         if "attention" in words:
             return flops / (2 * rows * (width + shape[-1]) * back), r["TFLOP/s"], "attention"
-        other = flops / (2 * back * rows * width)  # the width at the other side of the product
-        return flops / (2 * back * (rows * width + rows * other + width * other)), r["TFLOP/s"], "product"
+        other = flops / (2 * back * rows * width)  # the width of the GEMM's output
+        return flops / (2 * back * (rows * width + rows * other + width * other)), r["TFLOP/s"], "GEMM"
     if not r["bytes"] or not 0 < r["of_copy"] < 2 or r["pass"] == "plain":
         return None
     elements = math.prod(shape[:1]) * max(shape[1:], default=1)
@@ -249,14 +249,14 @@ def roofline_svg(path, rows, title):
     left, top, w, h = 70, 84, 880, 560
     at = [lambda x: left + w * math.log(x / low[0]) / math.log(high[0] / low[0]), lambda y: top + h - h * math.log(y / low[1]) / math.log(high[1] / low[1])]
     s = Svg(left + w + 30, top + h + 52)
-    s.text(16, 26, "Roofline: every step, and what a copy and a bare matrix product reach", 16, bold=True)
+    s.text(16, 26, "Roofline: every step, and the rates of a copy and of a GEMM alone", 16, bold=True)
     s.text(16, 46, title, 11, color="#555")
     for axis in (0, 1):
         for e in range(math.ceil(math.log10(low[axis])), math.floor(math.log10(high[axis])) + 1):
             v = at[axis](10.0**e)
             s.line(*((v, top, v, top + h) if axis == 0 else (left, v, left + w, v)))
             s.text(*((v, top + h + 16) if axis == 0 else (left - 6, v + 4)), f"{10.0**e:g}", 10, "middle" if axis == 0 else "end", "#555")
-    s.text(left + w / 2, top + h + 38, "FLOP per byte that has to move (of steps that are no product: nominal)", 11, "middle")
+    s.text(left + w / 2, top + h + 38, "FLOP per byte that has to move (nominal for steps without a GEMM)", 11, "middle")
     s.text(left, top - 8, "TFLOP/s", 11, "middle")
     knee, start = gemm / copy, max(low[0], low[1] / copy)
     s.line(at[0](start), at[1](start * copy), at[0](knee), at[1](knee * copy), "#444", 1.5)
@@ -274,7 +274,7 @@ def roofline_svg(path, rows, title):
                 taken.append(box)
                 return s.text(x + dx, y + dy, text, size, "end" if anchor else "start", color)
 
-    label(at[0](knee) - 60, at[1](knee * copy) - 2, f"copy {copy:.2f} TB/s  |  best product {gemm:.0f} TFLOP/s", 11, "#222")
+    label(at[0](knee) - 60, at[1](knee * copy) - 2, f"copy {copy:.2f} TB/s  |  best GEMM {gemm:.0f} TFLOP/s", 11, "#222")
     names = set()
     for v, r in sorted(points, key=lambda p: -p[1]["microseconds"]):
         s.dot(at[0](v[0]), at[1](v[1]), KINDS[v[2]], f"{r['model']} {r['pass']} {r['step']} {r['shape']}: {v[1]:.1f} TFLOP/s")
@@ -297,28 +297,29 @@ def main():
     gaps_title, gaps = read(os.path.join(folder, "gaps.tsv"))
     peers = peers_by_key(measured)
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
-    text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's. "
-    text += "Attention's TFLOP/s count the scores that the causal mask leaves, and five products backward for two forward.\n"
+    text = f"# {title}\n\nMedians. \"of copy\": the time of a copy of as many bytes in the same run, over the step's time. "
+    text += "Attention's TFLOP/s do not count the scores that the causal mask hides; they count two GEMMs forward and five backward.\n"
     commit, whole, theirs = (next((w for w in t.split(", ") if w.startswith("commit ")), "") for t in (kernels_title or block_title, block_title, peers_title))
     if whole and whole != commit:
-        text += f"\nWhole parts, steps of the plans and what the host takes are of another run: {whole}.\n"
+        text += f"\nWhole parts, steps of the plans and the host's times are from another run: {whole}.\n"
     if theirs and theirs != commit:
-        text += f"\nPyTorch's columns, and ours where the two took turns, are of another run: {theirs}.\n"
+        text += f"\nPyTorch's columns, and ours where the two ran alternately, are from another run: {theirs}.\n"
     if block:
         turns = in_turns(measured)
-        how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's. Inference: CUDA graphs, in turns" if turns else "ours as one CUDA graph"
-        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
+        how = ("mlp4096 as one CUDA graph, the other blocks and their attention alternately with PyTorch's. Inference: CUDA graphs, alternately with PyTorch's"
+               if turns else "ours as one CUDA graph")
+        text += f"\n## Whole parts\n\nForward, ours: the sum of the steps, each timed by itself. Forward + backward: {how}. PyTorch: the whole part.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
-        text += "\n## Products in turns with PyTorch's\n\n" + products
+        text += "\n## GEMMs, alternately with PyTorch's\n\n" + products
     attention_title, attention = read(os.path.join(folder, "attention.tsv"))
     if shapes := attention_table(attention or measured):
-        text += "\n## Attention by shape, TFLOP/s, in turns\n\n" + (f"{attention_title}.\n\n" if attention else "") + shapes
+        text += "\n## Attention by shape, TFLOP/s, all variants alternately\n\n" + (f"{attention_title}.\n\n" if attention else "") + shapes
     if beside := beside_table(kernels + block):
-        text += "\n## Beside something else than a copy\n\n" + beside
+        text += "\n## Compared with other work than a copy\n\n" + beside
     if gaps:
         text += f"\n## Gaps between the kernels of a training step, replayed as one graph\n\n{gaps_title}.\n\n" + gaps_table(gaps)
     if kernels:
-        text += "\n## Ops and rows\n\n![rate of each step over a copy's](ops.svg)\n\n" + steps_table(kernels, peers)
+        text += "\n## Ops and patterns\n\n![rate of each step over a copy's](ops.svg)\n\n" + steps_table(kernels, peers)
     if block:
         text += "\n## Steps of the plans\n\n" + steps_table(block, peers)
     if measured:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu, fp8.cu, turns.cu and attention.cu with nvcc, runs them and, where there is
-# PyTorch, peers.py beside them, and makes tables and pictures of it all. On the host: host.c.
+# Runs all benches of one GPU: builds kernels.cu, block.cu, gaps.cu, fp8.cu, turns.cu and attention.cu with nvcc, runs them and, where PyTorch is
+# installed, peers.py, and writes tables and pictures of the results. `host` runs host.c instead, on the CPU.
 #
-#     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
-#     bench/run.sh host [FOLDER]    host.tsv
+#     bench/run.sh [FOLDER]         writes results.md, ops.svg, roofline.svg and the .tsv files to FOLDER, by default build/bench
+#     bench/run.sh host [FOLDER]    writes host.tsv
 #     ARCH=90a  COMMIT=...  PYTHON=python3  BUILD=0 if FOLDER has the programs already
-#     PEERS_SECONDS: peers.py, which compiles, is stopped after that many (900)
+#     PEERS_SECONDS=900             stops peers.py, which also compiles by torch.compile, after that many seconds
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 host=0
@@ -18,7 +18,7 @@ commit=${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)} p
 if [[ $host == 1 ]]; then
     blas=(-DTE_CBLAS) libraries=(-lopenblas -lm)
     if ! echo '#include <cblas.h>' | ${CC:-gcc} -E - >/dev/null 2>&1; then
-        echo "no cblas.h: the products are plain loops"
+        echo "no cblas.h: the GEMMs are plain loops"
         blas=() libraries=(-lm)
     fi
     ${CC:-gcc} -std=c11 -O3 -march=native -fopenmp "${blas[@]}" -I. bench/host.c -o "$out/host" "${libraries[@]}"
@@ -42,13 +42,13 @@ if [[ ${BUILD:-1} == 1 ]]; then
     for one in "${building[@]}"; do wait "$one"; done
 fi
 status=0
-rm -f "$out/gaps.tsv" # it writes none where there is no CUPTI
+rm -f "$out/gaps.tsv" # gaps writes no new file where there is no CUPTI
 for name in kernels block gaps fp8; do
     "$out/$name" "$out/$name.tsv" "$commit" | tee "$out/$name.log" || status=1
 done
 rm -f "$out/peers.tsv"
 if "$python" -c 'import torch' 2>/dev/null; then
-    COMMIT=$commit timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+    COMMIT=$commit timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not finish; the tables have the cases that it measured"
     "$python" bench/fp8_peers.py "$out/libfp8.so" "$out/fp8_peers.tsv" 2>&1 | tee "$out/fp8_peers.log" || status=1
 else
     echo "no PyTorch: nothing to compare with"

@@ -1,5 +1,5 @@
-// turns.h -- lists as a library, for peers.py to let them take turns with PyTorch's: a chip at its power limit is some percent faster after a pause,
-// so times from two programs cannot be compared that closely. A file that includes this defines `lists`.
+// turns.h -- lists as a library for peers.py, which runs them alternately with PyTorch's in one process. (A chip at its power limit is some percent
+// faster after a pause, so times from two programs cannot be compared closely enough.) A file that includes this header defines `lists`.
 #ifndef BENCH_TURNS_H
 #define BENCH_TURNS_H
 
@@ -45,10 +45,10 @@ static te_status list_backward(list *l) {
     return te_plan_backward(l->tensor(DX), l->tensor(DY), &l->saved, l->plan, &l->model, &l->batch, &context);
 }
 
-// ---- the library. Texts: null if it went well. which: of `lists`.
+// ---- the library. Functions return null or an error text. which: an index of `lists`.
 
 extern "C" {
-// On this stream. Candidates of products are timed at their first run.
+// All work runs on this stream. The first run of a GEMM also times its candidate kernels.
 const char *turns_open(void *stream) {
     const te_status status = te_context_create(&context, 0, 1);
     context.stream = stream, context.gemm_tune = 1;
@@ -57,7 +57,7 @@ const char *turns_open(void *stream) {
 const char *lists_open(int which, int batch, int seq) { return text_of(list_open(&lists[which], batch, seq)); }
 const char *lists_forward(int which) { return text_of(list_forward(&lists[which], &lists[which].saved)); }
 const char *lists_infer(int which) { return text_of(list_forward(&lists[which], nullptr)); }
-// Of the last forward. unrepeatable: te_context.attention_nondeterministic
+// The backward of the last forward. unrepeatable: te_context.attention_nondeterministic
 const char *lists_backward(int which, int unrepeatable) {
     context.attention_nondeterministic = unrepeatable;
     return text_of(list_backward(&lists[which]));

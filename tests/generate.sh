@@ -45,8 +45,8 @@ change() { # SED...: a copy of the checkpoint at $work/changed, without its chec
 }
 refuses "no such file" "cannot open it" "$work/none"
 refuses "no file of weights" "header" "$work/expected"
-refuses "no number" "behind: --bytes" "$work/checkpoint" --bytes x
-refuses "a sequence too long" "behind: --seq" "$work/checkpoint" --seq 257
+refuses "no number" "after: --bytes" "$work/checkpoint" --bytes x
+refuses "a sequence too long" "after: --seq" "$work/checkpoint" --seq 257
 head -c 100000 "$work/checkpoint" >"$work/changed"
 refuses "a file cut short" "the file has" "$work/changed"
 cp "$work/checkpoint" "$work/changed"

@@ -180,7 +180,7 @@ TEST_CASE("the table says what is saved without the marks, and which steps are r
     CHECK(plain.find("  +  ") == std::string::npos);
     const int whole = (int)((plain_f32_saved_bytes(TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
     CHECK(act.find(std::to_string(whole - F * 4) + " bytes a row saved for backward (" + std::to_string(whole) + " without recompute)\n") != std::string::npos);
-    const size_t backward = act.find("backward, 8 steps; +: a step of forward that runs again\n");
+    const size_t backward = act.find("backward, 8 steps; +: a forward step that is recomputed\n");
     REQUIRE(backward != std::string::npos);
     const size_t gelu = act.find("   +  gelu ", backward);
     REQUIRE(gelu != std::string::npos);

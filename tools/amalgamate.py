@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the library as one header: te/te.h with every te/ header that it includes in place of the line that includes it.
+"""Writes the library as one header: te/te.h, in which every #include of a te/ header is replaced by the text of that header.
 
     tools/amalgamate.py [FILE]       default: standard output
 
-Copy the file into a project as te/te.h, or under any name. It serves C11 and nvcc as the folder does: branches by target stay,
-includes of system headers stay where they are, and so do include guards, so that the folder may be included beside it.
+Copy the file into a project as te/te.h, or under any name. It compiles as C11, C++17 and CUDA, like the folder: #ifs that choose the
+target and includes of system headers stay as they are. Include guards stay, too, so that a program may include both this file and headers
+of the folder.
 
-A header goes where it is first included. It goes in a second time only where the first place is inside an #if that the second
-is not inside of: its guard then decides. A file without a guard (a template by inclusion, .inc) goes in each time.
+A header is inserted where it is first included. It is inserted again only at a place outside the #if that contains the first one; there the
+include guard decides which copy is compiled. A file without a guard (a template by inclusion, .inc) is inserted each time.
 """
 import pathlib
 import re
@@ -18,7 +19,7 @@ INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 COMPUTED = re.compile(r'\s*#\s*include\s+[^"<\s]')
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(\w*)", re.M)
-TOKEN = re.compile(r"""/\*|//|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""")  # what a comment begins with, or cannot begin in
+TOKEN = re.compile(r"""/\*|//|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""")  # the beginning of a comment, or a literal, inside which no comment can begin
 
 
 def name(file):
@@ -28,10 +29,10 @@ def name(file):
 class Amalgam:
     def __init__(self):
         self.lines = []
-        self.branches = []  # of the #ifs that the current line is inside of, less those of guards; each a number of its own
+        self.branches = []  # the branches of #ifs, except guards, around the current line; each branch has a number
         self.count = 0
-        self.places = {}  # header: the branches that it went into
-        self.open = []  # headers that the current line is inside of
+        self.places = {}  # header: for each copy of it, the branches around it
+        self.open = []  # the headers that are being inserted, outermost first
 
     def new_branch(self):
         self.count += 1
@@ -58,7 +59,7 @@ class Amalgam:
 
     def add_lines(self, file, lines, guard):
         comment = False
-        conditions = []  # of this file: whether each opened #if is its guard
+        conditions = []  # for each open #if of this file, whether it is the include guard
         for number, line in enumerate(lines, 1):
             where = f"{name(file)}:{number}"
             code = not comment
@@ -98,7 +99,7 @@ class Amalgam:
 
 
 def in_comment(line, comment):
-    """Whether the line after this one begins inside a comment, if this one does or does not."""
+    """Whether the next line begins inside a comment. comment: whether this line does."""
     at = 0
     while at < len(line):
         if comment:
@@ -115,7 +116,7 @@ def in_comment(line, comment):
 
 
 def guard_of(text):
-    """The macro of #ifndef M, #define M ... #endif around the whole file (includes may stand before it); None if there is none."""
+    """The macro of the include guard, #ifndef M, #define M ... #endif around the whole file (includes may come before it), or None."""
     directives = [(d[1], d[2]) for d in DIRECTIVE.finditer(text)]
     rest = [d for d in directives if d[0] != "include"]
     if len(rest) < 3 or rest[0][0] != "ifndef" or rest[1] != ("define", rest[0][1]) or directives[-1][0] != "endif":
@@ -133,7 +134,7 @@ def main():
         sys.exit(__doc__)
     amalgam = Amalgam()
     amalgam.add(ROOT / "te/te.h", "amalgamate.py")
-    title = f"/* te {version()} as one header, made of te/te.h by tools/amalgamate.py. License: Apache-2.0. */"
+    title = f"/* te {version()} as one header, made from te/te.h by tools/amalgamate.py. License: Apache-2.0. */"
     text = "\n".join([title, *amalgam.lines]) + "\n"
     if len(sys.argv) > 1:
         pathlib.Path(sys.argv[1]).write_text(text)

@@ -1,9 +1,9 @@
-// bits.cc -- a hash of everything that each list of the tests computes; a line for a list and a shape. tools/bits.sh compiles this
-// against two commits and compares what they print. Uses of te only what is seldom changed.
+// bits.cc -- prints hashes of all results of each list of the tests, one line for each list and shape. tools/bits.sh compiles this file
+// against two commits and compares the output, so this file uses only those parts of te's interface that seldom change.
 //
 //     -DBITS_DTYPE=f32, bf16 or f16
-//     -DBITS_LISTS=1, 16, 32 patterns of the fusion list (forward in two widths, backward), 2 lists by row, 4 by sequence, 8 wide ones;
-//                  or sums of them
+//     -DBITS_LISTS= the sum of: 1 and 16 forward patterns of the fusion list, in two widths; 32 backward patterns; 2 lists by row;
+//                  4 lists by sequence; 8 wide lists
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -78,7 +78,7 @@ OPS_WIDE(BITS_LIST)
 namespace {
 
 struct shape {
-    int batch, seq, position, own; // own: the library's own products wherever they can run
+    int batch, seq, position, own; // own: the library's own GEMM kernels wherever they can run
 };
 
 // FNV-1a
@@ -117,7 +117,7 @@ struct walks {
     uint64_t of(const te_tensor &t, uint64_t h = hash_start) {
         return on_device(t.data, (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), h);
     }
-    // Inputs and outputs by name; an input is as wide as where it is added.
+    // The list's extra inputs and outputs; an input has the width of the value that it is added to.
     te_status make_edges() {
         for (int i = 0; i < plan->op_count; i++) {
             const te_op &op = plan->op[i];

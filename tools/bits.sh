@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whether this tree computes the same bits as another commit: every list of the tests that both have, forward, inference and backward.
-# For a change that moves things and means to change no result. Prints what differs; ends with 1 if anything does.
+# Checks that this tree computes the same bits as another commit, for every list of the tests that both have: forward, inference and
+# backward. For refactorings, which should change no result. Prints the lists whose results differ. Exit code 1: there are any.
 #
 #     tools/bits.sh COMMIT [DTYPE...]      f32 bf16 f16 if none is given
 #     CUDA=1                               on the GPU (half an hour of nvcc on one core for each dtype and tree)
@@ -21,8 +21,8 @@ library=-lm
 prints() { # TREE DTYPE: the hashes
     mkdir -p "$work/lists"
     sed -e '/#include/d' -e '/^#define OPS_MODEL/,$d' "$1/tests/ops.h" >"$work/lists/bits_ops.h"
-    # Before the lists of the fusion patterns were called tests/patterns_*.h they were called rows_*.h, and their macros ROW_*; and
-    # te_context.gemm_custom was called gemm_own.
+    # Older commits have other names: tests/rows_*.h for tests/patterns_*.h, ROW_* for the macros in them, and te_context.gemm_own for
+    # te_context.gemm_custom.
     local pass renamed=()
     for pass in forward backward; do
         rm -f "$work/lists/patterns_$pass.h"

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# What only a GPU can show, without Bazel: builds every CUDA test, example and bench with plain nvcc, runs them, compares the
-# GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed, N skipped`: what the clock stopped, or what
-# found no GPU, has shown nothing, and is not passed.
+# Tests on a GPU, without Bazel: builds every CUDA test, example and bench with plain nvcc, runs them, compares the GPU's losses with
+# the CPU's, and runs the sanitizers. Ends with `N passed, N failed, N skipped`: a run that reached its time limit or found no GPU
+# counts as skipped.
 #
 #     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench; or
-#     tools/gpu.sh each              each test is run as soon as it is built, largest first: what a clock cuts off has shown something
-#     ONLY=a regular expression: only those tests, of sections tests and each
-#     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
-#     QUICK=1 to build tests of many lists as Bazel does (TE_KEEP_CALLS): in a third of the time, without the fused products
-#     TEST_SECONDS=for each test of section each (default 180)
-#     SANITIZER=a regular expression: only those runs of the sanitizers    SANITIZER_SECONDS=for each of them (default 300)
+#     tools/gpu.sh each              runs each test as soon as it is built, largest first, so that a run that is cut short has some results
+#     ONLY=REGEX                     only these tests, in the sections tests and each
+#     CATCH2=FOLDER                  the folder of catch2/catch.hpp, if it is not installed
+#     OUT=FOLDER                     for logs (default build/gpu)
+#     QUICK=1                        builds tests of many lists as Bazel does (TE_KEEP_CALLS): in a third of the time, without fused GEMMs
+#     TEST_SECONDS=180               time limit of each test in the section each
+#     SANITIZER=REGEX                only these runs of the sanitizers
+#     SANITIZER_SECONDS=300          time limit of each of them
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:+-isystem $CATCH2}
@@ -38,7 +40,7 @@ build_one() {
     compile $1 "${2/-/}" $quick $3 >"$out/$1.build" 2>&1 || echo "FAIL build: $1, see $out/$1.build"
 }
 
-# What every test is linked with: catch_main.o, the main function and the references.
+# catch_main.o, which every test is linked with: the main function and the references.
 build_support() {
     local sources=(numbers reference bounds attention_reference) source
     # shellcheck disable=SC2086
@@ -91,7 +93,7 @@ section_each() {
     build_support
     while read -r status name; do result "$status" "$name"; done < <(chosen_tests | xargs -P "$jobs" -n 1 bash -c 'each_one "$@"' each_one)
 }
-section_tests() { # several at once: most of a test's time goes into its reference
+section_tests() { # several at once, because a test spends most of its time in the reference on the CPU
     local test status name
     while read -r status name; do result "$status" "$name"; done < <({
         for test in $(chosen_tests); do echo "$test 180"; done
@@ -99,7 +101,7 @@ section_tests() { # several at once: most of a test's time goes into its referen
     } | xargs -P "$(((jobs + 1) / 2))" -L 1 bash -c 'run_one "$@"' run_one)
 }
 
-# The first 50 losses of the small f32 model, GPU against CPU; twice the same bits; the 124M shape.
+# Compare the first 50 losses of the small f32 model on the GPU and the CPU; check that two runs give the same bits; train the 124M shape.
 section_losses() {
     local t="--steps 50 --log 1 --validate 0 --sample 0 te"
     OMP_NUM_THREADS=${JOBS:-8} "$bin/train_host" --out "$out/host" $t >"$out/train_host.log" 2>&1
@@ -122,23 +124,23 @@ sanitize() { # TOOL BINARY [OPTION...]
     local name="$2${3:+ ${3%\*}}" log status
     [[ ${3-} == --* ]] && name=$2
     log=$out/$1.${name//[^a-z0-9_]/_}.log
-    local quiet=() # graph_test provokes errors of the CUDA interface, and looks at what the library makes of them
+    local quiet=() # graph_test provokes errors of the CUDA API, to test how the library handles them
     [[ $1 == memcheck && $2 == graph_test ]] && quiet=(--report-api-errors no)
-    # of attention's backward racecheck sees what is ordered only as attention_race was compiled (TE_RACECHECK)
+    # In attention's backward racecheck understands the ordering only if it was compiled with TE_RACECHECK (attention_race).
     [[ $1 == racecheck && $2 != attention_race ]] && quiet=(--kernel-name-exclude kernel_substring=_wgmma)
     TE_BRIEF=1 timeout "${SANITIZER_SECONDS:-300}" compute-sanitizer --tool "$1" "${quiet[@]}" --error-exitcode 9 "$bin/$2" "${@:3}" >"$log" 2>&1
     status=$?
     if [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$log"; then
-        echo "77 $1 $name: stopped by the clock after ${SANITIZER_SECONDS:-300} s; clean so far"
+        echo "77 $1 $name: stopped at the time limit of ${SANITIZER_SECONDS:-300} s; no error so far"
     else
         echo "$status $1 $name: $([[ $status == 0 ]] && grep SUMMARY "$log" | tail -n 1 || tail -n 12 "$log" | tr '\n' ' ')"
     fi
 }
 export -f sanitize
-cases() { # TOOL BINARY: each case by itself; together those of one test take ten minutes
+cases() { # TOOL BINARY: a run for each case, because all cases of a test together take ten minutes
     "$bin/$2" --list-test-names-only | sed -n "s/[,['].*//; s/..*/$1 $2 '&*'/p"
 }
-section_sanitizer() { # all at once: they keep the CPU busier than the GPU
+section_sanitizer() { # several runs at once, because they need the CPU more than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
         for name in quantize patterns_forward_f16 patterns_backward_f16 ops_bf16 recompute_long graph recompute hot_path; do cases $tool ${name}_test; done
@@ -150,7 +152,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
         echo "$tool gemm_fp8_test '*as one kernel'"
     done >"$out/sanitizer.list"
     cases memcheck widths_test >>"$out/sanitizer.list"
-    # initcheck does not see what cuBLASLt's 16-bit kernels store through TMA: f32 there.
+    # initcheck does not see the stores of cuBLASLt's 16-bit kernels, which use TMA, so it runs with f32.
     printf 'initcheck %s\n' attention_test patterns_forward_test patterns_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
     while read -r status name; do result "$status" "$name"; done < <(grep -E "${SANITIZER:-.}" "$out/sanitizer.list" | xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize)
 }

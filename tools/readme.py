@@ -3,13 +3,13 @@
 
     <!-- cut: FILE NAME -->   the text of FILE between its two lines /* [NAME] */, or # [NAME] in a file for CMake
     <!-- output: FILE -->     what the C program FILE prints, compiled by $CC or cc for the host
-    <!-- rows -->             the fusion list
-    <!-- ops -->              not filled in: its first column must name every op of te/ops, and no other
-    <!-- tree -->             not filled in: every path that begins a line must exist
-    <!-- end -->              closes each of them
+    <!-- patterns -->         the patterns of the fusion list, te/fuse/fusions.h
+    <!-- ops -->              only checked: the first column of this table must name every op of te/ops, and no other
+    <!-- tree -->             only checked: every path at the beginning of a line must exist
+    <!-- end -->              ends each of these parts
 
     tools/readme.py           rewrites the files
-    tools/readme.py --check   changes nothing; fails and shows the difference if they are not what it would write
+    tools/readme.py --check   changes nothing; fails and prints the differences if a file is out of date
 """
 import difflib
 import os
@@ -22,7 +22,7 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-PART = re.compile(r"<!-- (cut|output|rows|ops|tree)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->\n", re.S)
+PART = re.compile(r"<!-- (cut|output|patterns|ops|tree)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->\n", re.S)
 
 
 class Mistake(Exception):
@@ -51,11 +51,11 @@ def output(_, file):
     return fenced(run.stdout)
 
 
-def rows(_):
+def patterns(_):
     text = (ROOT / "te/fuse/fusions.h").read_text()
     lists = [re.findall(rf"^#define TE_{pass_}_(\w+) TE_FUSED\b", text, re.M) for pass_ in ("FORWARD", "BACKWARD")]
     if not all(lists):
-        raise Mistake("te/fuse/fusions.h: no rows found")
+        raise Mistake("te/fuse/fusions.h: no patterns found")
     lines = ["| forward, inference | backward, from the end of the list |", "|---|---|"]
     for i in range(max(map(len, lists))):
         lines.append("| " + " | ".join(f"`{names[i]}`" if i < len(names) else "" for names in lists) + " |")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what building and testing need on a bare Debian machine: compilers, OpenMP, OpenBLAS, Open MPI, Bazel, Catch2, CMake,
-# pkg-config, numpy. Does nothing where all is there. The CUDA toolkit is optional: install it yourself, nvcc is found in /usr/local/cuda,
-# $CUDA_HOME or the PATH.
+# Installs the packages for building and testing on a bare Debian machine: compilers, OpenMP, OpenBLAS, Open MPI, Bazel, Catch2, CMake,
+# pkg-config, numpy. Does nothing if all are installed. The CUDA toolkit is optional and has to be installed by hand; nvcc is looked for in
+# $CUDA_HOME, in /usr/local/cuda and in the PATH.
 set -euo pipefail
 
 packages=()
@@ -20,15 +20,15 @@ need libclang-rt-dev links clang stdio.h -fsanitize=address,undefined
 need libc6-dev links gcc stdio.h
 need libomp-dev links clang omp.h -fopenmp
 need libopenblas-openmp-dev links gcc cblas.h -lopenblas
-need libopenmpi-dev command -v mpicc # the ranks of tests/comm.sh
+need libopenmpi-dev command -v mpicc # for the ranks of tests/comm.sh
 need openmpi-bin command -v mpirun
 need catch2 test -f /usr/include/catch2/catch.hpp
 need bazel-bootstrap command -v bazel
 need cmake command -v cmake
-need make command -v make # cmake only recommends it
+need make command -v make # Debian's cmake only recommends it
 need pkgconf command -v pkg-config
 need python3-numpy /usr/bin/python3 -c 'import numpy'
-# The safetensors package, which one test reads a checkpoint with, is not in Debian. Without it that test says SKIP.
+# One test reads a checkpoint with the Python package safetensors, which is not in Debian. Without the package this test says SKIP.
 has_safetensors() { /usr/bin/python3 -c 'import safetensors'; }
 has_safetensors 2>/dev/null || need python3-pip /usr/bin/python3 -m pip --version
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that can be tested without a GPU, and the CUDA tests where there is one. Ends with `N passed, N failed`.
+# Runs all tests that need no GPU and, where there is a GPU, the CUDA tests. Ends with `N passed, N failed`.
 #
 #     tools/test.sh [section...]      one or more of: fail headers asan clang gcc scripts cuda gpu
 set -euo pipefail
@@ -13,7 +13,7 @@ section_headers() { tests/compile/check_headers.sh; }
 section_asan() { bazel_test --config=asan; }
 section_clang() { bazel_test --config=clang; }
 section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
-section_scripts() { # two at a time; comm.sh, whose ranks must come in time, by itself
+section_scripts() { # two at a time; comm.sh runs by itself, because its ranks have time limits
     local n=0 bad=0 name work
     work=$(mktemp -d)
     one_script() { # FOLDER SCRIPT...
@@ -39,8 +39,8 @@ section_scripts() { # two at a time; comm.sh, whose ranks must come in time, by 
     echo "$((n - bad)) passed, $bad failed"
 }
 section_gpu() { bazel_test --config=gpu; }
-# All that nvcc compiles: tests, examples, benches, to see that it compiles (.bazelrc, quick); tests of lists as PTX alone, which is not linked. A compile takes 3.5 GB at most (_MANY_MODELS_CUDA in tools/bazel/te.bzl);
-# as many at once as have 6 GB each.
+# Checks that all tests, examples and benches compile with nvcc (--config=quick in .bazelrc). Tests of lists are compiled only to PTX, and not linked.
+# A compile takes at most 3.5 GB (see _MANY_MODELS_CUDA in tools/bazel/te.bzl); as many run at once as there are 6 GB of memory for each.
 section_cuda() {
     run_bazel build --config=quick --jobs="$(awk '/^MemTotal/ { n = int($2 / 6e6); print n < 1 ? 1 : n }' /proc/meminfo)" --build_tag_filters=cuda,-whole
     count '^Target //.*_objects up-to-date' '^Target //.*_objects failed to build'
@@ -55,7 +55,7 @@ run_bazel() { # COMMAND OPTION...
     status=0
     bazel "$1" --keep_going --noshow_progress --color=no --show_result=10000 "${@:2}" //... 2>&1 | tee "$log" || status=$?
 }
-count() { # PATTERN of a pass, PATTERN of a failure: lines of the log; what else made Bazel fail is one failure
+count() { # PASS FAIL: count the log's lines that match these patterns; if Bazel failed for another reason, that is one failure
     local pass fail
     pass=$(grep -cE "$1" "$log" || true)
     fail=$(grep -cE "$2" "$log" || true)
@@ -70,7 +70,7 @@ if [[ $# == 0 ]]; then
     nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
 fi
 
-# What a log says of what failed, for its end: the log of all sections is long.
+# The lines of a log about failures. They are repeated at the end, because the log of all sections is long.
 failures() { grep -E -A 12 '^FAIL|^//.* (FAILED|TIMEOUT|NO STATUS|FLAKY)|: FAILED:|failed to build|\<error:' "$1" | head -n 60; }
 
 passed=0 failed=0 summary=() reasons=()

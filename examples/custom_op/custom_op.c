@@ -1,10 +1,10 @@
-/* custom_op.c -- an op and fusion rows of one's own, in one's own file: softsign, y = x / (1 + |x| / cap).
+/* custom_op.c -- a custom op, softsign, and custom fusion patterns, defined outside the library.
  *
  *     cc   -O2 -I. examples/custom_op/custom_op.c -o custom_op -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/custom_op/custom_op.c -o custom_op -lcublasLt
  *     ./custom_op                          prints the plan, checks the gradients by finite differences
  *
- * It bounds a value more gently than tanh does (Glorot & Bengio 2010, with a cap of 1).
+ * y = x / (1 + |x| / cap) approaches its bound more slowly than tanh (Glorot & Bengio 2010, with a cap of 1).
  */
 #include <math.h>
 #include <stdio.h>
@@ -13,8 +13,8 @@
 
 /* [op] */
 /* (softsign, name, cap): y = x / (1 + |x| / cap). */
-#define TE_OP_softsign (softsign, map)          /* a family of its own; works on each element alone */
-#define TE_FLAGS_softsign(op) (TE_SAVES_INPUT) /* backward reads x */
+#define TE_OP_softsign (softsign, map)         /* (family, class); a map works on each element alone */
+#define TE_FLAGS_softsign(op) (TE_SAVES_INPUT) /* forward saves x, because backward reads it */
 #define TE_OPTIONS_softsign(op) (te_softsign_options, (float)(TE_ARG1(op, 1.0f)))
 typedef struct te_softsign_options { float cap; } te_softsign_options;
 
@@ -35,11 +35,11 @@ TE_CALLBACK void te_softsign_backward(float v[8], float sum[8], const te_stage *
 }
 /* [op] */
 
-/* [rows] */
+/* [patterns] */
 #define TE_FORWARD_linear_softsign TE_FUSED
 #define TE_FORWARD_linear_bias_softsign TE_FUSED
-#define TE_BACKWARD_softsign_bias TE_FUSED /* backward reads the list from its end: one pass for dx and dbias */
-/* [rows] */
+#define TE_BACKWARD_softsign_bias TE_FUSED /* the reverse of the list's order: one kernel for dx and dbias */
+/* [patterns] */
 
 enum { ROWS = 5, IN = 16, HIDDEN = 24, OUT = 10 };
 
@@ -87,7 +87,7 @@ static te_status make(setup *s) {
     return te_synchronize(ctx);
 }
 
-/* The loss whose gradient dy is: sum of y dy. */
+/* sum(y * dy): the loss whose gradient with respect to y is dy. */
 static te_status loss_of(double *loss, setup *s) {
     float y[ROWS * OUT];
     TE_TRY(capped_infer(s->y, s->x, &s->model, &s->batch, &s->ctx));
@@ -102,7 +102,8 @@ static te_status loss_with(double *loss, setup *s, float *element, float value) 
     return loss_of(loss, s);
 }
 
-/* Adds to *wrong if `gradient`, count numbers in target memory, is not what moving each element of `data` says. */
+/* Compare `gradient`, of `count` elements in target memory, with central differences of the loss in each element of
+ * `data`; count a difference that is too large in *wrong. */
 static te_status check(int *wrong, const char *name, void *data, const void *gradient, int count, setup *s) {
     const float h = 1e-2f;
     double difference = 0, size = 0;
@@ -120,7 +121,7 @@ static te_status check(int *wrong, const char *name, void *data, const void *gra
         difference += (g - expected) * (g - expected), size += expected * expected;
     }
     const double relative = sqrt(difference / size);
-    const int good = relative < 1e-3; /* of h^2 from the differences, 1e-5 from f32; false for a NaN */
+    const int good = relative < 1e-3; /* central differences are off by h^2, f32 by 1e-5; a NaN is not good */
     printf("%-12s %4d elements, off by %.1e of its norm: %s\n", name, count, relative, good ? "ok" : "WRONG");
     *wrong += !good;
     return TE_OK;

@@ -36,7 +36,7 @@ static te_status run(int *same, te_context *ctx) {
     TE_TRY(te_fill_normal(memory, TE_f32, 4 * COUNT, 0.0f, 1.0f, 1, 100, ctx));
     TE_TRY(mixed(t[0], t[1], t[2], t[3], &m, ctx));
     /* [in_place] */
-    TE_TRY(mixed(t[2], t[1], t[2], t[3], &m, ctx)); /* y in x's place: the same tensor */
+    TE_TRY(mixed(t[2], t[1], t[2], t[3], &m, ctx)); /* in place: y is the same tensor as x */
     /* [in_place] */
     TE_TRY(te_copy(ctx, y, t[0].data, sizeof y));
     TE_TRY(te_copy(ctx, x, t[2].data, sizeof x));

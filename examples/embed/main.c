@@ -1,4 +1,4 @@
-/* main.c -- a plain C11 application with a model in it whose kernels are compiled elsewhere, in model.cu.
+/* main.c -- a plain C11 application that uses a model; the model's kernels are compiled in another file, model.cu.
  *
  *     cc   -std=c11 -O2 -I. -c examples/embed/main.c -o main.o
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -c examples/embed/model.cu -o model.o
@@ -6,9 +6,10 @@
  * or, without a GPU:
  *     cc   -std=c11 -O2 -I. examples/embed/main.c -x c examples/embed/model.cu -o embed -lm
  *
- * This file cannot tell which of the two it was linked with. scorer_context_create makes a context of model.cu's target,
- * and te_allocate, te_copy, te_synchronize go through that context. What launches kernels of its own (te_model_randomize,
- * te_adamw_step, ...) has to be called from model.cu: here it would be the host's.
+ * This file is compiled the same way for both. scorer_context_create makes a context for the target (CUDA or the host)
+ * that model.cu was compiled for, and te_allocate, te_copy and te_synchronize follow the context. Functions that launch
+ * kernels of the library (te_model_randomize, te_adamw_step, ...) have to be called from model.cu: called from this
+ * file, they would be the host's.
  */
 #include <math.h>
 #include <stdio.h>
@@ -43,7 +44,7 @@ static void reference(double y[SCORER_OUT], const float x[SCORER_IN], const weig
     }
 }
 
-/* A parameter of the model gets its numbers. */
+/* Copy a parameter's values from the host. */
 static te_status upload(const te_param *p, const void *numbers, te_context *ctx) {
     return te_copy(ctx, p->data, numbers, (size_t)(p->rows * p->cols) * sizeof(float));
 }

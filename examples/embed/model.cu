@@ -1,5 +1,4 @@
-/* model.cu -- the one file with kernels in it. nvcc makes it a CUDA model; `cc -x c` takes the same text and makes it one
- * of the host.
+/* model.cu -- the only file with kernels in it. nvcc compiles it for CUDA, `cc -x c` compiles the same text for the host.
  */
 #include "model.h"
 

@@ -1,5 +1,5 @@
 /* model.h -- what main.c and model.cu share: the list, and the types and prototypes that TE_DECLARE makes of it.
- * In plain C this header has nothing of CUDA in it.
+ * In plain C it needs no CUDA header.
  */
 #ifndef EMBED_MODEL_H
 #define EMBED_MODEL_H

@@ -1,12 +1,13 @@
-/* generate.c -- continues a text with a GPT that train_gpt has trained: always the likeliest byte, on a CPU or, built by
- * nvcc, on a GPU. A program for small machines: it has the inference pass alone, and uses the weights where they lie.
+/* generate.c -- continues a text with a GPT that train_gpt has trained, taking the likeliest byte each time. It runs on
+ * a CPU or, built by nvcc, on a GPU. The program is small: it contains only the inference pass, and on the host it reads
+ * the weights from the mapped file without a copy.
  *
  *     cc   -O3 -march=native -static -I. examples/generate/generate.c -o generate -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/generate/generate.c -o generate -lcublasLt
  *     ./generate gpt_out/checkpoint.safetensors "#ifndef "
  *     ./generate gpt_out/checkpoint.safetensors --bytes 200 <text
  *
- * -DGPT_SIZE=small or gpt2 makes it for another --size of train_gpt. With the weights in the program itself:
+ * -DGPT_SIZE=small or gpt2 builds it for another --size of train_gpt. With the weights linked into the program:
  *
  *     cc -O3 -march=native -static -DGPT_LINKED -DWEIGHTS='"gpt_out/checkpoint.safetensors"' -I. \
  *         examples/generate/generate.c examples/generate/weights.S -o generate -lm
@@ -17,7 +18,7 @@
 
 #include "te/infer.h"
 
-/* ---- the model: the lists of train_gpt without their training ----------------------------------------------------- */
+/* ---- the model: the lists of train_gpt, for inference only ------------------------------------------------------- */
 
 #ifndef GPT_DTYPE
 #if TE_CUDA
@@ -52,7 +53,7 @@
 #define GPT_SIZE_OF(size) TE_JOIN1(GPT_SIZE_, size)
 GPT_MAKE(GPT_SIZE_OF(GPT_SIZE))
 
-enum { BYTES = 256, MODELS = LAYERS + 2, DTYPE = TE_JOIN1(TE_, GPT_DTYPE), MOST_TEXT = 1 << 20 };
+enum { BYTES = 256, MODELS = LAYERS + 2, DTYPE = TE_JOIN1(TE_, GPT_DTYPE), MAX_TEXT = 1 << 20 };
 
 #ifdef GPT_LINKED
 TE_EXTERN_C const char gpt_weights[], gpt_weights_end[]; /* weights.S */
@@ -78,14 +79,14 @@ static void *target_memory(size_t bytes) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Bind all models: to memory of their own, or to none. */
+/* Bind all models: to memory that is allocated here, or to none (te_weights_use then points them into the file). */
 static void bind(int own) {
     check(embed_bind(&first, own ? target_memory(embed_param_bytes()) : NULL, &ctx), "bind");
     for (int i = 0; i < LAYERS; i++)
         check(block_bind(&blocks[i], own ? target_memory(block_param_bytes()) : NULL, &ctx), "bind");
     check(head_bind(&last, own ? target_memory(head_param_bytes()) : NULL, &ctx), "bind");
 }
-/* The weights of the file: where they lie or, for another target or dtype, copied. */
+/* Use the file's weights where they lie, or copy them if the target, the dtype or the alignment does not allow that. */
 static void take_weights(te_safetensors *file) {
     static char name[LAYERS][8];
     te_named_model models[MODELS];
@@ -120,7 +121,7 @@ static void open_weights(te_safetensors *file, const char *path) {
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
 /* [generate] */
-/* The byte behind tokens[0, n): the likeliest. x: memory for [longest, hidden] twice, logits: for one row. */
+/* The likeliest byte to follow tokens[0, n). x: two buffers of [longest, hidden]; logits: a buffer for one row. */
 static int next_byte(const int32_t *tokens, int n, void *const x[2], void *logits) {
     static char row[BYTES * sizeof(float)];
     te_batch b;
@@ -145,8 +146,8 @@ static int next_byte(const int32_t *tokens, int n, void *const x[2], void *logit
 }
 /* [generate] */
 
-/* Print the prompt and what follows it. seq: bytes that the model sees at once; of a window that is full the later half
- * stays, as in train_gpt. */
+/* Print the prompt and its continuation. seq: how many bytes the model sees at once. A window that is full keeps only
+ * its later half, as in train_gpt. */
 static void generate(const char *prompt, size_t length, int seq, long bytes) {
     static int32_t window[LONGEST];
     const size_t width = (size_t)seq * HIDDEN * te_dtype_bytes((te_dtype)DTYPE);
@@ -185,14 +186,14 @@ static const char usage[] =
     "  --bytes N   how many bytes follow, 200\n"
     "  --seq N     bytes that the model sees at once; as it was trained\n";
 
-static long number(const char *text, long least, long most, const char *name) {
+static long number(const char *text, long min, long max, const char *name) {
     char *end;
     const long n = text ? strtol(text, &end, 10) : 0;
-    if (!text || *end || end == text || n < least || n > most) die("no number, or too small or large, behind", name);
+    if (!text || *end || end == text || n < min || n > max) die("not a number, or out of range, after", name);
     return n;
 }
 int main(int argc, char **argv) {
-    static char text[MOST_TEXT];
+    static char text[MAX_TEXT];
     const char *path = NULL, *prompt = NULL;
     long bytes = 200, seq = 0;
     te_safetensors file;

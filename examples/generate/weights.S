@@ -1,4 +1,4 @@
-/* weights.S -- a file of weights in the program itself, for generate.c with -DGPT_LINKED: -DWEIGHTS='"FILE"'. */
+/* weights.S -- links a file of weights into the program, for generate.c with -DGPT_LINKED: -DWEIGHTS='"FILE"'. */
     .section .rodata
     .balign 64
     .globl gpt_weights

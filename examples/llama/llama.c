@@ -1,39 +1,39 @@
-/* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 as it lies in a folder from Hugging Face: config.json,
- * and model.safetensors or several files with model.safetensors.index.json, as they are.
+/* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 from a folder as Hugging Face publishes it: config.json,
+ * and model.safetensors, or several files and model.safetensors.index.json.
  *
  *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
- *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens behind these
- *     ./llama FOLDER --check expected.safetensors 1e-4     the logits of its `ids` beside its `logits`
+ *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens to follow these
+ *     ./llama FOLDER --check expected.safetensors 1e-4     compares the logits for the file's `ids` with its `logits`
  *
- * Sizes are constants (models.h), so each model has a program of its own: `-include sizes.h` before llama.c, with
- * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in it, makes that of Qwen3 0.6B.
- * Weights become MODEL_DTYPE, f32 on the host and bf16 on CUDA if nothing else is said.
+ * Sizes are compile-time constants (models.h), so each size of a model needs its own build: `-include sizes.h`, with
+ * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in that file, builds it for Qwen3 0.6B.
+ * Weights are converted to MODEL_DTYPE, by default f32 on the host and bf16 on CUDA.
  */
 #include "models.h"
 
 #include <stdio.h>
 #include <stdlib.h> /* atoi, atof */
 
-enum { MOST_FILES = 256, MOST_PARAMS = 24, MOST_NAME = 256, TOP = 5 };
+enum { MAX_FILES = 256, MAX_PARAMS = 24, MAX_NAME = 256, TOP = 5 };
 
-/* A list with its own memory. */
+/* The instance of a list: its model, and its parameters. */
 typedef struct part {
     const te_plan *plan;
     te_model model;
-    te_param param[MOST_PARAMS];
-    te_packed_list views; /* of its parameters, as the files have them */
+    te_param param[MAX_PARAMS];
+    te_packed_list views; /* of its parameters, in the shapes of the files' tensors */
 } part;
 
-/* The files of a model. used: by tensor, whether it went somewhere. */
+/* The files of a model. used: for each tensor of a file, whether a parameter was loaded from it. */
 typedef struct checkpoint {
     const char *folder;
-    te_json config, index; /* index: of no values if there is one file */
+    te_json config, index; /* index: empty if there is one file */
     const family *is;
     const char *prefix;
     int files, layers, tied;
-    char name[MOST_FILES][MOST_NAME], *used[MOST_FILES];
-    te_safetensors file[MOST_FILES];
+    char name[MAX_FILES][MAX_NAME], *used[MAX_FILES];
+    te_safetensors file[MAX_FILES];
 } checkpoint;
 
 static checkpoint from;
@@ -41,6 +41,7 @@ static part *parts; /* [1 + layers + 1]: embedding, blocks, head */
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
+/* The value of a key of config.json; null if it is missing or null. */
 static const te_json_value *said(const char *key) {
     const te_json_value *v = te_json_find(&from.config, key);
     return v && v->kind != TE_JSON_null ? v : 0;
@@ -61,9 +62,9 @@ static te_status check_want(const want *w, te_context *ctx) {
                "examples/llama/models.h", w->key, is, w->number, from.is->sizes);
     return TE_OK;
 }
-/* Gemma 2: the first of two layers has the window. */
+/* Gemma 2: layers 0, 2, .. have the sliding window. */
 static te_status check_layers(te_context *ctx) {
-    char key[MOST_NAME];
+    char key[MAX_NAME];
     for (int i = 0; i < from.layers && from.is->first != from.is->second; i++) {
         const char *is = i % 2 ? "full_attention" : "sliding_attention";
         snprintf(key, sizeof key, "layer_types.%d", i);
@@ -99,18 +100,18 @@ static te_status open_file(int *number, const char *name, te_context *ctx) {
     char path[1024];
     for (*number = 0; *number < from.files; ++*number)
         if (!strcmp(from.name[*number], name)) return TE_OK;
-    TE_REQUIRE(from.files < MOST_FILES && strlen(name) < MOST_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
-               "the index names more than %d files, or one in another folder: %.60s", (int)MOST_FILES, name);
+    TE_REQUIRE(from.files < MAX_FILES && strlen(name) < MAX_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
+               "the index names more than %d files, or one in another folder: %.60s", (int)MAX_FILES, name);
     snprintf(path, sizeof path, "%s/%s", from.folder, name);
     TE_TRY(te_safetensors_open(&from.file[*number], path, ctx));
-    snprintf(from.name[*number], MOST_NAME, "%s", name);
+    snprintf(from.name[*number], MAX_NAME, "%s", name);
     from.files++, from.used[*number] = (char *)calloc((size_t)from.file[*number].count + 1, 1);
     TE_REQUIRE(from.used[*number], ctx, TE_ERROR_MEMORY, "no memory for the table of a file");
     return TE_OK;
 }
 /* The file that has this tensor: as the index says, or the only one. */
 static te_status file_of(int *number, const char *tensor, te_context *ctx) {
-    char key[MOST_NAME + 16];
+    char key[MAX_NAME + 16];
     if (!from.index.count) return open_file(number, "model.safetensors", ctx);
     snprintf(key, sizeof key, "weight_map.%s", tensor);
     const te_json_value *v = te_json_find(&from.index, key);
@@ -118,11 +119,11 @@ static te_status file_of(int *number, const char *tensor, te_context *ctx) {
     return open_file(number, v->text, ctx);
 }
 static te_status open_files(te_context *ctx) {
-    char path[1024], name[MOST_NAME];
+    char path[1024], name[MAX_NAME];
     int number;
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
     if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
-    from.prefix = from.is->prefix; /* the first files of GPT-2 have none */
+    from.prefix = from.is->prefix; /* the original files of GPT-2 have no prefix */
     snprintf(name, sizeof name, "%s%s", from.prefix, from.is->embed_from->name);
     if (file_of(&number, name, ctx) != TE_OK || !te_safetensors_find(&from.file[number], name)) from.prefix = "";
     return TE_OK;
@@ -144,14 +145,15 @@ static te_status load_part(part *p, const te_plan *plan, const te_packed *packed
     int count = 0, tensors = 0;
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     while (packed[tensors].name) tensors++;
-    TE_REQUIRE(count <= MOST_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MOST_PARAMS);
+    TE_REQUIRE(count <= MAX_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MAX_PARAMS);
     p->plan = plan;
     TE_TRY(te_allocate(ctx, &memory, te_plan_param_bytes(plan)));
     TE_TRY(te_model_bind(&p->model, plan, p->param, count, memory, 0, ctx));
     TE_TRY(te_packed_add(&p->views, &p->model, packed, tensors, prefix, ctx));
     return load_views(p, 0, ctx);
 }
-/* All that the files have is used; masks and angles that old files keep, and a tied head, need not be. */
+/* Every tensor of the files must have been used, except attention masks and rotary frequencies, which old files
+ * contain, and the head of a model whose head is tied. */
 static te_status check_used(te_context *ctx) {
     for (int i = 0; i < from.files; i++)
         for (int k = 0; k < from.file[i].count; k++) {
@@ -164,7 +166,7 @@ static te_status check_used(te_context *ctx) {
     return TE_OK;
 }
 static te_status load_model(te_context *ctx) {
-    char prefix[MOST_NAME];
+    char prefix[MAX_NAME];
     te_packed head = {"lm_head.weight", "head", "weight", 0, 0};
     TE_TRY(read_config(ctx));
     TE_TRY(open_files(ctx));
@@ -230,7 +232,7 @@ static void print_top(const float *row, int vocabulary) {
         printf("token %d, logit %.4f\n", best[count], (double)row[best[count]]);
     }
 }
-/* Beside the ids and logits of a file: ||logits - expected|| / ||expected|| <= tolerance. */
+/* Check that ||logits - expected|| / ||expected|| <= tolerance, for the `ids` and `logits` of a file. */
 static te_status check(const char *path, double tolerance, te_context *ctx) {
     te_safetensors f;
     const int vocabulary = parts[from.layers + 1].plan->out;

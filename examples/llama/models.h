@@ -1,8 +1,8 @@
-/* models.h -- the families of models that llama.c knows: their lists, and where a checkpoint has what the lists need.
+/* models.h -- the model families that llama.c supports: their lists, and the names of their tensors in a checkpoint.
  *
- * A model is an embedding, blocks, and a head, a list each. All sizes are constants: the kernels are compiled for one
- * model of each family, by default those named below; defining QWEN3 and the like before chooses another (-include).
- * The program compares them with config.json, and says which differ.
+ * A model is an embedding, blocks and a head, each of them a list. All sizes are constants: the kernels are compiled
+ * for one model of each family, by default for the one named below; a macro such as QWEN3 that is defined before this
+ * header (-include) chooses another. The program compares the sizes with config.json, and says which differ.
  */
 #ifndef EXAMPLES_LLAMA_MODELS_H
 #define EXAMPLES_LLAMA_MODELS_H
@@ -11,7 +11,7 @@
 
 #include "te/te.h"
 
-/* Of the weights; the residual stream and the logits are f32. */
+/* The dtype of the weights; the residual stream and the logits are f32. */
 #ifndef MODEL_DTYPE
 #define MODEL_DTYPE TE_JOIN1(MODEL_DTYPE_, TE_CUDA)
 #define MODEL_DTYPE_0 f32
@@ -22,7 +22,7 @@
 #ifndef LLAMA
 #define LLAMA (4096, 14336, 128256, 32, 8, 128, 500000.0f) /* Llama 3 8B */
 #endif
-/* (.., factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) of llama3's longer contexts */
+/* (.., factor, low_freq_factor, high_freq_factor, original_max_position_embeddings): the rope scaling of Llama 3.1 */
 #ifndef LLAMA31
 #define LLAMA31 (4096, 14336, 128256, 32, 8, 128, 500000.0f, 8.0f, 1.0f, 4.0f, 8192) /* Llama 3.1 8B */
 #endif
@@ -41,7 +41,7 @@
 #define GPT2 (768, 3072, 50257, 12, 1024) /* the smallest */
 #endif
 
-/* ---- lists: inside f32, for the residual stream goes from list to list ------------------------------------------- */
+/* ---- the lists: the values between them are f32, because the residual stream passes from list to list ------------ */
 
 #define APPLY(M, sizes) M sizes
 #define EMBED(name, ...) TE_SEQUENTIAL(name##_embed, (MODEL_DTYPE, (out, f32)), __VA_ARGS__)
@@ -80,7 +80,7 @@ APPLY(QWEN3_EMBED, QWEN3)
 APPLY(QWEN3_BLOCK, QWEN3)
 APPLY(QWEN3_HEAD, QWEN3)
 
-/* Every second block sees all tokens, the others those of a window. */
+/* Every second block attends to all tokens, the others to a sliding window. */
 #define GEMMA2_EMBED(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
     EMBED(gemma2, (embedding, tokens, V, H), (scale, root, ROOT))
 #define GEMMA2_LOCAL(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
@@ -103,8 +103,9 @@ APPLY(GPT2_HEAD, GPT2)
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
-/* Which tensors of the files a parameter is made of (te/io/packed.h): q, k, v and gate, up become one weight. */
-#define END {0, 0, 0, 0, 0} /* of a table */
+/* The tensors of the files that each parameter is packed from (te/io/packed.h): q, k, v become one weight, and gate, up
+ * another. */
+#define END {0, 0, 0, 0, 0} /* the last entry of a table */
 
 #define Q_ROWS(H, F, V, HEADS, KV, D, ...) (HEADS) * (D)
 #define KV_ROWS(H, F, V, HEADS, KV, D, ...) (KV) * (D)
@@ -118,7 +119,7 @@ APPLY(GPT2_HEAD, GPT2)
 #define SEVENTH(H, F, V, HEADS, KV, D, seventh, ...) seventh
 #define BASE_OF(...) SEVENTH(__VA_ARGS__, ~)
 
-/* What Llama, Qwen and Gemma have in common. */
+/* The tensors that Llama, Qwen and Gemma have in common. */
 #define OF_ATTENTION(sizes)                                                                      \
     {"input_layernorm.weight", "b_norm1", "weight", 0, 0},                                       \
     {"self_attn.q_proj.weight", "b_qkv", "weight", APPLY(Q_ROWS, sizes), 0},                     \
@@ -172,9 +173,10 @@ static const te_packed gpt2_from[] = {
     END};
 static const te_packed gpt2_head_from[] = {{"ln_f.weight", "last", "weight", 0, 0}, {"ln_f.bias", "last", "bias", 0, 0}, END};
 
-/* ---- what config.json must say ------------------------------------------------------------------------------------ */
+/* ---- required values of config.json ------------------------------------------------------------------------------- */
 
-/* A key, or `old`, has this number or text; without it `otherwise` holds, NAN: it must be there. */
+/* `key`, or its older name `old`, must have this number or text. A missing key counts as `otherwise`; NAN: it must not
+ * be missing. */
 typedef struct want { const char *key, *old; double number, otherwise; const char *text; } want;
 
 #define WANT_SIZES(sizes)                                                                                           \
@@ -223,8 +225,8 @@ static const want gpt2_wants[] = {
 
 /* ---- the families ------------------------------------------------------------------------------------------------ */
 
-/* first: the block of layers 0, 2, ..; tied: whether the head's weight is the embedding's if config.json is silent;
- * rope: of models whose config says this type of scaled positions, 0: of any other. */
+/* first: the block of layers 0, 2, ..; second: of layers 1, 3, ..; tied: whether the head shares the embedding's weight
+ * if config.json does not say; rope: the family is of models whose rope scaling has this type, 0: of all others. */
 typedef struct family {
     const char *type, *prefix, *layer, *layers, *sizes;
     const te_plan *(*embed)(void), *(*first)(void), *(*second)(void), *(*head)(void);

@@ -1,18 +1,18 @@
-/* lora.c -- a trained network learns something else by low-rank branches beside its weights, which stay as they are.
+/* lora.c -- fine-tunes a trained network by low-rank branches beside its weights, which stay frozen (LoRA).
  * Hu et al., "LoRA: low-rank adaptation of large language models", ICLR 2022.
  *
  *     cc -O2 -I. examples/lora/lora.c -o lora -lm && ./lora
  *
- * The base is trained to name the class of a point; then the classes are renamed, and only the branches learn it. They
- * have gradients, moments and kernels of weight gradients, the base has none. It ends with 1 if a byte of the base has
- * changed, or the loss has not fallen.
+ * First the base model is trained to classify points. Then the classes are renamed, and only the branches are trained
+ * on the new labels: only they have gradients, moments and weight-gradient kernels. Exit code 1: a byte of the base
+ * model has changed, or the loss has not fallen.
  */
 #include "te/te.h"
 
 enum { ROWS = 256, IN = 16, HIDDEN = 64, CLASSES = 8, RANK = 4, STEPS = 200 };
 
 /* [list] */
-/* y = W x + 2 B A x: fork keeps x and W x, load goes on from x. */
+/* y = W x + 2 B A x: the forks save x and W x, load continues from x. */
 #define LORA_LINEAR(b, from, to)                                                                                   \
     (fork, b##_x), (linear, b, from, to), (fork, b##_y), (load, b##_x), (linear, b##_a, from, RANK),               \
         (linear, b##_b, RANK, to), (scale, b##_scale, 2.0f), (add, b##_y)
@@ -28,13 +28,14 @@ static te_tensor x, losses;
 static float *mean;
 
 
-/* The loss of the rows that have a label, counted on the device. */
+/* The mean loss of the rows that have a label; their number was counted on the device. */
 static te_status loss_now(float *loss, te_context *ctx) {
     TE_TRY(te_mean_loss(mean, (const float *)losses.data, ROWS, batch.loss_count, 0, ctx));
     TE_TRY(te_copy(ctx, loss, mean, sizeof *loss));
     return te_synchronize(ctx);
 }
-/* Train what is not frozen, with gradients and moments of that alone; the loss of the first step and of the last. */
+/* Train the parameters that are not frozen; only these have gradients and moments. loss: of the first and the last
+ * step. */
 static te_status train(float loss[2], te_context *ctx) {
     te_model *models[] = {&m.model};
     const te_adamw_config config = te_adamw_defaults(1e-2f);
@@ -81,7 +82,7 @@ static te_status set_labels(int shift, te_context *ctx) {
     TE_TRY(te_synchronize(ctx));
     return te_count_labels((float *)(uintptr_t)batch.loss_count, batch.labels, ROWS, 0, 0, ctx);
 }
-/* All bytes of the parameters of the base, into `to`. */
+/* Copy all parameters of the base model to `to`. */
 static te_status copy_base(char *to, te_context *ctx) {
     const te_param *const base[] = {&m.fc1.weight, &m.fc1_bias.bias, &m.fc2.weight, &m.fc2_bias.bias};
     for (int i = 0; i < 4; i++) {
@@ -105,7 +106,7 @@ static te_status run(te_context *ctx) {
     TE_TRY(te_fill_normal(p[2], TE_f32, ROWS * IN, 0.0f, 1.0f, 1, 100, ctx));
     TE_TRY(net_bind(&m, p[0], 0, ctx));
     TE_TRY(te_model_randomize(&m.model, 0.2f, 1, 0, ctx));
-    TE_TRY(te_param_normal(&m.fc1_b.weight, 0.0f, 1, 0, ctx)); /* branches begin as nothing */
+    TE_TRY(te_param_normal(&m.fc1_b.weight, 0.0f, 1, 0, ctx)); /* B = 0: at first the branches add nothing */
     TE_TRY(te_param_normal(&m.fc2_b.weight, 0.0f, 1, 0, ctx));
     TE_TRY(te_context_reserve(ctx, net_workspace_bytes(&m, ROWS, ctx)));
 

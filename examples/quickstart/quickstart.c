@@ -1,18 +1,18 @@
-/* quickstart.c -- one Transformer layer in five steps, each with the time it takes beside the step before, and checked: all
- * compute the same numbers.
+/* quickstart.c -- one Transformer layer in five steps. It prints each step's time beside that of the step before, and
+ * checks that all steps compute the same numbers.
  *
  *     1  every op a kernel of its own
  *     2  two modules, each of them fused: attention and MLP with their norms
  *     3  the layer as one list
- *     4  the training pass of 3 as one CUDA graph
- *     5  inference of 3, which keeps nothing for a backward
+ *     4  forward and backward of 3 as one CUDA graph
+ *     5  inference of 3, which saves nothing for a backward
  *
  *     cc   -O3 -march=native -fopenmp -I. examples/quickstart/quickstart.c -o quickstart -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/quickstart/quickstart.c -o quickstart -lcublasLt
  *     ./quickstart
  *
- * -DDTYPE=f16 chooses another dtype: bf16, f16 or f32. Sizes: 4 x 2048 tokens of a layer of 4096 columns on a GPU, less on
- * the host. Ends with 1 if a call fails or numbers differ.
+ * -DDTYPE=f16 chooses another dtype: bf16, f16 or f32. Sizes: 4 x 2048 tokens of a layer of 4096 columns on a GPU, less
+ * on the host. Exit code 1: a call failed, or the numbers differ.
  */
 #include "te/te.h"
 
@@ -44,68 +44,69 @@ enum { ROWS = BATCH * SEQ };
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act),                \
     (linear, fc2, F, H), (bias, fc2_b, H), (add, x2)
 
-TE_SEQUENTIAL_WITH(TE_UNFUSED_, TE_UNFUSED_, apart, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
+TE_SEQUENTIAL_WITH(TE_UNFUSED_, TE_UNFUSED_, unfused, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(attention_module, DTYPE, ATTENTION(HIDDEN, HEADS))
 TE_SEQUENTIAL(mlp_module, DTYPE, MLP(HIDDEN, FFN))
 TE_SEQUENTIAL(layer, DTYPE, ATTENTION(HIDDEN, HEADS), MLP(HIDDEN, FFN))
 /* [lists] */
 
-/* What all steps share: parameters and gradients (the lists lay them out alike), tensors, and the context. */
+/* Parameters, gradients, tensors and the context are shared by all steps: the lists lay out their parameters alike. */
 static struct {
     te_context ctx;
     char *params;
     float *grads;
-    te_tensor x, y, dy, dx, middle, dmiddle; /* middle: what the first module hands to the second */
-    float *wide;                             /* y or dx as f32, to be compared */
+    te_tensor x, y, dy, dx, middle, dmiddle; /* middle: the first module's output and the second's input */
+    float *wide;                             /* y or dx in f32, for the comparison */
     te_batch batch;
 } at;
 
-static apart apart_m;
-static apart_saved apart_kept;
+static unfused unfused_m;
+static unfused_saved saved_unfused;
 static attention_module attention_m;
-static attention_module_saved attention_kept;
+static attention_module_saved saved_attention;
 static mlp_module mlp_m;
-static mlp_module_saved mlp_kept;
+static mlp_module_saved saved_mlp;
 static layer layer_m;
-static layer_saved layer_kept;
+static layer_saved saved_layer;
 
-/* An instance looks at parameters and gradients; what a forward keeps, and the workspace, are the caller's. */
-#define BIND(list, m, kept, first_param, first_grad)                                                    \
+/* An instance points to its parameters and gradients. The memory that forward saves in, and the workspace, are the
+ * caller's. */
+#define BIND(list, m, saved, first_param, first_grad)                                                    \
     TE_TRY(list##_bind(&m, at.params + (first_param), at.grads + (first_grad), &at.ctx));               \
-    TE_TRY(te_allocate(&at.ctx, &kept.memory, kept.bytes = list##_saved_bytes(ROWS)));                  \
+    TE_TRY(te_allocate(&at.ctx, &saved.memory, saved.bytes = list##_saved_bytes(ROWS)));                  \
     TE_TRY(te_context_reserve(&at.ctx, list##_workspace_bytes(&m, ROWS, &at.ctx)))
 
 static te_status bind_all(void) {
-    BIND(apart, apart_m, apart_kept, 0, 0);
-    BIND(layer, layer_m, layer_kept, 0, 0);
-    BIND(attention_module, attention_m, attention_kept, 0, 0);
-    BIND(mlp_module, mlp_m, mlp_kept, attention_module_param_bytes(), attention_module_grad_bytes() / sizeof(float));
+    BIND(unfused, unfused_m, saved_unfused, 0, 0);
+    BIND(layer, layer_m, saved_layer, 0, 0);
+    BIND(attention_module, attention_m, saved_attention, 0, 0);
+    BIND(mlp_module, mlp_m, saved_mlp, attention_module_param_bytes(), attention_module_grad_bytes() / sizeof(float));
     return TE_OK;
 }
 
 /* [steps] */
-static te_status step_apart(void) {
-    TE_TRY(apart_forward(at.y, &apart_kept, at.x, &apart_m, &at.batch, &at.ctx));
-    return apart_backward(at.dx, at.dy, &apart_kept, &apart_m, &at.batch, &at.ctx);
+static te_status step_unfused(void) {
+    TE_TRY(unfused_forward(at.y, &saved_unfused, at.x, &unfused_m, &at.batch, &at.ctx));
+    return unfused_backward(at.dx, at.dy, &saved_unfused, &unfused_m, &at.batch, &at.ctx);
 }
 static te_status step_modules(void) {
-    TE_TRY(attention_module_forward(at.middle, &attention_kept, at.x, &attention_m, &at.batch, &at.ctx));
-    TE_TRY(mlp_module_forward(at.y, &mlp_kept, at.middle, &mlp_m, &at.batch, &at.ctx));
-    TE_TRY(mlp_module_backward(at.dmiddle, at.dy, &mlp_kept, &mlp_m, &at.batch, &at.ctx));
-    return attention_module_backward(at.dx, at.dmiddle, &attention_kept, &attention_m, &at.batch, &at.ctx);
+    TE_TRY(attention_module_forward(at.middle, &saved_attention, at.x, &attention_m, &at.batch, &at.ctx));
+    TE_TRY(mlp_module_forward(at.y, &saved_mlp, at.middle, &mlp_m, &at.batch, &at.ctx));
+    TE_TRY(mlp_module_backward(at.dmiddle, at.dy, &saved_mlp, &mlp_m, &at.batch, &at.ctx));
+    return attention_module_backward(at.dx, at.dmiddle, &saved_attention, &attention_m, &at.batch, &at.ctx);
 }
 static te_status step_layer(void) {
-    TE_TRY(layer_forward(at.y, &layer_kept, at.x, &layer_m, &at.batch, &at.ctx));
-    return layer_backward(at.dx, at.dy, &layer_kept, &layer_m, &at.batch, &at.ctx);
+    TE_TRY(layer_forward(at.y, &saved_layer, at.x, &layer_m, &at.batch, &at.ctx));
+    return layer_backward(at.dx, at.dy, &saved_layer, &layer_m, &at.batch, &at.ctx);
 }
 static te_status step_infer(void) { return layer_infer(at.y, at.x, &layer_m, &at.batch, &at.ctx); }
 
 static te_graph graph;
-static te_graph_pool pool; /* for tensors that a graph shall have of its own: here none */
+static te_graph_pool pool; /* memory for tensors that belong to a graph: here there are none */
 static te_status step_record(const te_graph *g, const void *arg, te_context *ctx) {
     (void)g, (void)arg;
-    TE_TRY(layer_forward(at.y, &layer_kept, at.x, &layer_m, &at.batch, ctx));
-    return layer_backward(at.dx, at.dy, &layer_kept, &layer_m, &at.batch, ctx);
+    TE_TRY(layer_forward(at.y, &saved_layer, at.x, &layer_m, &at.batch, ctx));
+    return layer_backward(at.dx, at.dy, &saved_layer, &layer_m, &at.batch, ctx);
 }
 static te_status capture(void) {
     static void *memory;
@@ -125,7 +126,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a step leaves behind, as f32 on the host: y, dx, gradients. */
+/* The results of a step, in f32 on the host: y, dx, gradients. */
 enum { Y, DX, GRADS, RESULTS };
 static size_t result_count(int i) { return i == GRADS ? layer_grad_bytes() / sizeof(float) : (size_t)ROWS * HIDDEN; }
 static te_status read_result(float *to, int i) {
@@ -138,7 +139,7 @@ static te_status read_result(float *to, int i) {
     return te_synchronize(&at.ctx);
 }
 
-/* The root mean square of the difference over that of the first. */
+/* The root mean square of the difference, over the root mean square of `first`. */
 static double difference(const float *first, const float *other, size_t count) {
     double error = 0, size = 0;
     for (size_t i = 0; i < count; i++) {
@@ -148,17 +149,18 @@ static double difference(const float *first, const float *other, size_t count) {
     return sqrt(error / size);
 }
 
-static float *first[RESULTS]; /* of step 1 */
+static float *first[RESULTS]; /* the results of step 1 */
 
-/* Runs a step, says what it takes and how far its numbers are from those of step 1. `results`: how many of them it makes. */
+/* Run a step, print its time and how far its numbers are from those of step 1. `results`: how many of Y, DX and GRADS
+ * it computes. */
 static te_status show(const char *name, te_status (*step)(void), int results, double *ms, int *same) {
     const double before = *ms;
     const int is_first_step = !first[0];
-    for (int i = 0; i < results; i++) { /* what the step before has left must not pass for this one's */
+    for (int i = 0; i < results; i++) { /* NaN, so that the previous step's results cannot pass for this one's */
         void *p = i == GRADS ? (void *)at.grads : i == Y ? at.y.data : at.dx.data;
         TE_TRY(te_fill(&at.ctx, p, 0xff, result_count(i) * (i == GRADS ? sizeof(float) : te_dtype_bytes(at.y.dtype))));
     }
-    TE_TRY(step()); /* the first run also times candidates for its products */
+    TE_TRY(step()); /* the first run also times the candidate kernels of its GEMMs */
     TE_TRY(te_synchronize(&at.ctx));
     const double start = now();
     for (int i = 0; i < ROUNDS; i++) TE_TRY(step());
@@ -208,7 +210,7 @@ static te_status run(int *same) {
     TE_TRY(te_model_randomize(&layer_m.model, 0.02f, 1, 0, ctx));
     printf("%d x %d tokens, hidden %d, ffn %d, %d heads, " TE_STRING(DTYPE) "; forward and backward:\n", BATCH, SEQ, HIDDEN,
            FFN, HEADS);
-    TE_TRY(show("1  every op a kernel of its own", step_apart, RESULTS, &ms, same));
+    TE_TRY(show("1  every op a kernel of its own", step_unfused, RESULTS, &ms, same));
     TE_TRY(show("2  two modules, fused", step_modules, RESULTS, &ms, same));
     TE_TRY(show("3  the layer as one list", step_layer, RESULTS, &ms, same));
     TE_TRY(capture());
@@ -223,7 +225,7 @@ int main(void) {
     int same = 1;
     te_status status = te_context_create(&at.ctx, 0, 1);
     if (status == TE_OK) {
-        at.ctx.gemm_tune = 1; /* products by the fastest of their candidates on this GPU */
+        at.ctx.gemm_tune = 1; /* each GEMM runs the candidate kernel that is fastest on this GPU */
         status = run(&same);
     }
     if (status != TE_OK) printf("%s: %s\n", te_status_string(status), te_last_error(&at.ctx));

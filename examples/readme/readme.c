@@ -1,4 +1,5 @@
-/* readme.c -- the README's first example: tools/readme.py cuts it out between the marks, and puts what it prints below it.
+/* readme.c -- the README's first example. tools/readme.py copies the text between the two marks into the README, and
+ * below it what the program prints.
  *
  *     cc   -O2 -I. examples/readme/readme.c -o readme -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/readme/readme.c -o readme -lcublasLt
@@ -16,9 +17,9 @@
 
 TE_SEQUENTIAL(block, f32, GPT_BLOCK(768, 3072, 12))
 
-static block m;             /* one instance: where its parameters and gradients lie */
-static block_saved saved;   /* what one forward keeps for its backward */
-static te_batch batch;      /* what a call brings along beside the tensor */
+static block m;             /* one instance: pointers to its parameters and gradients */
+static block_saved saved;   /* memory for the values that a forward saves for its backward */
+static te_batch batch;      /* the sizes of the batch, and further inputs such as tokens and labels */
 static te_tensor x, y, dx, dy;
 
 static te_status run(te_context *ctx) {

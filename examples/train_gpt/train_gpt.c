@@ -4,17 +4,18 @@
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/train_gpt/train_gpt.c -o train_gpt -lcublasLt
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
- *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
- *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8 (--recipe fp8_block: built with
+ *     ./train_gpt --resume                 continues from where Ctrl-C stopped it, with the same bits as without a stop
+ *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block: built with
  *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
- *     mpirun -n 4 ./train_gpt --dp 4       four replicas, a process each; built with -DTE_COMM and MPI, by nvcc -lnccl
+ *     mpirun -n 4 ./train_gpt --dp 4       four replicas, one process each; built with -DTE_COMM and by mpicc, or by
+ *                                          nvcc with -lnccl
  *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
- *                                          two replicas of two processes each, which share out heads, MLP and
- *                                          vocabulary, by --sp tokens, too; built with -DGPT_RANKS=2 besides
+ *                                          two replicas of two processes each, which shard heads, MLP and vocabulary
+ *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too
  *
- * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
- * out, and weights that are not finite never take the place of a checkpoint.
+ * SIGINT, SIGTERM and SIGHUP stop it after a step; it then writes a checkpoint. An optimizer step whose gradients are not
+ * finite is skipped, and weights that are not finite never replace a checkpoint.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -33,7 +34,8 @@
 #include "te/te.h"
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* the model: three lists of ops, for every size that --size can choose, and three of each kind for ranks             */
+/* the model: embedding, block and head, each a list of ops, for every size that --size can choose; the same again,   */
+/* sharded, for tensor parallelism and for sequence parallelism                                                       */
 
 #ifndef GPT_DTYPE
 #if TE_CUDA
@@ -48,10 +50,10 @@
 #define GPT_RECIPE fp8_delayed
 #define GPT_RECIPES "fp8_current, fp8_delayed"
 #endif
-#ifndef GPT_GRADIENTS /* of products in FP8; -DGPT_GRADIENTS=e4m3 */
+#ifndef GPT_GRADIENTS /* format of the gradients of GEMMs in FP8; -DGPT_GRADIENTS=e4m3 */
 #define GPT_GRADIENTS e5m2
 #endif
-#ifndef GPT_WEIGHTS /* of products in FP8; -DGPT_WEIGHTS=f32: no copy of them in GPT_DTYPE */
+#ifndef GPT_WEIGHTS /* format of the weights of GEMMs in FP8; -DGPT_WEIGHTS=f32: no copy of them in GPT_DTYPE */
 #define GPT_WEIGHTS GPT_DTYPE
 #endif
 #define GPT_FP8 (recipe, GPT_RECIPE), (gradients, GPT_GRADIENTS), (weights, GPT_WEIGHTS)
@@ -73,8 +75,8 @@
 #define GPT_LOGITS(V, H) (layernorm, lnf, H), (tied_linear, lm, H, V)
 #define GPT_HEAD(V, H) GPT_LOGITS(V, H), (cross_entropy, loss, V)
 
-/* X(size, layers, hidden, heads, longest sequence, vocabulary). Text is bytes: a vocabulary above 256 is there for the
- * shape. -D'GPT_SIZES(X)=X(mine, ..)' has others. */
+/* X(size, layers, hidden, heads, longest sequence, vocabulary). A token is a byte, so a vocabulary above 256 only makes
+ * the shape that of GPT-2. -D'GPT_SIZES(X)=X(mine, ..)' defines other sizes. */
 #ifndef GPT_SIZES
 #define GPT_SIZES(X)                        \
     X(tiny, 4, 128, 2, 256, 256)            \
@@ -82,16 +84,17 @@
     X(gpt2, 12, 768, 12, 1024, 50304)
 #endif
 
-/* How many ranks share a replica is a constant of a list, so a program has lists for one rank and, by -DGPT_RANKS=N,
- * for N. Parameters have the same names in all of them: from a checkpoint of one grid of ranks any other goes on. What
- * is dropped out follows from an op's place in its list, so with GPT_DROPOUT one rank has other masks than several. */
+/* The number of ranks that share a replica is a constant of a list, so a program has lists for one rank and, by
+ * -DGPT_RANKS=N, for N ranks. Parameters have the same names in all of them, so any grid of ranks can continue from
+ * the checkpoint of any other. A dropout mask depends on the op's place in its list, so with GPT_DROPOUT one rank has
+ * other masks than several. */
 #ifndef GPT_RANKS
 #define GPT_RANKS 1
 #endif
 #if GPT_RANKS > 1 && !defined(TE_COMM)
 #error "train_gpt: -DGPT_RANKS is for several processes, which want -DTE_COMM"
 #undef GPT_RANKS
-#define GPT_RANKS 1 /* so that the compiler says no more than that */
+#define GPT_RANKS 1 /* so that the compiler reports only this error */
 #endif
 #if GPT_RANKS > 1
 /* [ranks] */
@@ -108,7 +111,8 @@
 #define GPT_LOGITS_RANKS(V, H, ENTER, N) \
     (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [ranks] */
-/* Of a size whose heads or vocabulary GPT_RANKS does not divide these are lists for one rank, and --tp refuses it. */
+/* If GPT_RANKS does not divide the heads or the vocabulary of a size, its lists below are for one rank, and --tp refuses
+ * the size. */
 #define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
 #define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
     TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
@@ -143,8 +147,8 @@ GPT_SIZES(GPT_DEFINE_RANKS)
 
 typedef struct gpt_size {
     const char *name;
-    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: of the lists behind the first */
-    gpt_lists lists[3]; /* of one rank; of ranks that all have all tokens; of ranks that share them out (--sp) */
+    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of tensor-parallel ranks in lists 1 and 2 */
+    gpt_lists lists[3]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp) */
 } gpt_size;
 #define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
@@ -153,14 +157,14 @@ static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 /* small helpers                                                                                                      */
 
 static te_context ctx;
-/* Of all processes this is `rank`; rank 0 writes and prints. `tensor` of them (--tp), one behind the other, share one
- * of the `replicas` (--dp): they take the same batches, other replicas take others. */
+/* This process is number `rank` of `processes`; rank 0 writes and prints. `tensor` consecutive ranks (--tp) share each of
+ * the `replicas` (--dp): ranks of one replica train on the same batches, different replicas on different ones. */
 static int rank, processes = 1, replica, replicas = 1, tensor = 1;
 
 static void check(te_status status, const char *what) {
     if (status == TE_OK) return;
     fprintf(stderr, "train_gpt: %s: %s (%s)\n", what, te_last_error(&ctx), te_status_string(status));
-    if (status == TE_ERROR_COMM) _exit(1); /* what exit() frees would wait for the rank that has failed */
+    if (status == TE_ERROR_COMM) _exit(1); /* exit() would free memory, and so wait for the rank that has failed */
     exit(1);
 }
 static void die(const char *what, const char *name) {
@@ -172,8 +176,9 @@ static void *target_memory(size_t bytes) {
     check(te_allocate(&ctx, &p, bytes), "memory");
     return p;
 }
-/* The same, for what forward keeps: where ranks share tokens, what it gathers lies where all of them can write. */
-static void *kept_memory(size_t bytes) {
+/* The same, for the values that forward saves. With --sp these include gathered tensors, which all ranks of the group
+ * must be able to write. */
+static void *saved_memory(size_t bytes) {
     void *p = NULL;
 #ifdef TE_COMM
     if (processes > 1) {
@@ -205,14 +210,16 @@ static void on_interrupt(int number) {
 
 #ifdef TE_COMM
 static te_comm comm;
-enum { MOST_PEER = 64 << 20 }; /* bytes of a sum that goes from rank to rank; each group takes four times as many */
+/* Largest tensor, in bytes, that ranks sum through each other's memory; each group allocates four times as much. */
+enum { MAX_PEER = 64 << 20 };
 #endif
-/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. bytes: of the tensors that
- * ranks sum up or, with sp, that products gather and scatter while they run. */
+/* Create the context and the groups of ranks; with CUDA each rank has its own device. folder: rank 0 writes a file there
+ * by which the other ranks find it. bytes: the largest tensor that ranks sum or, with sp, that GEMMs gather and scatter
+ * while they run. */
 static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t bytes, int sp) {
     int size = 1;
     te_comm_rank_from_env(&rank, &size);
-    if (tp * dp == 1 && rank) { /* a second run in the folder of the first */
+    if (tp * dp == 1 && rank) { /* else each process would be a separate run, all in one folder */
         fprintf(stderr, "train_gpt: %d processes, each a run of its own; --dp %d, or --tp N, makes them one\n", size,
                 size);
         exit(1);
@@ -232,10 +239,10 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_
 #ifdef TE_COMM
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
-    snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
+    snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* mpirun's number: different for each run */
     config.file = file, config.tensor = tensor;
     if (sp) config.overlap_bytes = bytes;
-    else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MOST_PEER));
+    else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MAX_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
     (void)folder, (void)bytes, (void)sp;
@@ -251,28 +258,28 @@ static double sum_over(const te_group *g, double x) {
     check(te_copy(&ctx, there, &sum, sizeof sum), "ranks");
     check(te_synchronize(&ctx), "ranks");
     check(te_group_all_reduce(g, there, there, 1, TE_f32, &ctx), "ranks");
-    check(te_comm_synchronize(&ctx), "ranks"); /* no longer than config.timeout: a copy to the host would wait for ever */
+    check(te_comm_synchronize(&ctx), "ranks"); /* ends after config.timeout if a rank has failed; te_copy would not */
     check(te_copy(&ctx, &sum, there, sizeof sum), "ranks");
     check(te_synchronize(&ctx), "ranks");
     return (double)sum;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* text: every file given, and every file of every folder given, one after the other                                  */
+/* the text: all files, and all files of all folders, on the command line, concatenated                               */
 
-enum { MOST_TEXT = 256 << 20, MOST_FILE = 4 << 20, MOST_NOTES = 5 };
+enum { MAX_TEXT = 256 << 20, MAX_FILE = 4 << 20, MAX_NOTES = 5 };
 typedef struct place { dev_t device; ino_t number; } place;
 typedef struct text {
     unsigned char *bytes;
-    size_t size, room;
+    size_t size, capacity;
     int files, left_out;
-    place *folder; /* that were read */
+    place *folder; /* the folders that were read */
     int folders;
 } text;
 
-/* What is not read is said, the first few by name. */
+/* Report a file that is not read; the first few by name. */
 static void leave_out(text *t, const char *path, const char *why) {
-    if (t->left_out++ < MOST_NOTES) fprintf(stderr, "train_gpt: left out %s: %s\n", path, why);
+    if (t->left_out++ < MAX_NOTES) fprintf(stderr, "train_gpt: left out %s: %s\n", path, why);
 }
 static void read_file(text *t, const char *path, size_t size) {
     FILE *f = fopen(path, "rb");
@@ -280,9 +287,9 @@ static void read_file(text *t, const char *path, size_t size) {
         leave_out(t, path, strerror(errno));
         return;
     }
-    if (t->size + size > t->room) {
-        t->room = 2 * (t->size + size);
-        t->bytes = (unsigned char *)realloc(t->bytes, t->room);
+    if (t->size + size > t->capacity) {
+        t->capacity = 2 * (t->size + size);
+        t->bytes = (unsigned char *)realloc(t->bytes, t->capacity);
         if (!t->bytes) die("out of memory", NULL);
     }
     const size_t got = fread(t->bytes + t->size, 1, size, f);
@@ -293,7 +300,8 @@ static void read_file(text *t, const char *path, size_t size) {
     else t->size += got, t->files += got > 0;
 }
 static int keep_entry(const struct dirent *e) { return e->d_name[0] != '.'; }
-/* A folder that a symbolic link leads to once more would put the same text into training and validation. */
+/* Whether this folder was not read before. Reading it twice, through a symbolic link, would put the same text into
+ * training and validation. */
 static int new_folder(text *t, const struct stat *s) {
     for (int i = 0; i < t->folders; i++)
         if (t->folder[i].device == s->st_dev && t->folder[i].number == s->st_ino) return 0;
@@ -305,7 +313,7 @@ static int new_folder(text *t, const struct stat *s) {
 static void read_path(text *t, const char *path, const char *ending, int given);
 static void read_folder(text *t, const char *path, const char *ending) {
     struct dirent **entry;
-    const int n = scandir(path, &entry, keep_entry, alphasort); /* sorted: the same text on every run */
+    const int n = scandir(path, &entry, keep_entry, alphasort); /* sorted, so that every run has the same text */
     if (n < 0) {
         leave_out(t, path, strerror(errno));
         return;
@@ -319,22 +327,22 @@ static void read_folder(text *t, const char *path, const char *ending) {
     }
     free(entry);
 }
-/* `given`: on the command line, where a mistake ends the program. */
+/* `given`: the path is from the command line, where a mistake ends the program. */
 static void read_path(text *t, const char *path, const char *ending, int given) {
     struct stat s;
     if (stat(path, &s)) {
         if (given) die(strerror(errno), path);
         leave_out(t, path, strerror(errno));
     } else if (S_ISREG(s.st_mode)) {
-        const size_t n = strlen(path), k = ending ? strlen(ending) : 0, room = MOST_TEXT - t->size;
+        const size_t n = strlen(path), k = ending ? strlen(ending) : 0, remaining = MAX_TEXT - t->size;
         if (ending && (n < k || memcmp(path + n - k, ending, k))) return;
-        if (!given && s.st_size > MOST_FILE) leave_out(t, path, "larger than 4 MB; name it on the command line");
-        else if ((uint64_t)s.st_size <= room) read_file(t, path, (size_t)s.st_size);
-        else if (!given || !room) leave_out(t, path, "there are 256 MB of text already");
+        if (!given && s.st_size > MAX_FILE) leave_out(t, path, "larger than 4 MB; name it on the command line");
+        else if ((uint64_t)s.st_size <= remaining) read_file(t, path, (size_t)s.st_size);
+        else if (!given || !remaining) leave_out(t, path, "there are 256 MB of text already");
         else {
-            fprintf(stderr, "train_gpt: of %s only the first %zu bytes are read: 256 MB of text are the most\n", path,
-                    room);
-            read_file(t, path, room);
+            fprintf(stderr, "train_gpt: of %s only the first %zu bytes are read: at most 256 MB of text are used\n", path,
+                    remaining);
+            read_file(t, path, remaining);
         }
     } else if (S_ISDIR(s.st_mode)) {
         if (new_folder(t, &s)) read_folder(t, path, ending);
@@ -349,7 +357,7 @@ static text read_texts(char **path, int paths) {
     memset(&t, 0, sizeof t);
     if (!paths) read_path(&t, "/usr/include", ".h", 1);
     for (int i = 0; i < paths; i++) read_path(&t, path[i], NULL, 1);
-    if (t.left_out > MOST_NOTES) fprintf(stderr, "train_gpt: left out %d more\n", t.left_out - MOST_NOTES);
+    if (t.left_out > MAX_NOTES) fprintf(stderr, "train_gpt: left out %d more\n", t.left_out - MAX_NOTES);
     if (!t.size) die("no text found", paths ? path[0] : "/usr/include");
     free(t.folder);
     return t;
@@ -361,15 +369,15 @@ static text read_texts(char **path, int paths) {
 typedef struct gpt {
     const gpt_size *size;
     const gpt_lists *lists;
-    int batch, seq, models; /* models: embed, layers blocks, head */
-    int parts;              /* of a batch's rows, of which this rank has one between the products: 1 without --sp */
+    int batch, seq, models; /* models: embed, one block for each layer, head */
+    int parts;              /* --sp: between the sharded GEMMs this rank has 1/parts of a batch's rows; else 1 */
     int in_fp8;
     te_recipes recipes;
     te_model *model, logits, **all;
     char *weights;
     float *grads;
-    te_saved *saved;  /* by model */
-    void **x;         /* x[i]: what model i gives, [rows / parts, hidden] */
+    te_saved *saved;  /* [models] */
+    void **x;         /* x[i]: the output of model i, [rows / parts, hidden] */
     void *dx[2];
     float *loss;      /* [rows] */
     int32_t *tokens, *labels;
@@ -416,7 +424,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
         check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
     }
-    for (int i = 1; i <= layers; i++) { /* GPT-2: what goes into the residual starts smaller in a deeper network */
+    for (int i = 1; i <= layers; i++) { /* GPT-2: what is added to the residual stream starts smaller in deep models */
         const float std = 0.02f / sqrtf(2.0f * (float)layers);
         check(te_param_normal(find_param(&g->model[i], "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx),
               "initial weights");
@@ -426,16 +434,16 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
-    size_t kept = 0;
+    size_t saved_bytes = 0;
     for (int i = 0; i < g->models; i++) {
         g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->model[i].plan, rows, &ctx)
                                       : te_plan_saved_bytes_of_rank_without_recipe(g->model[i].plan, rows, &ctx);
-        kept += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
+        saved_bytes += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
         const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
-    char *memory = (char *)kept_memory(kept);
+    char *memory = (char *)saved_memory(saved_bytes);
     for (int i = 0; i < g->models; i++) g->saved[i].memory = memory, memory += g->saved[i].bytes;
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
@@ -459,7 +467,7 @@ static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
     return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq / g->parts, g->size->hidden);
 }
 
-/* Losses of every row into g->loss; `train`: with what backward needs. */
+/* Compute the loss of every row into g->loss. `train`: also save the values that backward needs. */
 static void gpt_forward(gpt *g, const te_batch *b, int train) {
     const int last = g->models - 1;
     for (int i = 0; i < last; i++)
@@ -477,7 +485,7 @@ static void gpt_backward(gpt *g, const te_batch *b) {
         dy = dx;
     }
 }
-/* Mean of g->loss. Waits for the device. */
+/* The mean of g->loss. Waits for the device. */
 static double gpt_loss(const gpt *g, const te_batch *b) {
     static float *host;
     const int rows = b->batch * b->seq;
@@ -491,13 +499,13 @@ static double gpt_loss(const gpt *g, const te_batch *b) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* batches: windows at places that only the seed and the number of the batch decide, so that a resumed run sees the
- * same */
+/* batches: windows of the text, whose places follow from the seed and the batch number alone, so that a resumed run  */
+/* sees the same batches                                                                                              */
 
 typedef struct corpus {
     int32_t *tokens;      /* target memory */
-    int64_t train, total; /* [train, total) validates */
-    uint64_t fingerprint; /* of the text */
+    int64_t train, total; /* tokens [0, train) are for training, [train, total) for validation */
+    uint64_t fingerprint; /* a checksum of the text */
 } corpus;
 
 static uint64_t fingerprint(const text *t) {
@@ -519,12 +527,12 @@ static corpus corpus_of(const text *t, int seq) {
     return c;
 }
 static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed) {
-    const int64_t from = validate ? c->train : 0, room = (validate ? c->total - c->train : c->train) - g->seq - 1;
+    const int64_t from = validate ? c->train : 0, places = (validate ? c->total - c->train : c->train) - g->seq - 1;
     const size_t bytes = (size_t)g->seq * sizeof(int32_t);
     for (int i = 0; i < g->batch; i++) {
         uint32_t r[4];
         te_philox(r, seed, number * (uint64_t)g->batch + (uint64_t)i, validate ? 2 : 1, 0);
-        const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)room);
+        const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)places);
         check(te_copy(&ctx, g->tokens + (size_t)i * (size_t)g->seq, window, bytes), "batch");
         check(te_copy(&ctx, g->labels + (size_t)i * (size_t)g->seq, window + 1, bytes), "batch");
     }
@@ -541,29 +549,28 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* a sample: one byte after the other, each from the distribution that the text so far gives                         
- *  */
+/* a sample: one byte after the other, each drawn from the model's distribution for the text so far                   */
 
-/* Byte number i, from logits: by chance, or at temperature 0 the likeliest, the first of several. */
+/* Byte number i, drawn from the logits; at temperature 0 the likeliest byte, the first one of a tie. */
 static int pick(const char *logits, te_dtype dtype, double temperature, uint64_t seed, uint64_t i) {
-    double p[256], most = -INFINITY, sum = 0;
+    double p[256], max = -INFINITY, sum = 0;
     int best = 0, next = 0;
     for (int k = 0; k < 256; k++) {
         p[k] = (double)te_load(logits, k, dtype);
         if (!isfinite(p[k])) die("a logit is not finite", NULL);
-        if (p[k] > most) most = p[k], best = k;
+        if (p[k] > max) max = p[k], best = k;
     }
     if (temperature == 0) return best;
-    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - most) / temperature);
+    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - max) / temperature);
     uint32_t r[4];
     te_philox(r, seed, i, 3, 0);
     double u = te_uniform(r[0]) * sum;
     while (next < 255 && (u -= p[next]) > 0) next++;
     return next;
 }
-/* Of all ranks of a tensor group, each of which has its columns of the logits; then each picks the same byte. With --sp
- * they share out rows, so there are rows behind the text until their number divides them: attention is causal, and what
- * is behind a row does not change it. */
+/* All ranks of a tensor group call this. Each computes its columns of the logits; they are gathered, and every rank picks
+ * the same byte. With --sp the rows are sharded, so the text is padded until the number of ranks divides its rows.
+ * Attention is causal, so the padding does not change the rows before it. */
 static void print_sample(gpt *g, const char *prompt, int length, double temperature, uint64_t seed) {
     const int longest = g->seq, columns = g->size->vocabulary / tensor;
     const te_dtype dtype = TE_JOIN1(TE_, GPT_DTYPE);
@@ -612,14 +619,14 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
 typedef struct point { long step; double loss, validation; } point; /* validation: NAN where it was not measured */
 typedef struct curve {
     point *p;
-    int count, room;
-    FILE *tsv; /* grows with every report */
+    int count, capacity;
+    FILE *tsv; /* one line is added at every report */
 } curve;
 
 static void curve_add(curve *c, long step, double loss, double validation) {
-    if (c->count == c->room) {
-        c->room = c->room ? 2 * c->room : 256;
-        c->p = (point *)realloc(c->p, (size_t)c->room * sizeof(point));
+    if (c->count == c->capacity) {
+        c->capacity = c->capacity ? 2 * c->capacity : 256;
+        c->p = (point *)realloc(c->p, (size_t)c->capacity * sizeof(point));
         if (!c->p) die("out of memory", NULL);
     }
     c->p[c->count].step = step, c->p[c->count].loss = loss, c->p[c->count++].validation = validation;
@@ -643,7 +650,8 @@ static void curve_line(FILE *f, const point *p) {
 static void curve_flush(const curve *c, const char *path) {
     if (fflush(c->tsv) || ferror(c->tsv)) die(strerror(errno), path);
 }
-/* Write what there is so far beside the old file, and take its place: a run that is killed meanwhile loses nothing. */
+/* Write the curve so far to a second file, which then replaces the old one: a run that is killed meanwhile loses
+ * nothing. */
 static void curve_open(curve *c, const char *path) {
     char beside[4096 + 8];
     snprintf(beside, sizeof beside, "%s.tmp", path);
@@ -709,32 +717,33 @@ static const char usage[] =
     "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
     "  --batch N         sequences a micro-batch                   8\n"
     "  --seq N           tokens a sequence                         128\n"
-    "  --recipe NAME     products of the blocks: none (as all else), " GPT_RECIPES "\n"
+    "  --recipe NAME     FP8 recipe of the blocks' GEMMs: none, " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
-    "  --dp N            replicas, each with a batch of its own    1\n"
-    "  --sums NAME       their gradients are summed in f32 or bf16 f32\n"
-    "  --zero1           they share out the optimizer's states, and each updates a slice of the weights\n"
-    "  --tp N            processes that share a replica's heads, MLP and vocabulary (-DGPT_RANKS=N)   1\n"
-    "  --sp              between its products they share its tokens, too\n"
-    "                    (mpirun -n TP*DP starts them)\n"
+    "  --dp N            data parallel: replicas                   1\n"
+    "  --sums NAME       format for summing replicas' gradients: f32, bf16   f32\n"
+    "  --zero1           replicas shard the optimizer's states; each updates a slice of the weights\n"
+    "  --tp N            tensor parallel: processes that shard a replica's heads, MLP and vocabulary\n"
+    "                    (-DGPT_RANKS=N)                           1\n"
+    "  --sp              sequence parallel: these processes also shard its tokens, between the GEMMs\n"
+    "                    (mpirun -n TP*DP starts all processes)\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
-    "  --moments NAME    what the optimizer keeps: f32, bf16, 8bit f32\n"
+    "  --moments NAME    optimizer's moments in: f32, bf16, 8bit   f32\n"
     "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4); muon 4 times that, sgd 0.1\n"
-    "  --log N           a line every N steps                      50\n"
+    "  --log N           print a line every N steps                50\n"
     "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
-    "  --resume          go on from the checkpoint in FOLDER\n"
-    "  --force           whatever its checksum says, and the options, text and model that it was made with\n"
-    "  --sample N        bytes of sample at the end                600\n"
+    "  --resume          continue from the checkpoint in FOLDER\n"
+    "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
+    "  --sample N        bytes of the sample at the end            600\n"
     "  --prompt TEXT     what the sample begins with               \"#ifndef \"\n"
     "  --temperature X   of the sample; 0: always the likeliest    0.8\n"
-    "  --seed N          of everything random                      1\n"
-    "  --tune FILE       matrix products as timed in FILE; made if there is none (GPU)\n"
+    "  --seed N          seed of everything random                 1\n"
+    "  --tune FILE       results of GEMM autotuning, read from FILE; made and written if there is none (GPU)\n"
     "  --plan            print the plan of a block and stop\n";
 
-/* The rule or the dtype called `name`; -1: there is none. */
+/* The optimizer rule (or, below, the dtype of the moments) called `name`; -1: there is none. */
 static int rule_of(const char *name) {
     for (int i = 0; i < TE_RULE_COUNT; i++)
         if (!strcmp(name, te_rule_name((te_rule)i))) return i;
@@ -745,8 +754,8 @@ static int moments_of(const char *name) {
     return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1;
 }
 
-enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST_REPLICAS = 65536 };
-/* What ranks can share out; whether the size can be shared out is seen when it is known. */
+enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REPLICAS = 65536 };
+/* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
     if (o->tp > 1 && o->tp != GPT_RANKS) {
         fprintf(stderr, "train_gpt: --tp %ld: this program is for %s%d; compile it with -DGPT_RANKS=%ld\n", o->tp,
@@ -762,11 +771,11 @@ static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
         o->save < 0 || o->sample < 0 || o->tp < 1)
         die("batch, seq, accumulate, tp, dp and log must be positive, the other counts not negative", NULL);
-    if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
+    if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS)
         die("that batch is too large", NULL);
-    if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
-    if (o->dp > MOST_REPLICAS) die("--dp: 65536 replicas are the most", NULL);
-    if ((double)o->steps * (double)o->accumulate * (double)(o->batch * o->dp) > 9e18) /* sequences are counted in 64 bits */
+    if (o->accumulate > MAX_ACCUMULATE) die("--accumulate: at most 1048576 micro-batches a step", NULL);
+    if (o->dp > MAX_REPLICAS) die("--dp: at most 65536 replicas", NULL);
+    if ((double)o->steps * (double)o->accumulate * (double)(o->batch * o->dp) > 9e18) /* the count of sequences has 64 bits */
         die("steps x accumulate x batch is too large", NULL);
     if (o->sample > INT_MAX) die("--sample is too large", NULL);
     if (o->lr < 0 || o->lr > 1e30) die("--lr must be from 0 to 1e30", NULL);
@@ -776,7 +785,7 @@ static void check_options(const options *o) {
         (!tensors || strcmp(o->recipe, "fp8_current")))
         die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
     if (!strcmp(o->recipe, "none") && TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE))
-        die("--recipe none: this program has weights of products in f32 (-DGPT_WEIGHTS), which are read in FP8 alone", NULL);
+        die("--recipe none: this program has the GEMMs' weights in f32 (-DGPT_WEIGHTS) and can read them only in FP8", NULL);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
     check_ranks(o);
     if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);
@@ -830,13 +839,13 @@ static options parse(int argc, char **argv, int *first_path) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees. The optimizer
- * has the one count of steps: updates made and left out.                                                             */
+/* the checkpoint: weights, optimizer, random state, and the options on which further steps depend. The number of     */
+/* steps so far is the optimizer's count of updates, made and skipped.                                                */
 
-enum { MOST_MODELS = 64, SETTINGS = 11 };
+enum { MAX_MODELS = 64, SETTINGS = 11 };
 typedef struct state {
-    te_named_model models[MOST_MODELS];
-    char name[MOST_MODELS][16], value[SETTINGS][64];
+    te_named_model models[MAX_MODELS];
+    char name[MAX_MODELS][16], value[SETTINGS][64];
     te_safetensors_pair pairs[SETTINGS];
     te_checkpoint all;
 } state;
@@ -863,18 +872,18 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* ranks find their scales again */
+    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* several ranks compute new scales */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
-/* Weights that are not finite are refused, and the last checkpoint stays. */
+/* If weights are not finite this fails, and the last checkpoint stays. */
 static void save(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
     state_of(&s, g, opt, o, c);
     s.all.force = 0;
     check(te_checkpoint_save(path, &s.all, &ctx), "no checkpoint");
 }
-/* What the run in the file was told otherwise. */
+/* Report the options that differ between the run that wrote the file and this one. Returns their number. */
 static int differences(const state *s, const te_safetensors *file, const char *path) {
     int n = 0;
     for (int i = 0; i < SETTINGS; i++) {
@@ -891,7 +900,7 @@ static long steps_of(te_adamw *opt) {
     check(te_adamw_get(&now, opt, &ctx), "optimizer");
     return (long)(now.step + now.skipped);
 }
-/* The step that the file goes on from. */
+/* Load the checkpoint. Returns the number of steps that were done before it was saved. */
 static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
     te_safetensors file;
@@ -900,27 +909,27 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     if (!o->force) check(te_safetensors_verify(&file, &ctx), path);
     if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
-    if (differences(&s, &file, path) && !o->force) die("--force goes on all the same", NULL);
+    if (differences(&s, &file, path) && !o->force) die("--force continues all the same", NULL);
     const int has_scales = te_safetensors_find(&file, "recipes.begun") != NULL;
     if (has_scales && processes > 1)
-        die("it has the FP8 scales of one process, from which several cannot go on; --tp 1 --dp 1 does", path);
-    if (!has_scales) s.all.recipes = NULL; /* of several processes: found again */
+        die("it has the FP8 scales of one process, and several cannot continue from those; --tp 1 --dp 1 can", path);
+    if (!has_scales) s.all.recipes = NULL; /* written by several processes: compute the scales anew */
     check(te_checkpoint_load(&s.all, &file, &ctx), path);
     if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
-    const char *written = te_safetensors_metadata(&file, "step"); /* by older versions */
+    const char *written = te_safetensors_metadata(&file, "step"); /* only older versions wrote this */
     const long at = steps_of(opt);
     if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);
     te_safetensors_close(&file);
     return at;
 }
 
-/* A network that has diverged is not saved, even while its weights are finite. */
+/* A model that has diverged is not saved, even if its weights are still finite. */
 static void check_loss(double loss, const char *checkpoint) {
     if (!isfinite(loss)) die("the loss is not a number any more; a lower --lr may help. As it was", checkpoint);
 }
 
-/* A learning rate that was not given is the optimizer's usual one. Muon's updates get the size of AdamW's, so that one
- * rate serves for the matrices of the blocks and for what AdamW takes beside them. */
+/* Without --lr each optimizer has its usual learning rate. Muon's updates are scaled to the size of AdamW's (match_rms),
+ * so that one learning rate serves both for the blocks' matrices and for the parameters that AdamW updates. */
 static te_adamw_config optimizer_of(const options *o) {
     const te_rule rule = (te_rule)rule_of(o->optimizer);
     const double adamws = !strcmp(o->size, "gpt2") ? 6e-4 : 2e-3;
@@ -938,8 +947,8 @@ static te_adamw_config optimizer_of(const options *o) {
 int main(int argc, char **argv) {
     int path;
 #if defined(TE_CBLAS) && defined(__AVX512F__)
-    /* OpenBLAS up to 0.3.21 does not know newer processors and takes its AVX2 kernels on them, at half the speed. It
-     * reads the name when it is loaded, so begin again with the name set. */
+    /* OpenBLAS up to 0.3.21 does not know newer processors and runs its AVX2 kernels on them, at half the speed. It reads
+     * OPENBLAS_CORETYPE when it is loaded, so set the variable and start this program again. */
     if (!getenv("OPENBLAS_CORETYPE") && !setenv("OPENBLAS_CORETYPE", "SkylakeX", 1)) execv("/proc/self/exe", argv);
 #endif
     options o = parse(argc, argv, &path);
@@ -966,9 +975,9 @@ int main(int argc, char **argv) {
     gpt g;
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     ranks_of(o.tp, o.dp, o.out, seed, o.batch * o.seq * (int64_t)width, o.sp);
-    if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
+    if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* fail now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
-        printf("%s; timing the matrix products\n", te_last_error(&ctx));
+        printf("%s; timing candidates for the GEMMs\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
     gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, o.recipe, seed);
@@ -976,13 +985,13 @@ int main(int argc, char **argv) {
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
-    te_recipes_adamw update; /* its step and the recipe's in one */
+    te_recipes_adamw update; /* the optimizer step and the recipe's step in one */
     if (g.in_fp8) {
         const size_t bytes = te_recipes_adamw_bytes(&g.recipes, &opt);
         check(te_recipes_adamw_init(&update, target_memory(bytes), bytes, &g.recipes, &opt, &ctx), "recipe");
     }
 
-    const gpt_lists *one = &size->lists[0]; /* of the whole model */
+    const gpt_lists *one = &size->lists[0]; /* the unsharded lists, to count the parameters */
     const long parameters = (long)(te_plan_param_elements(one->embed()) + te_plan_param_elements(one->head())) +
                             (long)size->layers * (long)te_plan_param_elements(one->block());
     printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
@@ -992,7 +1001,7 @@ int main(int argc, char **argv) {
     if (replicas > 1) printf(", %d replicas", replicas);
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
     printf("\n");
-    te_buckets buckets; /* of gradients, summed over the replicas while backward runs */
+    te_buckets buckets; /* gradients, summed over the replicas bucket by bucket while backward runs */
     te_buckets_config buckets_config = te_buckets_defaults();
     if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
     buckets_config.shards = config.rule == TE_RULE_muon ? 1 : config.shards; /* Muon reads whole gradients */
@@ -1008,14 +1017,14 @@ int main(int argc, char **argv) {
     }
     if (!rank) curve_open(&curve_, tsv);
     signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
-    if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup */
+    if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup SIGHUP stays ignored */
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
     const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate) * (double)replicas;
     b.loss_scale = 1.0f / (float)tokens_a_step;
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
-    int stops = processes == 1 && interrupted; /* ranks stop together, where they meet to report */
+    int stops = processes == 1 && interrupted; /* several ranks stop together, at a report */
     while (step < o.steps && !stops) {
         const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
         double sum = 0;
@@ -1047,7 +1056,7 @@ int main(int argc, char **argv) {
         printf("  %.0f tokens/s  %d:%02d left", rate, (int)(left / 60), (int)left % 60);
         te_adamw_state done;
         check(te_adamw_get(&done, &opt, &ctx), "optimizer");
-        if (done.skipped) printf("  %lld steps left out", (long long)done.skipped);
+        if (done.skipped) printf("  %lld steps skipped", (long long)done.skipped);
         printf("\n");
         fflush(stdout);
         check_loss(loss, checkpoint);
@@ -1059,10 +1068,10 @@ int main(int argc, char **argv) {
     }
     check(te_comm_synchronize(&ctx), "training");
     if (!rank) curve_draw(&curve_, svg);
-    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last micro-batch, reported or not */
+    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last step, reported or not */
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s and %s\n", stops ? "stopped" : "done", step, checkpoint, tsv, svg);
-    if (stops && step < o.steps) printf("./train_gpt --resume and the same options go on from here\n");
+    if (stops && step < o.steps) printf("./train_gpt --resume and the same options continue from here\n");
     else if (o.sample && !replica) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
@@ -1070,7 +1079,7 @@ int main(int argc, char **argv) {
     te_buckets_destroy(&buckets);
 #ifdef TE_COMM
     if (processes > 1) check(te_comm_release(&comm, g.saved[0].memory, &ctx), "memory");
-    te_comm_destroy(&comm); /* nothing, of one process */
+    te_comm_destroy(&comm); /* does nothing if there is one process */
 #endif
     if (stops && step < o.steps) return 130;
     te_context_destroy(&ctx);

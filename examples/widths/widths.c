@@ -1,4 +1,5 @@
-/* widths.c -- one list, any width: an MLP whose sizes come from the command line, as an inference engine has them from a file.
+/* widths.c -- one list for any width: an MLP whose sizes come from the command line, as an inference engine reads them
+ * from a model's file.
  *
  *     cc -O2 -I. examples/widths/widths.c -o widths -lm && ./widths 1024 2816
  */
@@ -17,7 +18,7 @@ static mlp m;
 
 static te_status load(const int64_t dims[2], te_context *ctx) { /* {hidden, ffn} */
     void *params;
-    TE_TRY(mlp_set_dims(&m, dims, 2, ctx)); /* before anything else; refuses what the kernels cannot take */
+    TE_TRY(mlp_set_dims(&m, dims, 2, ctx)); /* before any other call; refuses widths that the kernels do not support */
     TE_TRY(te_allocate(ctx, &params, mlp_param_bytes(&m)));
     TE_TRY(mlp_bind(&m, params, 0, ctx));
     return te_context_reserve(ctx, mlp_workspace_bytes(&m, 64, ctx)); /* rows */

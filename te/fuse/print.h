@@ -212,7 +212,7 @@ TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
 TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const te_step *s, int count, te_pass pass) {
     long total = 0;
     fprintf(f, "%s, %d steps", title, count);
-    if (pass == TE_BACKWARD && p->region_count) fprintf(f, "; +: a step of forward that runs again");
+    if (pass == TE_BACKWARD && p->region_count) fprintf(f, "; +: a forward step that is recomputed");
     fprintf(f, "\n");
     for (int i = 0; i < count; i++) {
         char number[12];

@@ -29,8 +29,8 @@ def _objects(ctx):
         args.add_all(ctx.attr.copts)
         args.add_all(["-x", "cu", "-ptx" if ctx.attr.ptx else "-c", src, "-o", out])
         ctx.actions.run(
-            # nvcc names its temporary files by its process number and does not ask for a name that is free. In sandboxes, each with
-            # numbers of its own, all nvccs have the same: with one /tmp for all they overwrite and delete each other's.
+            # nvcc names its temporary files by its process number, without a check that the name is free. Each sandbox has its own process
+            # numbers, so several nvccs have the same number; in a common /tmp they would overwrite and delete each other's files.
             executable = "/usr/bin/env",
             arguments = ["TMPDIR=" + out.dirname, CUDA_HOME + "/bin/nvcc", args],
             inputs = depset([src], transitive = [headers]),
@@ -44,7 +44,7 @@ def _objects(ctx):
 
 _cuda_objects = rule(
     implementation = _objects,
-    doc = "Each source compiled by nvcc as CUDA, whatever its name ends in: an object, or PTX, which takes a third of the time, as nvcc leaves out its pass over host code.",
+    doc = "Compiles each source by nvcc as CUDA, whatever its file extension: to an object, or to PTX, which takes a third of the time because nvcc skips the host code.",
     attrs = {
         "srcs": attr.label_list(allow_files = True),
         "hdrs": attr.label_list(allow_files = True),
@@ -76,16 +76,16 @@ def te_cuda_binary(
       name: the binary's.
       srcs: C sources for the C compiler and .cu for nvcc.
       hdrs: headers that both may include.
-      deps: libraries of either.
-      archs: GPU architectures; code for each is in the binary, or PTX for a virtual one (compute_90a).
-      cuda_srcs: sources that nvcc is to compile as CUDA though their name does not end in .cu.
+      deps: libraries for both.
+      archs: GPU architectures; the binary has code for each, or PTX for a virtual one (compute_90a).
+      cuda_srcs: sources that nvcc compiles as CUDA although their name does not end in .cu.
       cuda_copts: further options of nvcc.
-      cuda_level: its options that say how hard to try.
-      quick_ptx: with --config=quick, <name>_objects is PTX; the binary, tagged "whole", is then not to be built.
+      cuda_level: nvcc's optimisation options.
+      quick_ptx: with --config=quick, <name>_objects is PTX, and the binary, which is tagged "whole", cannot be built.
       tags: as everywhere in Bazel; "cuda" is added.
       testonly: as everywhere in Bazel.
       binary: cc_binary or cc_test.
-      **kwargs: for that one: copts, linkopts, ...
+      **kwargs: passed to that rule: copts, linkopts, ...
     """
     cuda_srcs = (cuda_srcs or []) + [src for src in srcs if src.endswith(".cu")]
     _cuda_objects(

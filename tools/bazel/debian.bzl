@@ -1,4 +1,4 @@
-"""What Bazel 4.2.3 would fetch over the network, from Debian's own folders or as a stand-in of a few lines."""
+"""Repositories that Bazel 4.2.3 would otherwise download: taken from Debian's folders, or replaced by a few lines."""
 
 def _stand_in(ctx):
     for path, text in ctx.attr.files.items():
@@ -11,7 +11,7 @@ stand_in = repository_rule(
 )
 
 def _rules(language, names):
-    """A repository rules_<language> whose defs.bzl hands out the rules that are built into Bazel."""
+    """A repository rules_<language> whose defs.bzl exports the rules that are built into Bazel."""
     files = {"%s/%s.bzl" % (language, name): "%s = native.%s\n" % (name, name) for name in names}
     files[language + "/defs.bzl"] = "".join(files.values())
     files[language + "/BUILD"] = ""
@@ -22,7 +22,7 @@ def _rules(language, names):
     stand_in(name = "rules_" + language, files = files)
 
 def debian_repositories():
-    # Debian's rules_cc is too new for Debian's Bazel. The Java rules are asked for by Bazel's own files alone.
+    # Debian's rules_cc is too new for Debian's Bazel. Only Bazel's own files load the Java rules.
     _rules("cc", ["cc_binary", "cc_import", "cc_library", "cc_test", "cc_toolchain", "cc_toolchain_suite"])
     _rules("java", ["java_binary", "java_import", "java_library", "java_runtime", "java_toolchain"])
 

@@ -1,4 +1,4 @@
-"""What this machine has: the CUDA toolkit, a CBLAS, Catch2. Found once, when the build starts on a fresh tree."""
+"""Finds the CUDA toolkit, a CBLAS and Catch2 on this machine; once, at the first build of a tree."""
 
 def _cuda_home(ctx):
     """The toolkit's folder: $CUDA_HOME ("none" switches CUDA off), /usr/local/cuda, or the nvcc on the PATH; else ""."""
@@ -18,9 +18,9 @@ def _has_cblas(ctx):
     return ctx.execute([cc, "cblas.c", "-o", "cblas", "-lopenblas"]).return_code == 0
 
 def _macro_copts(ctx, compiler):
-    """What keeps gcc from noting where each token of a macro came from: of a long list's time in the preprocessor that is two thirds.
+    """Options that keep gcc from tracking where each token of a macro came from, which takes two thirds of the preprocessor's time for a long list.
 
-    A constant that a macro compares with itself is then a warning."""
+    Without tracking gcc warns about a constant that a macro compares with itself, so that warning is off."""
     flag = "-ftrack-macro-expansion=0"
     ctx.file("empty.cc", "")
     copts = ["-Xcompiler", flag] if compiler.endswith("/nvcc") else [flag, "-Wno-tautological-compare"]
@@ -38,13 +38,13 @@ cc_library(
     linkopts = {cblas_linkopts},
 )
 
-# What a binary with kernels links.
+# The libraries that a binary with kernels links.
 cc_library(
     name = "cuda",
     linkopts = {cuda_linkopts},
 )
 
-# A target that needs nvcc names this where there is none: `bazel build //...` then skips it.
+# Where there is no nvcc, a target that needs it requires this constraint, so that `bazel build //...` skips the target.
 constraint_setting(name = "cuda_toolkit")
 
 constraint_value(
@@ -76,7 +76,7 @@ te_machine = repository_rule(
 )
 
 def _catch2(ctx):
-    """The header catch2/catch.hpp of version 2: Debian's, or the release of the same bytes."""
+    """The header catch2/catch.hpp of version 2: Debian's, or else the published release."""
     installed = ctx.path("/usr/include/catch2/catch.hpp")
     if installed.exists:
         ctx.symlink(installed, "catch2/catch.hpp")

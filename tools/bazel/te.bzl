@@ -5,44 +5,48 @@ load("@rules_cc//cc:cc_test.bzl", "cc_test")
 load("@te_machine//:defs.bzl", "MACRO_COPTS")
 load(":cuda.bzl", "te_cuda_binary", "te_cuda_test")
 
-# Threads, and this machine's vector instructions unless --config=portable. What is common to all is in .bazelrc.
+# OpenMP, and this machine's vector instructions unless --config=portable. Options for all targets are in .bazelrc.
 _COPTS = ["-fopenmp"] + MACRO_COPTS + select({
     "//tools/bazel:portable": [],
     "//conditions:default": ["-march=native"],
 })
 
-# Tests on the host: calls in place of inlining, or one file takes up to a minute.
+# Tests on the host call functions instead of inlining them (TE_KEEP_CALLS); with inlining, one file takes up to a minute to compile.
 _CALLS = ["-DTE_KEEP_CALLS"] + select({
-    "//tools/bazel:asan": ["-O0"], # a third of the time to compile
-    # two thirds of -O1's, and loops take a third longer; clang's is its -O1. gcc does not see there what is always written
+    "//tools/bazel:asan": ["-O0"], # compiles in a third of the time
+    # compiles in two thirds of the time of -O1, and loops take a third longer (clang's -Og is its -O1). At -Og gcc's
+    # maybe-uninitialized warns about variables that are always written
     "//conditions:default": ["-Og", "-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"],
 })
 
-# These run what users run, and so do the examples. Under the sanitizers (-O1) their loops take minutes without optimisation,
+# These tests, and the examples, are compiled as users compile. Without optimisation their loops would take minutes; under the sanitizers
+# they are compiled with -O1.
 _AS_USERS = ["attention_test", "checkpoint_test", "gemm_fp8_test", "gemm_tune_test", "linear_loss_test", "peers_test", "hot_path_test"]
 
-# and this one's, too; the 34 forms of attention that it makes take a compiler ten times as long as users compile them.
+# The loops of this test would take minutes, too. But it has 34 variants of attention, and with inlining they take ten times as long to compile.
 _CALLS_OPTIMISED = ["attention_options_test"]
 
-# misuse_test hands over values that no enumerator has, and looks at what the library makes of them.
+# misuse_test passes values outside of enums to the library, to test how it handles them.
 _MISUSE = select({
     "//tools/bazel:asan": ["-fno-sanitize=enum"],
     "//conditions:default": [],
 })
 
-# Tests that make many models, by nvcc, whose -O is for host code alone; without the kernels of te/linear/impl/linear_epilogue.h, which must be inlined.
-# With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas goes through all functions of the file for each
-# kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a test has some 500 kernels, 850 at most.
+# nvcc's options for tests with many models. -O0 is for host code only. With -Ofc=max kernels call functions that are otherwise inlined.
+# TE_KEEP_CALLS leaves out the kernels of te/linear/impl/linear_epilogue.h, which must be inlined. ptxas looks through all functions of a file
+# for each kernel, so its time grows fast: 470 kernels take it 10 s and 2.5 GB, 820 kernels a minute and 12 GB. So a test has some 500 kernels,
+# at most 850.
 _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
 
-# Where nothing will run (--config=quick) the other tests and the benches are compiled in a sixth of the time. For a GPU they
-# are compiled as users compile, and the examples always are.
+# With --config=quick, when nothing will run, the other tests and the benches are compiled without optimisation, in a sixth of the time. For a
+# GPU they are compiled as users compile. The examples are always compiled as users compile.
 CUDA_LEVEL = select({
     "//tools/bazel:quick": ["-O0", "-Ofc=max"],
     "//conditions:default": ["-O3", "-lineinfo"],
 })
 
-# And tests go as far as PTX but for these, of kernels by themselves: ptxas and nvcc's pass over host code see the lists' kernels in the examples and benches.
+# With --config=quick tests are compiled only to PTX, except these, which test kernels by themselves. For the kernels of lists, the examples and
+# benches check that ptxas and nvcc's host compiler accept them.
 _OF_KERNELS = ["adamw_", "attention_", "dtype_", "fp8_", "gemm_", "grad_norm_", "peers_", "quantize_"]
 
 def _begins(name, prefixes):
@@ -61,13 +65,14 @@ def _host(rule, name, srcs, deps, copts = [], **kwargs):
     )
 
 def te_test(src, hdrs = [], data = []):
-    """<name>_test.cc: a Catch2 test, on the host and as <name>_test_cuda. <name>_test.c: plain C11, passes with exit code 0. data: files that it reads, on the host."""
+    """<name>_test.cc: a Catch2 test, on the host and as <name>_test_cuda. <name>_test.c: a plain C11 test, which passes with exit code 0.
+    data: files that the test reads on the host."""
     name, extension = src.rsplit(".", 1)
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
     many = _begins(name, ["ops_", "patterns_", "cross_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "freeze_", "inference_", "misuse_test"])
-    # the same code with another dtype: by gcc alone (.bazelrc); ops_bf16_test has every op in 16 bits under the sanitizers
+    # "again": the same code with another dtype, which .bazelrc runs only with gcc; under the sanitizers ops_bf16_test covers every op in 16 bits
     again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
     tags = ["again"] if again else []
     calls = [] if name in _AS_USERS else ["-DTE_KEEP_CALLS", "-O1"] if name in _CALLS_OPTIMISED else _CALLS
@@ -83,7 +88,7 @@ def te_test(src, hdrs = [], data = []):
     )
 
 def te_binary(name, srcs, hdrs = [], cuda = True, tags = [], **kwargs):
-    """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""
+    """An example or a bench. With a .cu among the sources it is one binary of C and CUDA; else <name> for the host and, if `cuda`, <name>_cuda."""
     if [src for src in srcs if src.endswith(".cu")]:
         te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"], **kwargs)
         return

@@ -1,4 +1,4 @@
-# find_package(te [0.1] [COMPONENTS cblas]): te::te, and te::cblas where there is a CBLAS; with the component there must be one.
+# find_package(te [0.1] [COMPONENTS cblas]): defines te::te, and te::cblas if there is a CBLAS; the component requires one.
 cmake_minimum_required(VERSION 3.18)
 include(${CMAKE_CURRENT_LIST_DIR}/te-targets.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/te-dependencies.cmake)

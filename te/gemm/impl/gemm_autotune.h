@@ -4,7 +4,7 @@
  *   te__autotune         times candidates: any functions that enqueue the same work
  *   te__gemm_tune_plan   the algorithms that cuBLASLt proposes for one product
  *   te__gemm_find_choice, te__gemm_store_choice
- *                        the chosen strategies of fused patterns (linear/impl/linear_autotune.h) and of FP8 GEMMs
+ *                        the chosen strategies of fused patterns (te/linear/impl/linear_autotune.h) and of FP8 GEMMs
  *                        (gemm_dispatch.h), stored in the context
  *
  * Tuning allocates scratch memory, fills it with normal numbers, waits for the stream and frees the memory: none of the

@@ -10,8 +10,8 @@
  *   gemm_host.h on a CPU
  *
  * The first three take pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
- * For other patterns linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy). In a
- * build without cuBLASLt the rules select the custom kernels for many more sizes.
+ * For other patterns te/linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy).
+ * In a build without cuBLASLt the rules select the custom kernels for many more sizes.
  *
  * te_context.gemm_custom: 0: no custom kernels; 1: if the rules below expect one to be faster; 2: if one supports the
  * GEMM. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
@@ -140,7 +140,7 @@ TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_g
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
 /* Compared with cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times:
- * docs/notes/gemm.md). If patterns are tuned, it is one of the candidates (linear/impl/linear_autotune.h). */
+ * docs/notes/gemm.md). If patterns are tuned, it is one of the candidates (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
