@@ -10,8 +10,8 @@
  *     TE_TRY(te_cache_begin(&cache, &batch, &ctx));          // once for each batch, before the first model
  *     for (i = 0; i < count; i++) TE_TRY(block_infer(y, x, &block[i], &batch, &ctx));
  *
- * te_cache_begin takes pages for the batch's tokens and appends them to the lengths; each attention then stores its keys
- * and values, and attends to all of them. Sequence i of the batch is the cache's sequence slots[i] of te_batch
+ * te_cache_begin takes pages for the batch's tokens and appends them to the lengths; each attention then stores its
+ * keys and values, and attends to all of them. Sequence i of the batch is the cache's sequence slots[i] of te_batch
  * (null: i); no sequence may stand in a batch twice. rope and learnt positions count from the cache's length.
  *
  * Lengths, pages and free pages are device arrays, which the host never reads: one captured graph of te_cache_begin and
@@ -95,7 +95,8 @@ TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
 /* Complete a config: pages, and rows of a page. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
-    if (!c.pages) c.pages = (int)te_min((int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows), TE_CACHE_MAX_PAGES);
+    const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
+    if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
 /* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
@@ -123,12 +124,13 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
                 l->model = models[k], l->op = i, l->page_elements = page, l->pages = memory ? memory + at : 0;
             }
             c->layer_count++;
-            at += (size_t)te_round_up(page * complete->pages * (int64_t)te_dtype_bytes(models[k]->plan->dtype), TE_ALIGN);
+            const int64_t bytes = page * complete->pages * (int64_t)te_dtype_bytes(models[k]->plan->dtype);
+            at += (size_t)te_round_up(bytes, TE_ALIGN);
         }
     return at;
 }
 TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *models, int count, te_context *ctx) {
-    TE_REQUIRE(c && models && count > 0, ctx, TE_ERROR_NULL, "te_cache: config or models is null, or there are none");
+    TE_REQUIRE(c && models && count > 0, ctx, TE_ERROR_NULL, "te_cache: config or models is null, or count is 0");
     TE_REQUIRE(c->sequences > 0 && c->capacity > 0 && c->capacity <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_VALUE,
                "te_cache: %d sequences of %d tokens; both must be positive, and a sequence has at most %d", c->sequences,
                c->capacity, (int)TE_ATTENTION_MAX_SEQ);

@@ -12,7 +12,7 @@
  * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), scaled if asked for:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is te_batch.position + its index in its sequence (+ the tokens that a te_cache already has of that),
+ * position of a row is te_batch.position + its index in its sequence + the tokens that a te_cache has of that already,
  * or that of te_batch.positions. Saves nothing:
  * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
  *

@@ -20,7 +20,8 @@
 /* The kernels for compute capability 9.0. They do not exist for f32, so f32 is passed here for options that they do not
  * support: a score bias, and in forward max_logit. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+using te__attn_wgmma_forward =
+    te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
