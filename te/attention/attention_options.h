@@ -221,9 +221,29 @@ typedef struct te_attention_cache {
     int64_t page_elements;
     int page_rows, page_shift; /* page_rows = 1 << page_shift, or page_shift is 31: a sequence is one page */
     int table_width;
+    /* decoding: */
+    const int32_t *first_split; /* [batch + 1]: splits of TE_CACHE_SPLIT keys before each sequence, and of all */
+    float *partials;            /* te__decode_partial_floats for each split, head of keys and tile */
+    int32_t *arrivals;          /* zeros between kernels: splits that are finished, by sequence, head and tile */
+    int decode_rows;            /* new rows of a sequence for which partials suffice */
 } te_attention_cache;
 
-enum { TE_CACHE_SPLIT = 256 }; /* keys that a block of a decoding attention reads */
+enum {
+    TE_CACHE_SPLIT = 256,     /* keys that a block of a decoding attention reads (impl/attention_sm90_decode.h) */
+    TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
+    TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
+};
+/* The floats of a split's partial result: O of `rows` rows, not divided by the sum; then the maximum and the sum of each
+ * row. */
+TE_BOTH int64_t te__decode_partial_floats(int rows, int value_dim) {
+    return te_round_up((int64_t)rows * (value_dim + 2), 4);
+}
+/* Rows of a tile that partial results have, and tiles of a sequence. rows: new rows of a sequence at most. */
+TE_BOTH int te__decode_partial_rows(int rows, int group) {
+    return rows * group < TE__DECODE_ROWS ? rows * group : TE__DECODE_ROWS;
+}
+TE_BOTH int te__decode_tiles(int rows, int group) { return (rows * group + TE__DECODE_ROWS - 1) / TE__DECODE_ROWS; }
+
 
 /* Whether the chunks of a row of d elements are stored in another order. */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }

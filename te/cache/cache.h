@@ -37,12 +37,14 @@ typedef struct te_cache_config {
     int capacity;  /* tokens of one sequence at most */
     int page_rows; /* rows of a page, a power of two of at least 16; 0: a sequence is one page of `capacity` rows */
     int pages;     /* in all; 0: as many as all sequences need at their capacity */
+    int decode_rows; /* new rows of a sequence up to which its keys are divided among many blocks: 1, and more for
+                      * speculative decoding */
 } te_cache_config;
 
 /* 1 sequence of 2048 tokens, contiguous. */
 TE_API te_cache_config te_cache_defaults(void) {
     te_cache_config c;
-    c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0;
+    c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
     return c;
 }
 
@@ -68,6 +70,10 @@ typedef struct te_cache_tables {
     int32_t *slot;      /* [sequences] */
     int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
     int32_t *first_split; /* [sequences + 1]: parts of TE_CACHE_SPLIT keys before each, counted over all sequences */
+    /* of decoding, te_attention_cache: */
+    int32_t *arrivals;
+    float *partials;
+    int decode_rows, arrival_count;
 } te_cache_tables;
 
 enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
@@ -99,6 +105,29 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
+/* Lay out what decoding needs: arrivals, and the partial results of all splits of the largest attention. */
+TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
+                                       const te_cache_config *complete) {
+    const int64_t rows = complete->decode_rows, longest = te_ceil_div(complete->capacity, TE_CACHE_SPLIT);
+    const int64_t held = (int64_t)complete->pages * complete->page_rows / TE_CACHE_SPLIT + complete->sequences;
+    const int64_t splits = te_min(complete->sequences * longest, held);
+    int64_t arrivals = 0, floats = 0;
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < models[k]->plan->op_count; i++) {
+            const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
+            if (!o || models[k]->plan->dtype == TE_f32) continue;
+            const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
+            const int64_t partial = te__decode_partial_floats(te__decode_partial_rows((int)rows, group), o->value_dim);
+            arrivals = te_max(arrivals, (int64_t)complete->sequences * o->kv_heads * tiles);
+            if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
+                floats = te_max(floats, splits * o->kv_heads * tiles * partial);
+        }
+    t->decode_rows = complete->decode_rows, t->arrival_count = (int)arrivals;
+    if (memory) t->arrivals = (int32_t *)(void *)(memory + at);
+    at += (size_t)te_round_up(arrivals * (int64_t)sizeof(int32_t), TE_ALIGN);
+    if (memory) t->partials = (float *)(void *)(memory + at);
+    return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
+}
 /* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
                                 const te_cache_config *complete) {
@@ -113,6 +142,7 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
         if (memory) *array[i] = (int32_t *)(void *)(memory + at);
         at += (size_t)te_round_up((int64_t)(elements[i] * sizeof(int32_t)), TE_ALIGN);
     }
+    at = te__cache_lay_out_decode(t, memory, at, models, count, complete);
     c->layer_count = 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
@@ -137,6 +167,8 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
     TE_REQUIRE(!c->page_rows || (c->page_rows >= TE_CACHE_MIN_PAGE && !(c->page_rows & (c->page_rows - 1))), ctx,
                TE_ERROR_VALUE, "te_cache: page_rows %d is neither 0 nor a power of two of at least %d", c->page_rows,
                (int)TE_CACHE_MIN_PAGE);
+    TE_REQUIRE(c->decode_rows > 0 && c->decode_rows <= 64, ctx, TE_ERROR_VALUE,
+               "te_cache: decode_rows %d; 1 to 64 can be", c->decode_rows);
     TE_REQUIRE(c->pages >= 0 && c->pages <= TE_CACHE_MAX_PAGES, ctx, TE_ERROR_VALUE,
                "te_cache: %d pages; 0 to %d can be", c->pages, (int)TE_CACHE_MAX_PAGES);
     for (int k = 0; k < count; k++)
@@ -223,7 +255,7 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         if (accepted) t->length[slot] = length;
         (void)te__cache_scan(taken, &total);
         free_count -= total;
-        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : 0;
+        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here; /* one writes zeros */
         const int splits_before = te__cache_scan(splits, &total);
         if (here) t->first_split[i] = first_split + splits_before;
         first_split += total;
@@ -304,6 +336,7 @@ TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const int i = b.x * TE_CACHE_THREADS + g.id;
     if (i < t->pages) t->free_page[i] = t->pages - 1 - i, t->use_count[i] = 0;
     if (i < t->sequences) t->length[i] = 0, t->slot[i] = 0, t->past[i] = -1, t->first_split[i] = 0;
+    if (i < t->arrival_count) t->arrivals[i] = 0;
     if (i == 0) *t->free_count = t->pages, *t->status = 0, t->first_split[t->sequences] = 0;
 }
 TE_KERNEL_IF_USED(te__cache_clear, TE_CACHE_THREADS, 1, te_cache_args, te__cache_clear_body(te_args, te_at))
@@ -348,7 +381,7 @@ TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model
     c->t.table_width = (int)te_ceil_div(complete.capacity, complete.page_rows);
     c->at = c;
     const te_cache_args a = te__cache_args(c);
-    const int64_t most = te_max(complete.pages, complete.sequences);
+    const int64_t most = te_max(te_max(complete.pages, complete.sequences), c->t.arrival_count);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
 /* Prepare a batch, whose te_batch.cache is c: once, before its models run. The batch's tokens count as the cache's from
@@ -432,7 +465,8 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     te_attention_cache a;
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
-    a.table_width = c->t.table_width;
+    a.table_width = c->t.table_width, a.first_split = c->t.first_split, a.partials = c->t.partials;
+    a.arrivals = c->t.arrivals, a.decode_rows = c->t.decode_rows;
     return a;
 }
 

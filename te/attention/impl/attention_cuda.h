@@ -11,17 +11,21 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few rows over a cache */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
 #include "attention_sm90_forward.h"  /* and forward */
 #include "attention_simt_f32.h"           /* f32 */
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* and forward */
 
+template <bool CONDITION, class A, class B> struct te__attn_select { typedef A type; };
+template <class A, class B> struct te__attn_select<false, A, B> { typedef B type; };
 /* The kernels for compute capability 9.0. They do not exist for f32, so f32 is passed here for options that they do not
  * support: a score bias, and in forward max_logit. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_forward =
-    te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+using te__attn_wgmma_forward = typename te__attn_select<
+    F::CACHED, te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F>,
+    te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>>::type;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
@@ -31,11 +35,11 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
 
 /* Whether the option `only` leaves all other kernels empty. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
-    return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
+    return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
 /* Whether the other forward kernel is left empty because the code is compiled for sm_90a, where it would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
-    return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
+    return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
 /* Whether each query sees a key, which the kernels for compute capability 9.0 require. Self-attention always does. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
@@ -145,10 +149,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
         const te__tensor_map_encode_fn encode = sm90::EXISTS ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->sm90, sm90::SHARED, ctx->device) ? encode : 0;
     }
+    static int can_use_sm90(const te_attention_args *a) {
+        if constexpr (F::CACHED) return sm90::can(a);
+        else return te__attn_every_query_sees_a_key<F>(a);
+    }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
-        const te__tensor_map_encode_fn encode = te__attn_every_query_sees_a_key<F>(a) ? ready(ctx, k) : 0;
+        const te__tensor_map_encode_fn encode = can_use_sm90(a) ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->sm90.kernel, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
         TE_TRY((te__attn_check_replaced<sm90, F>(ctx, &k->sm90, name)));
