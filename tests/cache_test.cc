@@ -15,11 +15,15 @@ MODEL(relative_bf16, bf16, (linear, l, 48, 6 * 64), (attention, a, 2, 2, 64, (ca
 MODEL(value_f32, f32, (linear, l, 48, 3 * 24 + 16), (rope, r, 2, 1, 24, (value_dim, 16)), (attention, a, 2, 1, 24, (cache, 1), (value_dim, 16)), (linear, o, 32, 48))
 MODEL(norm_f32, f32, (linear, l, 48, 8 * 32), (head_norm, n, 4, 2, 32), (rope, r, 4, 2, 32), (attention, a, 4, 2, 32, (cache, 1)), (linear, o, 128, 48))
 MODEL(learnt_f32, f32, (positions, p, 300, 48), (linear, l, 48, 6 * 16), (attention, a, 2, 2, 16, (cache, 1)), (linear, o, 32, 48))
+// attention alone: the GEMMs of a list need not have the same bits for any number of rows
+MODEL(alone_f32, f32, (rope, r, 4, 2, 32), (attention, a, 4, 2, 32, (cache, 1)))
+MODEL(alone_bf16, bf16, (rope, r, 5, 1, 64), (attention, a, 5, 1, 64, (cache, 1)))
+MODEL(alone_f16, f16, (rope, r, 4, 4, 128), (attention, a, 4, 4, 128, (cache, 1)))
+MODEL(alone_80, bf16, (rope, r, 4, 2, 80), (attention, a, 4, 2, 80, (cache, 1)))
+MODEL(alone_256, bf16, (rope, r, 6, 2, 256), (attention, a, 6, 2, 256, (cache, 1), (window_left, 300), (sinks, 1)))
 MODEL(without, f32, (linear, l, 48, 6 * 16), (attention, a, 2, 2, 16), (linear, o, 32, 48))
 
 namespace {
-
-const int WIDTH = 48;
 
 // A model, a cache, and the inputs of several sequences with their outputs when each is one batch without a cache.
 struct cached {
@@ -29,11 +33,12 @@ struct cached {
     source random;
     instance m;
     te_dtype dtype;
+    int in, out;
     te_cache cache;
     std::unique_ptr<buffer> memory;
     std::vector<reference::vec> x, want;
 
-    cached(const subject &sub, const te_cache_config &config, unsigned seed) : s(sub), random(seed), m(sub, ctx), dtype(sub.plan()->dtype) {
+    cached(const subject &sub, const te_cache_config &config, unsigned seed) : s(sub), random(seed), m(sub, ctx), dtype(sub.plan()->dtype), in(sub.plan()->in), out(sub.plan()->out) {
         m.draw(random);
         te_model *models[] = {m.model()};
         memory.reset(new buffer(ctx, te_cache_bytes(models, 1, &config), 0));
@@ -41,17 +46,17 @@ struct cached {
         REQUIRE(te_context_reserve(ctx, s.workspace_bytes(m.memory.data(), 2048, ctx)) == TE_OK);
     }
     void draw_sequence(int rows) {
-        x.push_back(random.draw((size_t)(rows * WIDTH), dtype));
+        x.push_back(random.draw((size_t)(rows * in), dtype));
         want.emplace_back();
         te_batch b;
         memset(&b, 0, sizeof b), b.batch = 1, b.seq = rows;
         want.back() = run(x.back(), b);
     }
-    reference::vec run(const reference::vec &in, const te_batch &b, te_status expected = TE_OK) {
+    reference::vec run(const reference::vec &rows_in, const te_batch &b, te_status expected = TE_OK) {
         const int64_t rows = (int64_t)b.batch * b.seq;
-        buffer from(ctx, in.size() * te_dtype_bytes(dtype), 16), to(ctx, in.size() * te_dtype_bytes(dtype), 16);
-        from.write(in, dtype);
-        const te_status status = s.infer(te_matrix(to.data(), dtype, rows, WIDTH), te_matrix(from.data(), dtype, rows, WIDTH), m.memory.data(), &b, ctx);
+        buffer from(ctx, rows_in.size() * te_dtype_bytes(dtype), 16), to(ctx, (size_t)(rows * out) * te_dtype_bytes(dtype), 16);
+        from.write(rows_in, dtype);
+        const te_status status = s.infer(te_matrix(to.data(), dtype, rows, out), te_matrix(from.data(), dtype, rows, in), m.memory.data(), &b, ctx);
         INFO(te_last_error(ctx));
         REQUIRE(status == expected);
         return status == TE_OK ? to.read(dtype) : reference::vec();
@@ -59,13 +64,13 @@ struct cached {
     // The next counts[i] rows of sequence which[i], which is the cache's slots[i], after at[which[i]] rows.
     reference::vec step(const std::vector<int> &which, const std::vector<int> &counts, const std::vector<int32_t> &slots, const std::vector<int> &at) {
         std::vector<int32_t> cu(1, 0);
-        reference::vec in;
+        reference::vec rows_in;
         te_batch b;
         memset(&b, 0, sizeof b);
         for (size_t i = 0; i < which.size(); i++) {
             const reference::vec &v = x[(size_t)which[i]];
-            const long first = (long)at[(size_t)which[i]] * WIDTH;
-            in.insert(in.end(), v.begin() + first, v.begin() + first + counts[i] * WIDTH);
+            const long first = (long)at[(size_t)which[i]] * in;
+            rows_in.insert(rows_in.end(), v.begin() + first, v.begin() + first + counts[i] * in);
             cu.push_back(cu.back() + counts[i]), b.max_seqlen = std::max(b.max_seqlen, counts[i]);
         }
         buffer cu_there(ctx, cu.size() * 4), slots_there(ctx, slots.size() * 4);
@@ -73,14 +78,14 @@ struct cached {
         b.batch = 1, b.seq = cu.back(), b.sequences = (int)which.size(), b.cu_seqlens = (const int32_t *)cu_there.data();
         b.cache = &cache, b.slots = (const int32_t *)slots_there.data();
         REQUIRE(te_cache_begin(&cache, &b, ctx) == TE_OK);
-        return run(in, b);
+        return run(rows_in, b);
     }
     double bound() const { return dtype == TE_f32 ? 1e-5 : dtype == TE_f16 ? 2e-3 : 1.6e-2; }
     // Rows from `row` of `got` on against rows [first, first + count) of sequence i.
     void compare(const reference::vec &got, int row, int i, int first, int count) {
         double norm = 0, difference = 0;
-        for (int k = 0; k < count * WIDTH; k++) {
-            const double w = want[(size_t)i][(size_t)(first * WIDTH + k)], g = got[(size_t)(row * WIDTH + k)];
+        for (int k = 0; k < count * out; k++) {
+            const double w = want[(size_t)i][(size_t)(first * out + k)], g = got[(size_t)(row * out + k)];
             norm += w * w, difference += (g - w) * (g - w);
         }
         INFO("sequence " << i << ", rows " << first << " to " << first + count);
@@ -144,12 +149,12 @@ void parts(const subject &s, int page_rows) {
 
 TEST_CASE("a prompt in parts gives what it gives at once") {
     for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &odd_bf16_subject, &large_f16_subject, &window_bf16_subject, &window_f32_subject,
-                             &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject})
+                             &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject, &alone_f16_subject, &alone_256_subject})
         for (const int page_rows : {0, 16, 64}) parts(*s, page_rows);
 }
 
 TEST_CASE("a row has the same bits alone and in any batch") {
-    for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &large_f16_subject}) {
+    for (const subject *s : {&alone_f32_subject, &alone_bf16_subject, &alone_f16_subject, &alone_80_subject, &alone_256_subject}) {
         const unsigned seed = fresh_seed();
         INFO("seed: " << seed << ", " << s->text);
         cached c(*s, config_of(6, 600, 16), seed);
@@ -163,7 +168,7 @@ TEST_CASE("a row has the same bits alone and in any batch") {
         for (int k = 0; k < 4; k++) {
             const int i = order[(size_t)k];
             const reference::vec alone = c.step({i}, {1}, {i}, at);
-            CHECK(std::equal(alone.begin(), alone.end(), together.begin() + k * WIDTH));
+            CHECK(std::equal(alone.begin(), alone.end(), together.begin() + k * c.out));
         }
     }
 }
@@ -172,7 +177,7 @@ TEST_CASE("forks share full pages and go on by themselves") {
     for (const int page_rows : {0, 16}) {
         cached c(plain_f32_subject, config_of(3, 128, page_rows), fresh_seed());
         c.draw_sequence(70), c.draw_sequence(70);
-        for (int k = 0; k < 37 * WIDTH; k++) c.x[1][(size_t)k] = c.x[0][(size_t)k]; // the same prefix
+        for (int k = 0; k < 37 * c.in; k++) c.x[1][(size_t)k] = c.x[0][(size_t)k]; // the same prefix
         te_batch b;
         memset(&b, 0, sizeof b), b.batch = 1, b.seq = 70, c.want[1] = c.run(c.x[1], b);
         c.step({0}, {37}, {2}, {0, 0});
@@ -196,7 +201,7 @@ TEST_CASE("a batch that does not fit leaves the cache as it was, and is reported
     // 5 pages: sequence 0 takes 3, sequence 1 needs 3 and is refused, sequence 2 takes 1
     const reference::vec got = c.step({0, 1, 2}, {40, 40, 10}, {0, 1, 2}, none);
     c.compare(got, 0, 0, 0, 40);
-    for (int k = 40 * WIDTH; k < 80 * WIDTH; k++) REQUIRE(std::isfinite(got[(size_t)k]));
+    for (int k = 40 * c.out; k < 80 * c.out; k++) REQUIRE(std::isfinite(got[(size_t)k]));
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_ERROR_MEMORY);
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK); // told once
     CHECK(c.lengths()[0] == 40);
@@ -245,16 +250,16 @@ TEST_CASE("what a cache is refused for") {
     b.batch = 1;
     REQUIRE(te_cache_begin(&c.cache, &b, c.ctx) == TE_OK);
     cached stranger(alibi_f32_subject, config_of(2, 64, 16), fresh_seed());
-    stranger.run(reference::vec(WIDTH), b, TE_ERROR_STATE);
+    stranger.run(reference::vec((size_t)stranger.in), b, TE_ERROR_STATE);
     instance plain(without_subject, c.ctx);
-    buffer x(c.ctx, WIDTH * 4), y(c.ctx, WIDTH * 4);
-    says(without_subject.infer(te_matrix(y.data(), TE_f32, 1, WIDTH), te_matrix(x.data(), TE_f32, 1, WIDTH), plain.memory.data(), &b, c.ctx), TE_ERROR_STATE,
+    buffer x(c.ctx, (size_t)c.in * 4), y(c.ctx, (size_t)c.in * 4);
+    says(without_subject.infer(te_matrix(y.data(), TE_f32, 1, c.in), te_matrix(x.data(), TE_f32, 1, c.in), plain.memory.data(), &b, c.ctx), TE_ERROR_STATE,
          "declared without (cache, 1)");
     te_saved saved;
     memset(&saved, 0, sizeof saved);
     buffer memory(c.ctx, c.s.saved_bytes(1));
     saved.memory = memory.data(), saved.bytes = memory.bytes;
-    says(c.s.forward(te_matrix(y.data(), TE_f32, 1, WIDTH), &saved, te_matrix(x.data(), TE_f32, 1, WIDTH), c.m.memory.data(), &b, c.ctx), TE_ERROR_STATE,
+    says(c.s.forward(te_matrix(y.data(), TE_f32, 1, c.in), &saved, te_matrix(x.data(), TE_f32, 1, c.in), c.m.memory.data(), &b, c.ctx), TE_ERROR_STATE,
          "has a cache, which is for inference");
     te_model *uncached[] = {plain.model()};
     says(te_cache_init(&other, c.memory->data(), c.memory->bytes, uncached, 1, &good, c.ctx), TE_ERROR_VALUE,

@@ -72,8 +72,8 @@ typedef struct te_cache_tables {
     int32_t *first_split; /* [sequences + 1]: parts of TE_CACHE_SPLIT keys before each, counted over all sequences */
     /* of decoding, te_attention_cache: */
     int32_t *arrivals;
-    float *partials;
-    int decode_rows, arrival_count;
+    float *partials, *group_partials;
+    int decode_rows, split_groups, arrival_count;
 } te_cache_tables;
 
 enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
@@ -111,22 +111,27 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
     const int64_t rows = complete->decode_rows, longest = te_ceil_div(complete->capacity, TE_CACHE_SPLIT);
     const int64_t held = (int64_t)complete->pages * complete->page_rows / TE_CACHE_SPLIT + complete->sequences;
     const int64_t splits = te_min(complete->sequences * longest, held);
-    int64_t arrivals = 0, floats = 0;
+    const int64_t groups = te_ceil_div(longest, TE__DECODE_GROUP);
+    int64_t arrivals = 0, floats = 0, of_groups = 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
             const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
             const int64_t partial = te__decode_partial_floats(te__decode_partial_rows((int)rows, group), o->value_dim);
-            arrivals = te_max(arrivals, (int64_t)complete->sequences * o->kv_heads * tiles);
-            if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
-                floats = te_max(floats, splits * o->kv_heads * tiles * partial);
+            const int64_t all_tiles = (int64_t)complete->sequences * o->kv_heads * tiles;
+            if (!TE_CUDA || tiles > TE__DECODE_MAX_TILES) continue;
+            arrivals = te_max(arrivals, all_tiles * (1 + groups));
+            floats = te_max(floats, splits * o->kv_heads * tiles * partial);
+            of_groups = te_max(of_groups, all_tiles * groups * partial);
         }
-    t->decode_rows = complete->decode_rows, t->arrival_count = (int)arrivals;
+    t->decode_rows = complete->decode_rows, t->split_groups = (int)groups, t->arrival_count = (int)arrivals;
     if (memory) t->arrivals = (int32_t *)(void *)(memory + at);
     at += (size_t)te_round_up(arrivals * (int64_t)sizeof(int32_t), TE_ALIGN);
     if (memory) t->partials = (float *)(void *)(memory + at);
-    return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
+    at += (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
+    if (memory) t->group_partials = (float *)(void *)(memory + at);
+    return at + (size_t)te_round_up(of_groups * (int64_t)sizeof(float), TE_ALIGN);
 }
 /* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
@@ -466,7 +471,8 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
     a.table_width = c->t.table_width, a.first_split = c->t.first_split, a.partials = c->t.partials;
-    a.arrivals = c->t.arrivals, a.decode_rows = c->t.decode_rows;
+    a.arrivals = c->t.arrivals, a.decode_rows = c->t.decode_rows, a.group_partials = c->t.group_partials;
+    a.split_groups = c->t.split_groups;
     return a;
 }
 

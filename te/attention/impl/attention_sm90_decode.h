@@ -4,11 +4,13 @@
  * The query heads that share a head of keys are the rows of one tile: 16 rows, (query, head of the group). The keys of a
  * tile are divided into splits of TE_CACHE_SPLIT, by their position alone, so a row has the same bits whatever the batch
  * is. Blocks are persistent: block b takes the work items b, b + grid, .. of the list (split, head of keys, tile), whose
- * length te_cache_begin has left in te_attention_cache.first_split; the host knows no length. The block that finishes a
- * tile's last split merges its splits, in order.
+ * length te_cache_begin has left in te_attention_cache.first_split; the host knows no length. The block that finishes
+ * the last of TE__DECODE_GROUP splits merges them, in order, and the block that finishes a tile's last group merges the
+ * groups.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys of either at a time, as they lie
- *     consumers  four warps with 16 keys of a stage each: S = Q K^T, online softmax, O += P V; then their sum
+ *     consumers  four warps: each computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P through
+ *                shared memory; each adds P V for a quarter of O's columns
  *
  * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. With 16 rows to 64
  * keys the tensor cores are busy for a fifth of that time.
@@ -29,16 +31,16 @@ enum {
 };
 
 template <int D, int V> struct te__decode_traits {
-    static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, BLOCKS = D <= 128 && V <= 128 ? 2 : 1;
-    static constexpr int STAGE_BYTES = TE__DECODE_KEYS * (D > V ? D : V) * 2;
-    static constexpr int OUT_ROW = V + 8; /* floats of a row of O in shared memory, without bank conflicts */
-    static constexpr int OUT_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * OUT_ROW * 4;
-    static constexpr int STATS_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * 2 * 4;
-    static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4 + 4;
-    static constexpr int BUDGET = (BLOCKS == 2 ? 112 : 225) * 1024 - OUT_BYTES - STATS_BYTES - LENGTHS_BYTES;
+    static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
+    static constexpr int BLOCKS = WIDEST <= 64 ? 4 : WIDEST <= 128 ? 3 : 2; /* on a multiprocessor */
+    static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
+    static constexpr int COLUMNS = V / TE__DECODE_WARPS; /* of O, of a warp */
+    static constexpr int P_BYTES = TE__DECODE_ROWS * TE__DECODE_KEYS * 2, STATS_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * 4;
+    static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4;
+    static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - P_BYTES - STATS_BYTES - LENGTHS_BYTES;
     static constexpr int STAGES =
         BUDGET / STAGE_BYTES < TE__DECODE_MAX_STAGES ? BUDGET / STAGE_BYTES : TE__DECODE_MAX_STAGES;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + OUT_BYTES + STATS_BYTES + LENGTHS_BYTES;
+    static constexpr int SHARED = STAGES * STAGE_BYTES + P_BYTES + STATS_BYTES + LENGTHS_BYTES;
     static_assert(STAGES >= 2, "te: attention: the stages of this head_dim exceed shared memory");
 };
 
@@ -171,23 +173,6 @@ TE_FN void te__decode_load_q(uint32_t (&q)[D / 16][4], const te_attention_args *
         }
     }
 }
-/* One step of the online softmax over this warp's 16 keys, in units of log 2; returns the factors of what was summed
- * before. */
-TE_FN void te__decode_softmax(float (&s)[1][2][4], float (&max)[2], float (&sum)[2], float (&rescale)[2], float c) {
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        float v = fmaxf(fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]), fmaxf(s[0][1][2 * half], s[0][1][2 * half + 1]));
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
-        v = fmaxf(fmaxf(v, __shfl_xor_sync(~0u, v, 2)) * c, max[half]);
-        const float offset = v == -INFINITY ? 0.0f : v;
-        rescale[half] = te_exp2(max[half] - offset), max[half] = v;
-        float add = 0;
-        TE_UNROLL for (int n = 0; n < 2; n++)
-            TE_UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[0][n][e] = te_exp2(s[0][n][e] * c - offset), add += s[0][n][e];
-            }
-        sum[half] = sum[half] * rescale[half] + add;
-    }
-}
 /* Scores of keys that a row does not see become -inf. key: of s[0][0][0]. */
 template <int HEADS, int KV_HEADS>
 TE_FN void te__decode_mask(float (&s)[1][2][4], const te__decode_item &w, int key) {
@@ -201,165 +186,283 @@ TE_FN void te__decode_mask(float (&s)[1][2][4], const te__decode_item &w, int ke
             }
     }
 }
-/* This warp's part of an item: max, sum and o over its keys. */
+/* Of the rows g and g + 8 of this lane: the maximum over all keys, the sum over the keys of this lane (at the end: over
+ * all keys), and O in this warp's columns, N times eight of them. */
+template <int N> struct te__decode_result { float max[2], sum[2], o[N][4]; };
+/* Where the consumers exchange what each has of a stage. */
+struct te__decode_exchange {
+    float *max; /* [warps, rows]: the largest score of a warp's keys; at the end, the sums */
+    uint32_t p; /* [rows, keys] of the dtype; the 16-byte chunks of row r in the order chunk ^ (r % 8) */
+};
+/* S of this warp's 16 keys, in units of log 2, from a stage of K; masked. key: the first of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_scores(float (&s)[1][2][4], const uint32_t (&q)[D / 16][4], const te_attention_args *a,
+                             const te__decode_item &w, uint32_t stage, int key) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    /* the row that this lane passes to ldmatrix; the chunks of row r are stored in the order chunk ^ (r % 8) */
+    const int row = warp * 16 + lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2, swizzle = lane % 8;
+    const uint32_t from = stage + (uint32_t)(row * D * 2);
+    TE_UNROLL for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        te__attn_ldmatrix(b, from + (uint32_t)(((k * 2 + chunk) ^ swizzle) * 16));
+        te__mma_sync(s[0][0], q[k], b[0], b[1], T);
+        te__mma_sync(s[0][1], q[k], b[2], b[3], T);
+    }
+    te__attn_apply_softcap<F, 1, 2>(s, a->scale);
+    if constexpr (F::ALIBI)
+        TE_UNROLL for (int e = 0; e < 4; e++) {
+            const te__decode_row<HEADS, KV_HEADS> of(w, g + e / 2 * 8);
+            TE_UNROLL for (int n = 0; n < 2; n++) {
+                const int distance = of.query + w.mask.shift - (key + n * 8 + 2 * t + e % 2);
+                s[0][n][e] = te__attn_with_alibi<F>(s[0][n][e],
+                                                    te__attn_alibi_at<HEADS, F>(of.head, a->scale, distance), 0);
+            }
+        }
+    if (te__attn_needs_mask(w.seen, key, 16)) te__decode_mask<HEADS, KV_HEADS>(s, w, key + 2 * t);
+    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    TE_UNROLL for (int n = 0; n < 2; n++) TE_UNROLL for (int e = 0; e < 4; e++) s[0][n][e] *= c;
+}
+/* Exchange the maxima of a stage: max becomes that of all keys so far, and rescale the factor of what was summed
+ * before. */
+TE_FN void te__decode_exchange_max(const te__decode_exchange &x, const float (&s)[1][2][4], float (&max)[2],
+                                   float (&rescale)[2]) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        float v = fmaxf(fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]), fmaxf(s[0][1][2 * half], s[0][1][2 * half + 1]));
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+        if (t == 0) x.max[warp * TE__DECODE_ROWS + g + half * 8] = v;
+    }
+    te__decode_consumers_sync();
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        float v = max[half];
+        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) v = fmaxf(v, x.max[k * TE__DECODE_ROWS + g + half * 8]);
+        rescale[half] = te_exp2(max[half] - (v == -INFINITY ? 0.0f : v)), max[half] = v;
+    }
+}
+/* P of this warp's keys to shared memory, for all warps; sum: of this lane's part. */
+template <te_dtype T>
+TE_FN void te__decode_exchange_p(const te__decode_exchange &x, float (&s)[1][2][4], const float (&max)[2],
+                                 const float (&rescale)[2], float (&sum)[2]) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        const float offset = max[half] == -INFINITY ? 0.0f : max[half];
+        float add = 0;
+        TE_UNROLL for (int n = 0; n < 2; n++)
+            TE_UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[0][n][e] = te_exp2(s[0][n][e] - offset), add += s[0][n][e];
+            }
+        sum[half] = sum[half] * rescale[half] + add;
+    }
+    uint32_t p[1][1][4]; /* rows g and g + 8 of keys 2 t, then of keys 2 t + 8 */
+    te__attn_pack_all<T, 1, 2>(p, s);
+    TE_UNROLL for (int k = 0; k < 4; k++) {
+        const int row = g + k % 2 * 8, chunk = warp * 2 + k / 2;
+        const uint32_t to = x.p + (uint32_t)(row * TE__DECODE_KEYS * 2 + (chunk ^ (row % 8)) * 16 + t * 4);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(p[0][0][k]) : "memory");
+    }
+    te__decode_consumers_sync();
+}
+/* o += P V for this warp's columns, from a stage of V. key: the stage's first; stop: behind it the stage holds what was
+ * there before, which may be no number. */
+template <te_dtype T, int V>
+TE_FN void te__decode_add_pv(float (&o)[te__decode_traits<V, V>::COLUMNS / 8][4], uint32_t p, uint32_t stage, int key,
+                             int stop) {
+    constexpr int COLUMNS = te__decode_traits<V, V>::COLUMNS;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    const int row = lane / 8 % 2 * 8 + lane % 8, chunk = lane / 16, swizzle = lane % 8;
+    TE_UNROLL for (int k = 0; k < TE__DECODE_KEYS / 16; k++) {
+        const int left = stop - key - k * 16;
+        if (left <= 0) break;
+        uint32_t a[4];
+        te__attn_ldmatrix(a, p + (uint32_t)(row * TE__DECODE_KEYS * 2 + ((k * 2 + chunk) ^ swizzle) * 16));
+        const uint32_t low = left >= 2 * t + 2 ? ~0u : left == 2 * t + 1 ? 0xffffu : 0u;
+        const uint32_t high = left >= 2 * t + 10 ? ~0u : left == 2 * t + 9 ? 0xffffu : 0u;
+        TE_UNROLL for (int n = 0; n < COLUMNS / 8; n += 2) {
+            uint32_t b[4];
+            const int column = warp * (COLUMNS / 8) + n + chunk;
+            te__attn_ldmatrix_transposed(b, stage + (uint32_t)((k * 16 + row) * V * 2 + (column ^ swizzle) * 16));
+            te__mma_sync(o[n], a, b[0] & low, b[1] & high, T);
+            te__mma_sync(o[n + 1], a, b[2] & low, b[3] & high, T);
+        }
+    }
+}
+/* All keys of an item: max, the sum of this lane's part, and o. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item &w, te__decode_ring &ring,
-                               uint32_t stages, uint32_t full, uint32_t empty, float (&max)[2], float (&sum)[2],
-                               float (&o)[te__attn_value_dim<D, F>() / 8][4]) {
+                               uint32_t stages, uint32_t full, uint32_t empty, const te__decode_exchange &x,
+                               te__decode_result<N> &r) {
     constexpr int V = te__attn_value_dim<D, F>();
     typedef te__decode_traits<D, V> traits;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     uint32_t q[D / 16][4];
     te__decode_load_q<HEADS, KV_HEADS, D, F>(q, a, w);
-    /* the rows that this lane passes to ldmatrix; the chunks of row r are stored in the order chunk ^ (r % 8) */
-    const int k_row = warp * 16 + lane / 16 * 8 + lane % 8, k_chunk = lane / 8 % 2;
-    const int v_row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, v_chunk = lane / 16, swizzle = lane % 8;
+    const auto release = [&] {
+        __syncwarp();
+        if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
+        te__decode_advance<traits::STAGES>(ring);
+    };
     for (int k0 = w.begin; k0 < w.stop; k0 += TE__DECODE_KEYS) {
-        const int key = k0 + warp * 16, is_in = key < w.stop;
-        float s[1][2][4] = {};
+        const int key = k0 + warp * 16;
+        float s[1][2][4] = {}, rescale[2];
         te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (is_in) {
-            const uint32_t from = stages + ring.stage * traits::STAGE_BYTES + (uint32_t)(k_row * D * 2);
-            TE_UNROLL for (int k = 0; k < D / 16; k++) {
-                uint32_t b[4];
-                te__attn_ldmatrix(b, from + (uint32_t)(((k * 2 + k_chunk) ^ swizzle) * 16));
-                te__mma_sync(s[0][0], q[k], b[0], b[1], T);
-                te__mma_sync(s[0][1], q[k], b[2], b[3], T);
-            }
-        }
-        __syncwarp();
-        if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
-        te__decode_advance<traits::STAGES>(ring);
-        uint32_t p[1][1][4];
-        if (is_in) {
-            te__attn_apply_softcap<F, 1, 2>(s, a->scale);
-            if constexpr (F::ALIBI)
-                TE_UNROLL for (int e = 0; e < 4; e++) {
-                    const te__decode_row<HEADS, KV_HEADS> row(w, g + e / 2 * 8);
-                    TE_UNROLL for (int n = 0; n < 2; n++) {
-                        const int distance = row.query + w.mask.shift - (key + n * 8 + 2 * t + e % 2);
-                        s[0][n][e] = te__attn_with_alibi<F>(
-                            s[0][n][e], te__attn_alibi_at<HEADS, F>(row.head, a->scale, distance), 0);
-                    }
-                }
-            if (te__attn_needs_mask(w.seen, key, 16)) te__decode_mask<HEADS, KV_HEADS>(s, w, key + 2 * t);
-            float rescale[2];
-            te__decode_softmax(s, max, sum, rescale, c);
-            if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f))
-                TE_UNROLL for (int n = 0; n < V / 8; n++)
-                    TE_UNROLL for (int e = 0; e < 4; e++) o[n][e] *= rescale[e / 2];
-            te__attn_pack_all<T, 1, 2>(p, s);
-        }
+        if (key < w.stop)
+            te__decode_scores<T, HEADS, KV_HEADS, D, F>(s, q, a, w, stages + ring.stage * traits::STAGE_BYTES, key);
+        else
+            TE_UNROLL for (int n = 0; n < 2; n++) TE_UNROLL for (int e = 0; e < 4; e++) s[0][n][e] = -INFINITY;
+        release();
+        te__decode_exchange_max(x, s, r.max, rescale);
+        te__decode_exchange_p<T>(x, s, r.max, rescale, r.sum);
+        if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f))
+            TE_UNROLL for (int n = 0; n < N; n++) TE_UNROLL for (int e = 0; e < 4; e++) r.o[n][e] *= rescale[e / 2];
         te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (is_in) {
-            const uint32_t from = stages + ring.stage * traits::STAGE_BYTES + (uint32_t)(v_row * V * 2);
-            /* behind the last key lies what was there before, which may be no number */
-            const int left = w.stop - key - 2 * t;
-            const uint32_t low = left >= 2 ? ~0u : left == 1 ? 0xffffu : 0u;
-            const uint32_t high = left >= 10 ? ~0u : left == 9 ? 0xffffu : 0u;
-            TE_UNROLL for (int n = 0; n < V / 8; n += 2) {
-                uint32_t b[4];
-                te__attn_ldmatrix_transposed(b, from + (uint32_t)(((n + v_chunk) ^ swizzle) * 16));
-                te__mma_sync(o[n], p[0][0], b[0] & low, b[1] & high, T);
-                te__mma_sync(o[n + 1], p[0][0], b[2] & low, b[3] & high, T);
-            }
-        }
-        __syncwarp();
-        if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
-        te__decode_advance<traits::STAGES>(ring);
+        te__decode_add_pv<T, V>(r.o, x.p, stages + ring.stage * traits::STAGE_BYTES, k0, w.stop);
+        release();
     }
-    TE_UNROLL for (int half = 0; half < 2; half++) sum[half] = te__attn_quad_sum(sum[half]);
+}
+/* The sums over the warps' keys, in every lane. */
+TE_FN void te__decode_exchange_sum(const te__decode_exchange &x, float (&sum)[2]) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    te__decode_consumers_sync(); /* all warps have read the maxima */
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        sum[half] = te__attn_quad_sum(sum[half]);
+        if (t == 0) x.max[warp * TE__DECODE_ROWS + g + half * 8] = sum[half];
+    }
+    te__decode_consumers_sync();
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        sum[half] = 0;
+        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) sum[half] += x.max[k * TE__DECODE_ROWS + g + half * 8];
+    }
 }
 
-/* ---- the sum over warps, and over splits ------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* Four columns of a row that are being summed: sum of exp2(max_j - max) o_j. */
-struct te__decode_sum {
-    float max, sum;
-    float4 o;
-    __device__ __forceinline__ te__decode_sum() : max(-INFINITY), sum(0), o(make_float4(0, 0, 0, 0)) {}
-    __device__ __forceinline__ void add(float m, float l, float4 v) {
-        const float now = fmaxf(max, m), offset = now == -INFINITY ? 0.0f : now;
-        const float before = te_exp2(max - offset), of = te_exp2(m - offset);
-        max = now, sum = sum * before + l * of;
-        o.x = o.x * before + v.x * of, o.y = o.y * before + v.y * of;
-        o.z = o.z * before + v.z * of, o.w = o.w * before + v.w * of;
-    }
-};
-/* Store four columns of O. sink: the logit of the row's sink, or -inf. */
-template <te_dtype T> TE_FN void te__decode_store(void *out, int64_t at, te__decode_sum s, float sink) {
-    const float sum = s.sum + te_exp2(sink - (s.max == -INFINITY ? 0.0f : s.max));
-    const float inverse = s.max == -INFINITY || !(sum > 0) ? 0.0f : 1.0f / sum;
-    const float v[8] = {s.o.x * inverse, s.o.y * inverse, s.o.z * inverse, s.o.w * inverse, 0, 0, 0, 0};
+/* The factor of O in the output. max, sum: over all keys; sink: the logit of the row's sink in units of log 2, or
+ * -inf. */
+TE_FN float te__decode_scale(float max, float sum, float sink) {
+    if (max == -INFINITY) return 0.0f; /* the row sees no key */
+    const float all = sum + te_exp2(sink - max);
+    return all > 0 ? 1.0f / all : 0.0f;
+}
+/* Store two columns of a row of the tile. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_store(const te_attention_args *a, const te__decode_item &w, int r, int column, float2 o, float max,
+                            float sum) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    const te__decode_row<HEADS, KV_HEADS> row(w, r);
+    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float sink = F::SINKS ? te__attn_sink<T, F>(a, row.head) * unit : -INFINITY;
+    const float scale = te__decode_scale(max, sum, sink);
+    const float v[8] = {o.x * scale, o.y * scale, 0, 0, 0, 0, 0, 0};
     te_vec8 e;
     te_vec8_of(&e, v, T);
-    *(uint2 *)((uint16_t *)out + at) = make_uint2(e.w[0], e.w[1]);
-}
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_finish(const te_attention_args *a, const te__decode_item &w, int index, int tiles,
-                             const float *out, const float *stats, int *is_last) {
-    constexpr int V = te__attn_value_dim<D, F>(), OUT_ROW = te__decode_traits<D, V>::OUT_ROW;
-    constexpr int64_t OUT = HEADS * V;
-    const int thread = (int)threadIdx.x, partial_rows = te__decode_partial_rows(a->seq, HEADS / KV_HEADS);
-    const int64_t partial = te__decode_partial_floats(partial_rows, V);
-    float *mine = a->cache.partials + index * partial;
-    const auto store = [&](int r, int column, const te__decode_sum &s) {
-        const te__decode_row<HEADS, KV_HEADS> row(w, r);
-        const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        const float sink = F::SINKS ? te__attn_sink<T, F>(a, row.head) * unit : -INFINITY;
-        te__decode_store<T>(a->out, (w.first_row + row.query) * OUT + row.head * V + column, s, sink);
-    };
-    for (int j = thread; j < w.rows * (V / 4); j += TE__DECODE_WARPS * 32) {
-        const int r = j / (V / 4), column = j % (V / 4) * 4;
-        te__decode_sum s;
-        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) {
-            const float *of = stats + (k * TE__DECODE_ROWS + r) * 2;
-            s.add(of[0], of[1], *(const float4 *)(out + (k * TE__DECODE_ROWS + r) * OUT_ROW + column));
-        }
-        if (w.splits <= 1) store(r, column, s);
-        else {
-            *(float4 *)(mine + r * V + column) = s.o;
-            if (column == 0) mine[partial_rows * V + 2 * r] = s.max, mine[partial_rows * V + 2 * r + 1] = s.sum;
-        }
-    }
-    if (w.splits <= 1) return te__decode_consumers_sync();
-    int *arrivals = a->cache.arrivals + (w.i * KV_HEADS + w.kv_head) * tiles + w.tile;
-    __threadfence();
-    te__decode_consumers_sync();
-    if (thread == 0) *is_last = atomicAdd(arrivals, 1) == w.splits - 1;
-    te__decode_consumers_sync();
-    if (*is_last) {
-        __threadfence();
-        const int step = KV_HEADS * tiles;
-        const float *first = a->cache.partials + (index - (int64_t)(w.split - w.first) * step) * partial;
-        for (int j = thread; j < w.rows * (V / 4); j += TE__DECODE_WARPS * 32) {
-            const int r = j / (V / 4), column = j % (V / 4) * 4;
-            te__decode_sum s;
-            TE_UNROLL_4 for (int k = 0; k < w.splits; k++) {
-                const float *of = first + k * step * partial;
-                const float2 stat = __ldcg((const float2 *)(of + partial_rows * V + 2 * r));
-                s.add(stat.x, stat.y, __ldcg((const float4 *)(of + r * V + column)));
-            }
-            store(r, column, s);
-        }
-        if (thread == 0) *arrivals = 0;
-    }
-    te__decode_consumers_sync();
+    const int64_t at = (int64_t)(w.first_row + row.query) * (HEADS * V) + row.head * V + column;
+    *(uint32_t *)((uint16_t *)a->out + at) = e.w[0];
 }
 
-/* Grid: persistent. Shared memory: the stages, O and (max, sum) of the consumers, the batch's lengths. */
+/* Partial results of splits, or of groups of them: `rows` rows of V floats, then (max, sum) of each row. */
+struct te__decode_partials {
+    float *first;
+    int64_t stride; /* floats from one to the next */
+    int rows;
+};
+/* Merges `count` partial results in order: f(row, column, o, max, sum) gets two columns. Eight are loaded at a time. */
+template <int V, class W> TE_FN void te__decode_merge(const te__decode_partials &p, int count, int rows, W f) {
+    for (int j = (int)threadIdx.x; j < rows * (V / 2); j += TE__DECODE_WARPS * 32) {
+        const int r = j / (V / 2), column = j % (V / 2) * 2;
+        float max = -INFINITY, sum = 0;
+        float2 o = make_float2(0, 0);
+        for (int k = 0; k < count; k += 8) {
+            float2 stat[8], v[8];
+            TE_UNROLL for (int i = 0; i < 8; i++) {
+                const float *of = p.first + (k + i < count ? k + i : k) * p.stride;
+                stat[i] = __ldcg((const float2 *)(of + p.rows * V + 2 * r));
+                v[i] = __ldcg((const float2 *)(of + r * V + column));
+                if (k + i >= count) stat[i] = make_float2(-INFINITY, 0);
+            }
+            float now = max;
+            TE_UNROLL for (int i = 0; i < 8; i++) now = fmaxf(now, stat[i].x);
+            const float offset = now == -INFINITY ? 0.0f : now, before = te_exp2(max - offset);
+            sum *= before, o.x *= before, o.y *= before, max = now;
+            TE_UNROLL for (int i = 0; i < 8; i++) {
+                const float factor = te_exp2(stat[i].x - offset);
+                sum += stat[i].y * factor, o.x += v[i].x * factor, o.y += v[i].y * factor;
+            }
+        }
+        f(r, column, o, max, sum);
+    }
+}
+/* Announce what this block has stored; whether it is the last of `count` to do so. */
+TE_FN int te__decode_arrive(int *arrivals, int count, int *is_last) {
+    __threadfence();
+    te__decode_consumers_sync();
+    if (threadIdx.x == 0) {
+        *is_last = atomicAdd(arrivals, 1) == count - 1;
+        if (*is_last) *arrivals = 0;
+        __threadfence();
+    }
+    te__decode_consumers_sync();
+    return *is_last;
+}
+/* Store an item's result: the output if its tile has one split, else a partial result, which the last block of a group
+ * merges with the others of the group, and the last block of all groups with those of the other groups. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
+TE_FN void te__decode_finish(const te_attention_args *a, const te__decode_item &w, int index, int tiles,
+                             const te__decode_result<N> &result, int *is_last) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const auto store = [&](int r, int column, float2 o, float max, float sum) {
+        te__decode_store<T, HEADS, KV_HEADS, D, F>(a, w, r, column, o, max, sum);
+    };
+    const auto each = [&](auto f) {
+        TE_UNROLL for (int half = 0; half < 2; half++)
+            if (g + half * 8 < w.rows)
+                TE_UNROLL for (int n = 0; n < N; n++)
+                    f(g + half * 8, (warp * N + n) * 8 + 2 * t,
+                      make_float2(result.o[n][2 * half], result.o[n][2 * half + 1]), result.max[half], result.sum[half]);
+    };
+    if (w.splits <= 1) return each(store);
+    te__decode_partials p;
+    const int step = KV_HEADS * tiles, at = w.split - w.first; /* among the tile's splits */
+    p.rows = te__decode_partial_rows(a->seq, HEADS / KV_HEADS);
+    const int64_t floats = te__decode_partial_floats(p.rows, V);
+    float *const first = a->cache.partials + (index - (int64_t)at * step) * floats; /* of the tile's first split */
+    p.stride = step * floats;
+    const auto store_partial = [&](float *to) {
+        return [=](int r, int column, float2 o, float max, float sum) {
+            *(float2 *)(to + r * V + column) = o;
+            if (column == 0) *(float2 *)(to + p.rows * V + 2 * r) = make_float2(max, sum);
+        };
+    };
+    each(store_partial(first + at * p.stride));
+    const int group = at / TE__DECODE_GROUP, groups = (w.splits + TE__DECODE_GROUP - 1) / TE__DECODE_GROUP;
+    const int left = w.splits - group * TE__DECODE_GROUP, count = left < TE__DECODE_GROUP ? left : (int)TE__DECODE_GROUP;
+    const int tile = (w.i * KV_HEADS + w.kv_head) * tiles + w.tile;
+    int *const arrivals = a->cache.arrivals + (int64_t)tile * (1 + a->cache.split_groups);
+    if (!te__decode_arrive(arrivals + 1 + group, count, is_last)) return;
+    p.first = first + (int64_t)group * TE__DECODE_GROUP * p.stride;
+    if (groups == 1) return te__decode_merge<V>(p, count, w.rows, store);
+    float *const of_groups = a->cache.group_partials + (int64_t)tile * a->cache.split_groups * floats;
+    te__decode_merge<V>(p, count, w.rows, store_partial(of_groups + group * floats));
+    if (!te__decode_arrive(arrivals, groups, is_last)) return;
+    p.first = of_groups, p.stride = floats;
+    te__decode_merge<V>(p, groups, w.rows, store);
+}
+
+/* Grid: persistent. Shared memory: the stages, P, the maxima of the consumers, the batch's lengths. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
     typedef te__decode_traits<D, V> traits;
+    constexpr int N = traits::COLUMNS / 8;
     __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES];
     __shared__ int is_last;
     unsigned char *const memory = te__attention_shared;
     const uint32_t stages = te__shared_address(memory), full = te__shared_address(bars),
                    empty = full + 8 * TE__DECODE_MAX_STAGES;
-    float *out = (float *)(memory + traits::STAGES * traits::STAGE_BYTES), *stats = out + traits::OUT_BYTES / 4;
-    int *lengths = (int *)(stats + traits::STATS_BYTES / 4);
+    const te__decode_exchange x = {(float *)(memory + traits::STAGES * traits::STAGE_BYTES + traits::P_BYTES),
+                                   stages + traits::STAGES * traits::STAGE_BYTES};
+    int *lengths = (int *)x.max + traits::STATS_BYTES / 4;
     const te__decode_lengths n = {lengths, lengths + TE__DECODE_MAX_SEQUENCES + 1,
                                   lengths + 2 * (TE__DECODE_MAX_SEQUENCES + 1)};
     const int thread = (int)threadIdx.x;
@@ -380,23 +483,14 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     const int tiles = te__decode_tiles(a->seq, HEADS / KV_HEADS), items = n.first_split[a->batch] * KV_HEADS * tiles;
     if (thread >= TE__DECODE_WARPS * 32)
         return te__decode_produce<HEADS, KV_HEADS, D, F>(a, n, stages, full, empty, items, tiles);
-    const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     te__decode_ring ring = {0, 0};
     for (int index = (int)blockIdx.x; index < items; index += (int)gridDim.x) {
         const te__decode_item w = te__decode_item_of<HEADS, KV_HEADS, F>(n, a->batch, tiles, index);
         if (!w.is_needed) continue;
-        float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, o[V / 8][4] = {};
-        te__decode_multiply<T, HEADS, KV_HEADS, D, F>(a, w, ring, stages, full, empty, max, sum, o);
-        TE_UNROLL for (int half = 0; half < 2; half++) {
-            const int r = g + half * 8;
-            if (r >= w.rows) continue;
-            float *to = out + (warp * TE__DECODE_ROWS + r) * traits::OUT_ROW + 2 * t;
-            TE_UNROLL for (int k = 0; k < V / 8; k++)
-                *(float2 *)(to + k * 8) = make_float2(o[k][2 * half], o[k][2 * half + 1]);
-            if (t == 0) *(float2 *)(stats + (warp * TE__DECODE_ROWS + r) * 2) = make_float2(max[half], sum[half]);
-        }
-        te__decode_consumers_sync();
-        te__decode_finish<T, HEADS, KV_HEADS, D, F>(a, w, index, tiles, out, stats, &is_last);
+        te__decode_result<N> r = {{-INFINITY, -INFINITY}, {0, 0}, {}};
+        te__decode_multiply<T, HEADS, KV_HEADS, D, F, N>(a, w, ring, stages, full, empty, x, r);
+        te__decode_exchange_sum(x, r.sum);
+        te__decode_finish<T, HEADS, KV_HEADS, D, F, N>(a, w, index, tiles, r, &is_last);
     }
 }
 #endif
