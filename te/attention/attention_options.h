@@ -224,16 +224,13 @@ typedef struct te_attention_cache {
     /* decoding: */
     const int32_t *first_split; /* [batch + 1]: splits of TE_CACHE_SPLIT keys before each sequence, and of all */
     float *partials;            /* te__decode_partial_floats for each split, head of keys and tile */
-    float *group_partials;      /* likewise for each sequence, head of keys, tile and group of splits */
-    int32_t *arrivals;          /* zeros between kernels: finished groups, and finished splits of each group, of each
-                                 * sequence, head of keys and tile */
     int decode_rows;            /* new rows of a sequence for which these suffice */
-    int split_groups;           /* groups of splits of the longest sequence */
+    int capacity;               /* tokens of a sequence at most */
 } te_attention_cache;
 
 enum {
     TE_CACHE_SPLIT = 256,     /* keys that a block of a decoding attention reads (impl/attention_sm90_decode.h) */
-    TE__DECODE_GROUP = 16,    /* splits that are merged at a time there */
+    TE__DECODE_GROUP = 16,    /* splits that are summed first when they are merged */
     TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
     TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
 };

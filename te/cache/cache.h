@@ -71,9 +71,8 @@ typedef struct te_cache_tables {
     int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
     int32_t *first_split; /* [sequences + 1]: parts of TE_CACHE_SPLIT keys before each, counted over all sequences */
     /* of decoding, te_attention_cache: */
-    int32_t *arrivals;
-    float *partials, *group_partials;
-    int decode_rows, split_groups, arrival_count;
+    float *partials;
+    int decode_rows;
 } te_cache_tables;
 
 enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
@@ -105,33 +104,25 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out what decoding needs: arrivals, and the partial results of all splits of the largest attention. */
+/* Lay out what decoding needs: the partial results of all splits of the largest attention. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te_ceil_div(complete->capacity, TE_CACHE_SPLIT);
     const int64_t held = (int64_t)complete->pages * complete->page_rows / TE_CACHE_SPLIT + complete->sequences;
     const int64_t splits = te_min(complete->sequences * longest, held);
-    const int64_t groups = te_ceil_div(longest, TE__DECODE_GROUP);
-    int64_t arrivals = 0, floats = 0, of_groups = 0;
+    int64_t floats = 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
             const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
             const int64_t partial = te__decode_partial_floats(te__decode_partial_rows((int)rows, group), o->value_dim);
-            const int64_t all_tiles = (int64_t)complete->sequences * o->kv_heads * tiles;
-            if (!TE_CUDA || tiles > TE__DECODE_MAX_TILES) continue;
-            arrivals = te_max(arrivals, all_tiles * (1 + groups));
-            floats = te_max(floats, splits * o->kv_heads * tiles * partial);
-            of_groups = te_max(of_groups, all_tiles * groups * partial);
+            if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
+                floats = te_max(floats, splits * o->kv_heads * tiles * partial);
         }
-    t->decode_rows = complete->decode_rows, t->split_groups = (int)groups, t->arrival_count = (int)arrivals;
-    if (memory) t->arrivals = (int32_t *)(void *)(memory + at);
-    at += (size_t)te_round_up(arrivals * (int64_t)sizeof(int32_t), TE_ALIGN);
+    t->decode_rows = complete->decode_rows;
     if (memory) t->partials = (float *)(void *)(memory + at);
-    at += (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
-    if (memory) t->group_partials = (float *)(void *)(memory + at);
-    return at + (size_t)te_round_up(of_groups * (int64_t)sizeof(float), TE_ALIGN);
+    return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
 }
 /* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
@@ -341,7 +332,6 @@ TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const int i = b.x * TE_CACHE_THREADS + g.id;
     if (i < t->pages) t->free_page[i] = t->pages - 1 - i, t->use_count[i] = 0;
     if (i < t->sequences) t->length[i] = 0, t->slot[i] = 0, t->past[i] = -1, t->first_split[i] = 0;
-    if (i < t->arrival_count) t->arrivals[i] = 0;
     if (i == 0) *t->free_count = t->pages, *t->status = 0, t->first_split[t->sequences] = 0;
 }
 TE_KERNEL_IF_USED(te__cache_clear, TE_CACHE_THREADS, 1, te_cache_args, te__cache_clear_body(te_args, te_at))
@@ -386,7 +376,7 @@ TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model
     c->t.table_width = (int)te_ceil_div(complete.capacity, complete.page_rows);
     c->at = c;
     const te_cache_args a = te__cache_args(c);
-    const int64_t most = te_max(te_max(complete.pages, complete.sequences), c->t.arrival_count);
+    const int64_t most = te_max(complete.pages, complete.sequences);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
 /* Prepare a batch, whose te_batch.cache is c: once, before its models run. The batch's tokens count as the cache's from
@@ -471,8 +461,7 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
     a.table_width = c->t.table_width, a.first_split = c->t.first_split, a.partials = c->t.partials;
-    a.arrivals = c->t.arrivals, a.decode_rows = c->t.decode_rows, a.group_partials = c->t.group_partials;
-    a.split_groups = c->t.split_groups;
+    a.decode_rows = c->t.decode_rows, a.capacity = c->t.capacity;
     return a;
 }
 

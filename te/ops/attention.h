@@ -185,7 +185,7 @@ typedef struct te__attention_cached_kernels {
     te_attention_launch_fn launch, store;
 } te__attention_cached_kernels;
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
-    TE_ATTENTION_FORWARD_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
+    TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))                                              \

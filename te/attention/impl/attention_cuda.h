@@ -18,14 +18,10 @@
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* and forward */
 
-template <bool CONDITION, class A, class B> struct te__attn_select { typedef A type; };
-template <class A, class B> struct te__attn_select<false, A, B> { typedef B type; };
 /* The kernels for compute capability 9.0. They do not exist for f32, so f32 is passed here for options that they do not
  * support: a score bias, and in forward max_logit. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_forward = typename te__attn_select<
-    F::CACHED, te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F>,
-    te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT || F::CACHED ? TE_f32 : T, HEADS, KV_HEADS, D, F>>::type;
+using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
@@ -149,17 +145,34 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
         const te__tensor_map_encode_fn encode = sm90::EXISTS ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->sm90, sm90::SHARED, ctx->device) ? encode : 0;
     }
-    static int can_use_sm90(const te_attention_args *a) {
-        if constexpr (F::CACHED) return sm90::can(a);
-        else return te__attn_every_query_sees_a_key<F>(a);
-    }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
-        const te__tensor_map_encode_fn encode = can_use_sm90(a) ? ready(ctx, k) : 0;
+        const te__tensor_map_encode_fn encode = te__attn_every_query_sees_a_key<F>(a) ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->sm90.kernel, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
         TE_TRY((te__attn_check_replaced<sm90, F>(ctx, &k->sm90, name)));
+        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
+    }
+};
+
+/* Attention over a cache: attention_sm90_decode.h for a few new rows of each sequence, else the forward of sm_80. */
+typedef struct te__attn_cached_kernels {
+    te__attn_kernel fallback;
+    te_sm90_kernel decode;
+    const void *merge;
+} te__attn_cached_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
+    static_assert(F::CACHED, "te: attention: the option cached is missing");
+    typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
+    typedef te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F> decode;
+    typedef typename decode::merge merge;
+    static te_status launch(te_context *ctx, te__attn_cached_kernels *k, const te_attention_args *a, const char *name) {
+        TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
+        if (decode::EXISTS && decode::can(a) && ctx->capability == 900 &&
+            te__sm90_kernel_ready(&k->decode, decode::SHARED, ctx->device))
+            return decode::launch(ctx, k->decode.kernel, k->merge, a, name);
         return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
     }
 };
@@ -318,6 +331,21 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
     TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},              \
                                                                 /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
+    }
+
+#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                      \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
+    TE__ATTENTION_VARIANT(name, options)                                                                             \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    typedef te__attn_cached_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;         \
+    TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
+    TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
+    TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
+    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},               \
+                                                               /* decode */ {(const void *)name##_decode, 0, 0},     \
+                                                               /* merge */ (const void *)name##_merge};              \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }

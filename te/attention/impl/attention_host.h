@@ -504,6 +504,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     }
 
 /* The dq kernel writes delta, which the dkdv kernel reads. */
+#define TE_ATTENTION_CACHED_OF TE_ATTENTION_FORWARD_OF
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

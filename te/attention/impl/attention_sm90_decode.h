@@ -4,9 +4,9 @@
  * The query heads that share a head of keys are the rows of one tile: 16 rows, (query, head of the group). The keys of a
  * tile are divided into splits of TE_CACHE_SPLIT, by their position alone, so a row has the same bits whatever the batch
  * is. Blocks are persistent: block b takes the work items b, b + grid, .. of the list (split, head of keys, tile), whose
- * length te_cache_begin has left in te_attention_cache.first_split; the host knows no length. The block that finishes
- * the last of TE__DECODE_GROUP splits merges them, in order, and the block that finishes a tile's last group merges the
- * groups.
+ * length te_cache_begin has left in te_attention_cache.first_split; the host knows no length. A second kernel merges the
+ * splits of sequences that have several: while the memory is busy each fence, atomic or load waits behind the copies, 5
+ * us on an H200, so a block that merged would be idle for 15 us.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys of either at a time, as they lie
  *     consumers  four warps: each computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P through
@@ -360,93 +360,27 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_item &w
     *(uint32_t *)((uint16_t *)a->out + at) = e.w[0];
 }
 
-/* Partial results of splits, or of groups of them: `rows` rows of V floats, then (max, sum) of each row. */
-struct te__decode_partials {
-    float *first;
-    int64_t stride; /* floats from one to the next */
-    int rows;
-};
-/* Merges `count` partial results in order: f(row, column, o, max, sum) gets two columns. Eight are loaded at a time. */
-template <int V, class W> TE_FN void te__decode_merge(const te__decode_partials &p, int count, int rows, W f) {
-    for (int j = (int)threadIdx.x; j < rows * (V / 2); j += TE__DECODE_WARPS * 32) {
-        const int r = j / (V / 2), column = j % (V / 2) * 2;
-        float max = -INFINITY, sum = 0;
-        float2 o = make_float2(0, 0);
-        for (int k = 0; k < count; k += 8) {
-            float2 stat[8], v[8];
-            TE_UNROLL for (int i = 0; i < 8; i++) {
-                const float *of = p.first + (k + i < count ? k + i : k) * p.stride;
-                stat[i] = __ldcg((const float2 *)(of + p.rows * V + 2 * r));
-                v[i] = __ldcg((const float2 *)(of + r * V + column));
-                if (k + i >= count) stat[i] = make_float2(-INFINITY, 0);
-            }
-            float now = max;
-            TE_UNROLL for (int i = 0; i < 8; i++) now = fmaxf(now, stat[i].x);
-            const float offset = now == -INFINITY ? 0.0f : now, before = te_exp2(max - offset);
-            sum *= before, o.x *= before, o.y *= before, max = now;
-            TE_UNROLL for (int i = 0; i < 8; i++) {
-                const float factor = te_exp2(stat[i].x - offset);
-                sum += stat[i].y * factor, o.x += v[i].x * factor, o.y += v[i].y * factor;
-            }
-        }
-        f(r, column, o, max, sum);
-    }
-}
-/* Announce what this block has stored; whether it is the last of `count` to do so. */
-TE_FN int te__decode_arrive(int *arrivals, int count, int *is_last) {
-    __threadfence();
-    te__decode_consumers_sync();
-    if (threadIdx.x == 0) {
-        *is_last = atomicAdd(arrivals, 1) == count - 1;
-        if (*is_last) *arrivals = 0;
-        __threadfence();
-    }
-    te__decode_consumers_sync();
-    return *is_last;
-}
-/* Store an item's result: the output if its tile has one split, else a partial result, which the last block of a group
- * merges with the others of the group, and the last block of all groups with those of the other groups. */
+/* Store an item's result: the output if its tile has one split, else a partial result: `rows` rows of V floats, then
+ * (max, sum) of each row. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
-TE_FN void te__decode_finish(const te_attention_args *a, const te__decode_item &w, int index, int tiles,
-                             const te__decode_result<N> &result, int *is_last) {
+TE_FN void te__decode_finish(const te_attention_args *a, const te__decode_item &w, int index,
+                             const te__decode_result<N> &result) {
     constexpr int V = te__attn_value_dim<D, F>();
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const auto store = [&](int r, int column, float2 o, float max, float sum) {
-        te__decode_store<T, HEADS, KV_HEADS, D, F>(a, w, r, column, o, max, sum);
-    };
-    const auto each = [&](auto f) {
-        TE_UNROLL for (int half = 0; half < 2; half++)
-            if (g + half * 8 < w.rows)
-                TE_UNROLL for (int n = 0; n < N; n++)
-                    f(g + half * 8, (warp * N + n) * 8 + 2 * t,
-                      make_float2(result.o[n][2 * half], result.o[n][2 * half + 1]), result.max[half], result.sum[half]);
-    };
-    if (w.splits <= 1) return each(store);
-    te__decode_partials p;
-    const int step = KV_HEADS * tiles, at = w.split - w.first; /* among the tile's splits */
-    p.rows = te__decode_partial_rows(a->seq, HEADS / KV_HEADS);
-    const int64_t floats = te__decode_partial_floats(p.rows, V);
-    float *const first = a->cache.partials + (index - (int64_t)at * step) * floats; /* of the tile's first split */
-    p.stride = step * floats;
-    const auto store_partial = [&](float *to) {
-        return [=](int r, int column, float2 o, float max, float sum) {
-            *(float2 *)(to + r * V + column) = o;
-            if (column == 0) *(float2 *)(to + p.rows * V + 2 * r) = make_float2(max, sum);
-        };
-    };
-    each(store_partial(first + at * p.stride));
-    const int group = at / TE__DECODE_GROUP, groups = (w.splits + TE__DECODE_GROUP - 1) / TE__DECODE_GROUP;
-    const int left = w.splits - group * TE__DECODE_GROUP, count = left < TE__DECODE_GROUP ? left : (int)TE__DECODE_GROUP;
-    const int tile = (w.i * KV_HEADS + w.kv_head) * tiles + w.tile;
-    int *const arrivals = a->cache.arrivals + (int64_t)tile * (1 + a->cache.split_groups);
-    if (!te__decode_arrive(arrivals + 1 + group, count, is_last)) return;
-    p.first = first + (int64_t)group * TE__DECODE_GROUP * p.stride;
-    if (groups == 1) return te__decode_merge<V>(p, count, w.rows, store);
-    float *const of_groups = a->cache.group_partials + (int64_t)tile * a->cache.split_groups * floats;
-    te__decode_merge<V>(p, count, w.rows, store_partial(of_groups + group * floats));
-    if (!te__decode_arrive(arrivals, groups, is_last)) return;
-    p.first = of_groups, p.stride = floats;
-    te__decode_merge<V>(p, groups, w.rows, store);
+    const int rows = te__decode_partial_rows(a->seq, HEADS / KV_HEADS);
+    float *const partial = a->cache.partials + index * te__decode_partial_floats(rows, V);
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        const int r = g + half * 8;
+        if (r >= w.rows) continue;
+        TE_UNROLL for (int n = 0; n < N; n++) {
+            const int column = (warp * N + n) * 8 + 2 * t;
+            const float2 o = make_float2(result.o[n][2 * half], result.o[n][2 * half + 1]);
+            if (w.splits > 1) *(float2 *)(partial + r * V + column) = o;
+            else te__decode_store<T, HEADS, KV_HEADS, D, F>(a, w, r, column, o, result.max[half], result.sum[half]);
+        }
+        if (w.splits > 1 && warp == 0 && t == 0)
+            *(float2 *)(partial + rows * V + 2 * r) = make_float2(result.max[half], result.sum[half]);
+    }
 }
 
 /* Grid: persistent. Shared memory: the stages, P, the maxima of the consumers, the batch's lengths. */
@@ -456,7 +390,6 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     typedef te__decode_traits<D, V> traits;
     constexpr int N = traits::COLUMNS / 8;
     __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES];
-    __shared__ int is_last;
     unsigned char *const memory = te__attention_shared;
     const uint32_t stages = te__shared_address(memory), full = te__shared_address(bars),
                    empty = full + 8 * TE__DECODE_MAX_STAGES;
@@ -490,18 +423,101 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         te__decode_result<N> r = {{-INFINITY, -INFINITY}, {0, 0}, {}};
         te__decode_multiply<T, HEADS, KV_HEADS, D, F, N>(a, w, ring, stages, full, empty, x, r);
         te__decode_exchange_sum(x, r.sum);
-        te__decode_finish<T, HEADS, KV_HEADS, D, F, N>(a, w, index, tiles, r, &is_last);
+        te__decode_finish<T, HEADS, KV_HEADS, D, F, N>(a, w, index, r);
+    }
+}
+
+/* ---- the second kernel: the merge of splits ---------------------------------------------------------------------- */
+
+/* Columns of one row that are being merged: of splits in order, or of groups of splits in order. */
+template <int N> struct te__decode_merged {
+    float max, sum, o[N];
+    __device__ __forceinline__ te__decode_merged() : max(-INFINITY), sum(0), o{} {}
+    __device__ __forceinline__ void add(float other_max, float other_sum, const float *other) {
+        const float now = fmaxf(max, other_max), offset = now == -INFINITY ? 0.0f : now;
+        const float before = te_exp2(max - offset), factor = te_exp2(other_max - offset);
+        max = now, sum = sum * before + other_sum * factor;
+        TE_UNROLL for (int i = 0; i < N; i++) o[i] = o[i] * before + other[i] * factor;
+    }
+};
+/* Grid: blocks of TE__MERGE_WARPS warps. A row of a head is merged by one warp or by the whole block (warps: so many), in
+ * groups of TE__DECODE_GROUP splits, and its groups in order: the same sums either way. Bytes: the partial results
+ * once. */
+enum { TE__MERGE_WARPS = 8 };
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
+    constexpr int V = te__attn_value_dim<D, F>(), N = V / 32, GROUP = HEADS / KV_HEADS;
+    __shared__ float shared[TE__MERGE_WARPS][V + 2];
+    te_kernel_begin();
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, in_row = warp % warps;
+    const te_sequences s = te__attn_sequences(a);
+    const int at = (int)blockIdx.x * (TE__MERGE_WARPS / warps) + warp / warps, head = at % HEADS;
+    const int row = at / HEADS < s.rows ? at / HEADS : s.rows - 1; /* all warps reach the barriers */
+    const int i = te_sequence_of(&s, row, 0), first_row = te_sequence_first(&s, i), query = row - first_row;
+    const int queries = te_sequence_first(&s, i + 1) - first_row, past = a->cache.past[i];
+    /* the splits of this row's tile, as te__decode_item_of has them */
+    const int in_tiles = query * GROUP + head % GROUP, tile = in_tiles / TE__DECODE_ROWS, r = in_tiles % TE__DECODE_ROWS;
+    const te__attn_mask mask = te__attn_mask_between(queries, past < 0 ? 0 : past + queries, F::LEFT, F::RIGHT);
+    const int tile_query = tile * TE__DECODE_ROWS / GROUP;
+    const int left = queries * GROUP - tile * TE__DECODE_ROWS, tile_rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
+    const te__attn_range seen =
+        te__attn_keys_of(mask, tile_query, (tile * TE__DECODE_ROWS + tile_rows - 1) / GROUP - tile_query + 1);
+    const int end = seen.end < mask.keys ? seen.end : mask.keys, first = seen.first / TE_CACHE_SPLIT;
+    const int splits = end > seen.first ? (end + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT - first : 0;
+    const int tiles = te__decode_tiles(a->seq, GROUP), rows = te__decode_partial_rows(a->seq, GROUP);
+    const int64_t floats = te__decode_partial_floats(rows, V), step = (int64_t)KV_HEADS * tiles * floats;
+    const float *of = a->cache.partials + (int64_t)(a->cache.first_split[i] + first) * step +
+                      (int64_t)(head / GROUP * tiles + tile) * floats;
+    te__decode_merged<N> all;
+    const int groups = splits > 1 ? (splits + TE__DECODE_GROUP - 1) / TE__DECODE_GROUP : 0;
+    /* with several warps a row all warps of the block have the same row, and so the same number of groups */
+    for (int base = 0; base < groups; base += warps) {
+        te__decode_merged<N> group;
+        const int g = base + in_row, count = splits - g * TE__DECODE_GROUP;
+        for (int k = 0; g < groups && k < TE__DECODE_GROUP && k < count; k += 8) {
+            float2 stat[8];
+            float o[8][N];
+            TE_UNROLL for (int j = 0; j < 8; j++) {
+                const float *p = of + (int64_t)(g * TE__DECODE_GROUP + (k + j < count ? k + j : k)) * step;
+                stat[j] = *(const float2 *)(p + rows * V + 2 * r);
+                TE_UNROLL for (int c = 0; c < N; c += 2) {
+                    const float2 v = *(const float2 *)(p + r * V + lane * N + c);
+                    o[j][c] = v.x, o[j][c + 1] = v.y;
+                }
+            }
+            TE_UNROLL for (int j = 0; j < 8; j++) if (k + j < count) group.add(stat[j].x, stat[j].y, o[j]);
+        }
+        if (warps == 1) {
+            if (g < groups) all.add(group.max, group.sum, group.o);
+            continue;
+        }
+        TE_UNROLL for (int c = 0; c < N; c++) shared[warp][lane * N + c] = group.o[c];
+        if (lane == 0) shared[warp][V] = group.max, shared[warp][V + 1] = group.sum;
+        __syncthreads();
+        for (int j = 0; in_row == 0 && j < warps && base + j < groups; j++)
+            all.add(shared[warp + j][V], shared[warp + j][V + 1], &shared[warp + j][lane * N]);
+        __syncthreads();
+    }
+    if (in_row || splits <= 1 || at / HEADS >= s.rows) return;
+    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float sink = F::SINKS ? te__attn_sink<T, F>(a, head) * unit : -INFINITY;
+    const float scale = te__decode_scale(all.max, all.sum, sink);
+    TE_UNROLL for (int c = 0; c < N; c += 2) {
+        const float v[8] = {all.o[c] * scale, all.o[c + 1] * scale, 0, 0, 0, 0, 0, 0};
+        te_vec8 e;
+        te_vec8_of(&e, v, T);
+        *(uint32_t *)((uint16_t *)a->out + (int64_t)row * (HEADS * V) + head * V + lane * N + c) = e.w[0];
     }
 }
 #endif
 
-/* ---- the kernel as a type, for attention_cuda.h ------------------------------------------------------------------ */
+/* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Whether there is such a kernel: rows are multiples of 128 bytes, because only these are stored in an order that has no
- * bank conflicts. */
+/* Whether there are such kernels: rows are multiples of 128 bytes, because only these are stored in an order that has
+ * no bank conflicts. */
 template <te_dtype T, int D, class F> TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
-    return F::CACHED && T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
+    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
 struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>()> {
@@ -513,17 +529,32 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>()> {
         te__attention_decode<T, HEADS, KV_HEADS, D, F>(a);
 #endif
     }
+    /* The second kernel. With few rows the whole block merges one. */
+    struct merge {
+        typedef te_attention_args args;
+        static constexpr int THREADS = TE__MERGE_WARPS * 32, BLOCKS = 2, MANY_ROWS = 2048;
+        static __device__ __forceinline__ void body(const args *a) {
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+            const int rows = te__attn_sequences(a).rows * HEADS;
+            te__attention_decode_merge<T, HEADS, KV_HEADS, D, F>(a, rows < MANY_ROWS ? (int)TE__MERGE_WARPS : 1);
+#endif
+        }
+    };
     /* Whether the call has few enough rows, and the cache memory for the partial results. */
     static int can(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&
                a->seq <= a->cache.decode_rows;
     }
-    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn, const te_attention_args *a,
+    static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
         const te_launch launch = te__launch_of(kernel, name, te__grid_of(ctx->processors * traits::BLOCKS, 1),
                                                traits::THREADS, traits::SHARED, 1);
-        return te__cuda_launch(ctx, launch, a, sizeof *a);
+        TE_TRY(te__cuda_launch(ctx, launch, a, sizeof *a));
+        if (a->cache.capacity <= TE_CACHE_SPLIT) return TE_OK;
+        const int64_t rows = (int64_t)te__attn_sequences(a).rows * HEADS;
+        const int64_t blocks = rows < merge::MANY_ROWS ? rows : te_ceil_div(rows, TE__MERGE_WARPS);
+        return te__cuda_launch_plain(ctx, merge_kernel, name, te__grid_of(blocks, 1), merge::THREADS, a, sizeof *a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -531,9 +562,9 @@ struct te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F, false> {
     typedef te_attention_args args;
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}
+    typedef te__attn_sm90_decode merge;
     static int can(const te_attention_args *) { return 0; }
-    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *,
-                            const char *) {
+    static te_status launch(te_context *, const void *, const void *, const te_attention_args *, const char *) {
         return TE_OK;
     }
 };
