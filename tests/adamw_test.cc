@@ -1,5 +1,5 @@
-// AdamW, SGD and Muon: against double over many steps and odd sizes, moments in bf16 and 8 bits, clipping, schedules, decay, skipped steps,
-// the same bits again.
+// adamw_test.cc -- AdamW, SGD and Muon against double, over many steps and at odd sizes: moments in bf16 and in 8 bits, clipping, schedules,
+// weight decay, skipped steps, and the same bits in a second run.
 #include "draw.h"
 #include "hand_model.h"
 
@@ -40,15 +40,15 @@ double length(const std::vector<double> &v) {
     return std::sqrt(sum);
 }
 
-// The paper's algorithm 2, in double; or SGD. Where moments are stored in bf16, m_off and v_off are how far the
-// vectors may be off: in each step every element moves by a unit of 2^-7 of itself at most, either way. In 8 bits the unit
-// is 2^-3 of m, (1 + 2^-3)^2 - 1 of v, and below the normal numbers 2^-9 of a scale.
+// AdamW (algorithm 2 of the paper) or SGD, in double. m_off and v_off bound the errors of the moment vectors if these are
+// stored in fewer bits. In bf16 each step rounds every element by at most 2^-7 of itself. In 8 bits it is 2^-3 of m and
+// (1 + 2^-3)^2 - 1 of v; for subnormals it is 2^-9 times the scale.
 struct reference_tensor {
     const hand_model *model;
     size_t index;
     std::vector<double> p, m, v;
     double m_off = 0, v_off = 0;
-    double lr = 1, decay = NAN; // of a group of parameters
+    double lr = 1, decay = NAN; // those of the parameter's group; NAN: the config's decay
 };
 struct reference {
     te_adamw_config c;
@@ -104,24 +104,25 @@ struct reference {
             const double keeps = c.rule == TE_RULE_sgd ? mu : b1;
             const bool eight = c.moments == TE_e4m3;
             t.m_off = keeps * t.m_off + length(t.m) / (eight ? 8 : 128), t.v_off = b2 * t.v_off + length(t.v) * (eight ? 17. / 64 : 1. / 128);
-            const auto unit = [](const std::vector<double> &of, bool root) { // 2^-9 s, s < 2 most / 448, and twice that where most was rounded up
-                double most = 0;
-                for (double x : of) most = std::max(most, root ? std::sqrt(x) : std::fabs(x));
-                return most / (112 * 512);
+            // the scale is below 2 amax / 448, and twice that if amax was rounded up; the unit of subnormals is 2^-9 times the scale
+            const auto unit = [](const std::vector<double> &of, bool root) {
+                double largest = 0;
+                for (double x : of) largest = std::max(largest, root ? std::sqrt(x) : std::fabs(x));
+                return largest / (112 * 512);
             };
             const double m_unit = unit(t.m, false), v_unit = unit(t.v, true), many = std::sqrt((double)t.p.size());
-            if (eight) t.m_off += m_unit * many, t.v_off += 17 * v_unit * v_unit * many; // (8 + 1)^2 - 8^2 units
+            if (eight) t.m_off += m_unit * many, t.v_off += 17 * v_unit * v_unit * many; // (8 + 1)^2 - 8^2 = 17
         }
     }
 };
 
-// Newton-Schulz in double, of u[rows, cols]; what is stored is rounded to the products' format.
+// Newton-Schulz of u[rows, cols] in double; each matrix that the library stores is rounded to the format of its GEMMs.
 void round_all(std::vector<double> &v, te_dtype dtype) {
     for (double &e : v) e = dtype == TE_f32 ? e : (double)te_round_to((float)e, dtype);
 }
 std::vector<double> orthogonal(std::vector<double> x, size_t rows, size_t cols, te_dtype dtype) {
     const double norm = length(x) + 1e-7;
-    if (rows > cols) { // the same steps for the transposed matrix, the smaller product
+    if (rows > cols) { // as in the library, the transposed matrix, whose products are smaller
         std::vector<double> transposed(x.size()), back(x.size());
         for (size_t i = 0; i < x.size(); i++) transposed[i % cols * rows + i / cols] = x[i];
         transposed = orthogonal(transposed, cols, rows, dtype);
@@ -189,17 +190,17 @@ TEST_CASE("schedules") {
     CHECK(te__schedule_problem(&s) != nullptr);
     s.peak = 1, s.warmup = -1;
     CHECK(te__schedule_problem(&s) != nullptr);
-    s.warmup = 0, s.kind = (te_schedule_kind)7; // of four
+    s.warmup = 0, s.kind = (te_schedule_kind)7; // there are only four kinds
     CHECK(te__schedule_problem(&s) != nullptr);
 }
 
-TEST_CASE("many steps against double, all dtypes in one launch") {
+TEST_CASE("many steps match the reference, with all dtypes in one launch") {
     target t;
     std::mt19937 random(3);
     for (int kind = 0; kind < 9; kind++) { // AdamW with and without clipping; SGD without momentum, with it, Nesterov's; moments in bf16, in 8 bits
         const int clip = kind != 1, sgd = kind >= 2 && kind != 5 && kind != 7;
         hand_model a(t, "a", TE_bf16, odd_params()), b(t, "b", TE_f32, odd_params()), c(t, "c", TE_f16, odd_params());
-        REQUIRE(te_tie(&a.param[11], &a.param[6], t) == TE_OK); // tied weight: counted and updated once
+        REQUIRE(te_tie(&a.param[11], &a.param[6], t) == TE_OK); // a tied weight counts once in the norm, and is updated once
         const std::vector<const hand_model *> hands = {&a, &b, &c};
         for (hand_model *m : {&a, &b, &c}) m->draw_data(random, 0.5f);
         te_adamw_config config = busy_config();
@@ -209,7 +210,8 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
         optimizer o(t, {&a.model, &b.model, &c.model}, config);
         reference r(config, hands);
         for (int step = 0; step < (brief() ? 5 : 15); step++) {
-            for (hand_model *m : {&a, &b, &c}) m->draw_grad(random, step % 5 == 4 ? 1e-3f : 1.0f); // small ones are not clipped
+            // gradients so small that they are not clipped
+            for (hand_model *m : {&a, &b, &c}) m->draw_grad(random, step % 5 == 4 ? 1e-3f : 1.0f);
             o.step(), r.run();
             const te_adamw_state s = o.state();
             CHECK(s.step == step + 1);
@@ -236,11 +238,11 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
     }
 }
 
-TEST_CASE("each size alone, and the same bits again") {
+TEST_CASE("each size alone, with the same bits in a second run") {
     target t;
     for (int64_t n : {1, 2, 3, 4, 5, 31, 32, 33, 1023, 1024, 1025, 2044, 2047, 2048, 2049, 4096, 6151}) {
         std::vector<uint8_t> first;
-        for (int again = 0; again < 2; again++) {
+        for (int repeat = 0; repeat < 2; repeat++) {
             std::mt19937 random(5);
             hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
             m.draw_data(random, 1);
@@ -253,13 +255,13 @@ TEST_CASE("each size alone, and the same bits again") {
             std::vector<uint8_t> now = m.params->raw();
             const std::vector<float> p = read_floats(t, o.opt.master, (size_t)n);
             now.insert(now.end(), (const uint8_t *)p.data(), (const uint8_t *)(p.data() + n));
-            if (again) CHECK(now == first);
+            if (repeat) CHECK(now == first);
             first = now;
         }
     }
 }
 
-// What is stored lies beside the exact value, above it as often as the distance from the lower neighbour says.
+// Stochastic rounding: each stored value is a neighbour of the exact one, and the upper one with a probability of the distance to the lower one.
 struct rounding {
     double share = 0, up = 0;
     std::vector<double> shares;
@@ -274,7 +276,7 @@ struct rounding {
     }
 };
 
-TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their own") {
+TEST_CASE("moments in bf16 are rounded stochastically, without bias, m and v independently") {
     target t;
     std::mt19937 random(8);
     for (int64_t n : {1, 3, 31, 33, 1023, 2047, 2049, 100003}) {
@@ -292,30 +294,30 @@ TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their
             c.moments = TE_bf16, c.seed = seed;
             optimizer o(t, {&m.model}, c);
             o.step();
-            CHECK(m.data(0) == weights); // the first update is made of moments that have not been stored yet
+            CHECK(m.data(0) == weights); // the first update uses the moments before they are rounded
             CHECK(read_floats(t, o.opt.master, (size_t)n) == master);
             const std::vector<float> sm = read_floats(t, o.opt.m, (size_t)n, TE_bf16), sv = read_floats(t, o.opt.v, (size_t)n, TE_bf16);
             const rounding rm(em, sm), rv(ev, sv);
             ms.push_back(sm);
             if (n < 100000) continue;
-            const double five = 5 * 0.5 * std::sqrt((double)n); // deviations of a sum of n chances, each of a half at most
+            const double five = 5 * 0.5 * std::sqrt((double)n); // five standard deviations of the sum of n random bits, each of 1/2 at most
             CHECK(std::fabs(rm.up - rm.share) < five);
             CHECK(std::fabs(rv.up - rv.share) < five);
             double both = 0;
             for (size_t i = 0; i < sm.size(); i++) both += (rm.was_up[i] && rv.was_up[i]) - rm.shares[i] * rv.shares[i];
             CHECK(std::fabs(both) < five);
-            o.step(), o.step(), o.step(); // the same gradient again: the mean of m stays that of numbers never rounded
+            o.step(), o.step(), o.step(); // three more steps with the same gradient: the mean of m must be that without roundings
             double left = 0;
             const std::vector<float> g = read_floats(t, m.param[0].grad, (size_t)n), last = read_floats(t, o.opt.m, (size_t)n, TE_bf16);
             for (size_t i = 0; i < g.size(); i++) left += ((double)last[i] - (1 - std::pow(0.9, 4)) * (double)g[i]) / (double)g[i];
-            CHECK(std::fabs(left) < five * 4 / 128); // four roundings, each by a unit of 2^-7 of the element at most
+            CHECK(std::fabs(left) < five * 4 / 128); // four roundings, each of at most 2^-7 of the element
         }
         CHECK(ms[0] == ms[1]);
         if (n > 1000) CHECK(ms[0] != ms[2]);
     }
 }
 
-TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
+TEST_CASE("moments in 8 bits are rounded to neighbours, without bias, and no v becomes 0") {
     target t;
     std::mt19937 random(9);
     for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd})
@@ -324,7 +326,7 @@ TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
             hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
             m.draw_data(random, 1);
             std::vector<float> g = hand_model::draw(random, (size_t)n, 1);
-            for (size_t i = 0; i < g.size(); i += 5) g[i] *= std::ldexp(1.f, -(int)(random() % 30)); // of any size, or nothing
+            for (size_t i = 0; i < g.size(); i += 5) g[i] *= std::ldexp(1.f, -(int)(random() % 30)); // of very different sizes
             for (size_t i = 7; i < g.size(); i += 11) g[i] = 0;
             m.set_grad(0, g), m.set_grad(1, g);
             te_adamw_config c = rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : te_adamw_defaults(1e-2f);
@@ -338,7 +340,7 @@ TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
                 c.moments = TE_e4m3, c.seed = seed;
                 optimizer o(t, {&m.model}, c);
                 o.step();
-                CHECK(m.data(0) == weights); // the first update is made of moments that have not been stored yet
+                CHECK(m.data(0) == weights); // the first update uses the moments before they are rounded
                 CHECK(read_floats(t, o.opt.master, (size_t)n) == master);
                 m.check_gaps();
                 for (int root = 0; root < (rule == TE_RULE_adamw ? 2 : 1); root++) {
@@ -354,10 +356,11 @@ TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
                         if (std::fabs(got - low) > 1e-6 * x && std::fabs(got - high) > 1e-6 * high) FAIL("element " << i << " of " << (root ? "v" : "m") << ": " << want[i] << " was stored as " << stored[i]);
                         if (want[i] != 0 && stored[i] != 0 && (want[i] < 0) != (stored[i] < 0)) FAIL("element " << i << " has another sign");
                         if (root && (stored[i] > 0) != (want[i] > 0)) FAIL("v " << i << ": " << want[i] << " was stored as " << stored[i]);
-                        if (root && low == 0) continue; // never down
+                        if (root && low == 0) continue; // never rounded down to 0
                         up += got > low + unit / 2, share += root ? (x * x - low * low) / (high * high - low * low) : (x - low) / unit;
                     }
-                    if (n > 40000) CHECK(std::fabs(up - share) < 5 * 0.5 * std::sqrt((double)n)); // five deviations of n chances
+                    // five standard deviations of the sum of n random bits
+                    if (n > 40000) CHECK(std::fabs(up - share) < 5 * 0.5 * std::sqrt((double)n));
                 }
                 ms.push_back(read_moment(t, o.opt.m, (size_t)n, TE_e4m3, 0));
             }
@@ -366,12 +369,12 @@ TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
         }
 }
 
-TEST_CASE("moments in 8 bits: hard values stay finite, and v keeps what decays in small steps") {
+TEST_CASE("moments in 8 bits: extreme values stay finite, and v decays in small steps") {
     target t;
     hand_model m(t, "m", TE_f32, {{"x", "weight", 5, 128}});
     te_adamw_config c = te_adamw_defaults(1e-3f);
     c.moments = TE_e4m3;
-    for (float size : {1e-38f, 1e-20f, 1e18f, 3e38f}) { // alone in their block, and beside 1
+    for (float size : {1e-38f, 1e-20f, 1e18f, 3e38f}) { // in a block of equal values, and in a block with 1
         m.set_data(0, std::vector<float>(640, 1));
         std::vector<float> g(640, 0);
         g[3] = size, g[130] = -size, g[131] = 1;
@@ -386,7 +389,7 @@ TEST_CASE("moments in 8 bits: hard values stay finite, and v keeps what decays i
             REQUIRE((g[i] != 0 || (stored_m[i] == 0 && stored_v[i] == 0)));
         }
     }
-    // A thousand steps without a gradient leave 0.37 of v, which rounding to nearest would leave as it was.
+    // A thousand steps without a gradient reduce v to 0.37 of it. With rounding to nearest, v would not change.
     m.set_data(0, std::vector<float>(640, 1)), m.set_grad(0, std::vector<float>(640, 1));
     optimizer o(t, {&m.model}, c);
     o.step();
@@ -397,7 +400,7 @@ TEST_CASE("moments in 8 bits: hard values stay finite, and v keeps what decays i
     CHECK(std::fabs(sum - 1e-3 * std::pow(0.999, 1000)) < 5 * std::sqrt((squares - sum * sum) / 640));
 }
 
-TEST_CASE("weights without an f32 copy are rounded without bias, and keep updates that rounding to nearest loses") {
+TEST_CASE("weights without an f32 master copy are rounded without bias, so that small updates are not lost") {
     target t;
     std::mt19937 random(11);
     for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon})
@@ -420,10 +423,10 @@ TEST_CASE("weights without an f32 copy are rounded without bias, and keep update
                 while (te_adamw_next(&w)) CHECK(w.master == nullptr);
                 o.step();
                 const rounding r(master, m.data(0));
-                CHECK(std::fabs(r.up - r.share) < 5 * 0.5 * std::sqrt((double)count)); // deviations of a sum of chances
+                CHECK(std::fabs(r.up - r.share) < 5 * 0.5 * std::sqrt((double)count)); // five standard deviations of the sum of random bits
                 first.push_back(m.params->raw());
                 if (n < 80000 || rule != TE_RULE_sgd) continue;
-                // Fifty updates of 2^-13 of a weight: rounding to nearest would leave it where it is.
+                // Fifty updates of 2^-13 of a weight: with rounding to nearest it would not change.
                 m.set_data(0, std::vector<float>(count, 1)), m.set_grad(0, std::vector<float>(count, 1.0f / (1 << 13)));
                 te_adamw_config small = te_sgd_defaults(1, 0);
                 small.no_master = 1, small.seed = seed;
@@ -431,7 +434,7 @@ TEST_CASE("weights without an f32 copy are rounded without bias, and keep update
                 for (int step = 0; step < 50; step++) s.step();
                 double sum = 0;
                 for (float e : m.data(0)) sum += (double)e;
-                // Each of the updates moves a weight by a unit of 2^-8, with a probability of 2^-5, or not at all.
+                // Each update changes a weight by one unit of 2^-8 with a probability of 2^-5, else not.
                 CHECK(std::fabs(sum - (double)count * (1 - 50.0 / (1 << 13))) < 5 * std::sqrt((double)count * 50 / 32) / 256);
             }
             CHECK((first[0] == first[1]));
@@ -440,7 +443,7 @@ TEST_CASE("weights without an f32 copy are rounded without bias, and keep update
         }
 }
 
-TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
+TEST_CASE("Muon matches the reference: matrices of all shapes by Muon, other parameters by AdamW") {
     target t;
     std::mt19937 random(9);
     const std::vector<hand_param> list = {{"wide", "weight", 3, 5},    {"b", "bias", 1, 7},      {"tall", "weight", 129, 33}, {"row", "weight", 1, 64},
@@ -449,7 +452,7 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
     for (int kind = 0; kind < 4; kind++) {
         const te_dtype dtype = kind == 0 || kind == 3 ? TE_f32 : kind == 1 ? TE_bf16 : TE_f16;
         hand_model m(t, "m", dtype, list);
-        m.op[5].op_class = TE_CLASS_custom, m.op.back().flags = TE_TO_LOSS; // so the head is the last matrix before the loss
+        m.op[5].op_class = TE_CLASS_custom, m.op.back().flags = TE_TO_LOSS; // so that the head is the last matrix in front of the loss
         m.draw_data(random, 0.3f);
         te_adamw_config c = te_muon_defaults(0.02f);
         c.schedule = te_schedule_of(TE_SCHEDULE_linear, 0.02f, 2, 10, 0), c.max_norm = 3, c.weight_decay = 0.1f, c.adamw_lr_factor = 0.5f;
@@ -494,11 +497,11 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
                 const std::vector<double> x = orthogonal(u, rows, cols, dtype == TE_f32 ? TE_f32 : TE_bf16);
                 const double size = c.match_rms ? 0.2 * std::sqrt((double)std::max(rows, cols)) : std::sqrt(std::max(1.0, (double)rows / (double)cols));
                 std::vector<float> moved(u.size());
-                for (size_t k = 0; k < u.size(); k++) // what the products gave, but for the roundings of p
+                for (size_t k = 0; k < u.size(); k++) // the result of the GEMMs, apart from the rounding of p
                     moved[k] = (float)((p[i][k] * (1 - rate * 0.1) - (double)master[k]) / (rate * size)), p[i][k] = (double)master[k];
-                // X, A and B are off by the sums in f32, some 2^-22 each, which the polynomial, of a slope of 3.4445 at
-                // most, passes on to the steps after it. In bf16 that makes one element in 2^-22 / 2^-8 round the other
-                // way, by 2^-8: the root of the mean square is 2^-15.
+                // The f32 sums of X, A and B have errors of about 2^-22 each, which the polynomial, whose slope is at most
+                // 3.4445, propagates to the next steps. In bf16 such an error makes a share of 2^-22 / 2^-8 of the elements
+                // round to the other side, by 2^-8: an RMS of 2^-15.
                 const double unit = dtype == TE_f32 ? 1.0 / (1 << 22) : 1.0 / (1 << 15), slope = 3.4445;
                 double off = 0;
                 for (int k = 0; k < 5; k++) off = slope * off + 3 * unit;
@@ -511,14 +514,14 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
 }
 
 int none_of_them(const te_model *, const te_param *) { return 0; }
-TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
+TEST_CASE("muon_takes selects Muon's parameters, and a step with a NaN is skipped") {
     target t;
     std::mt19937 random(10);
     hand_model a(t, "a", TE_bf16, {{"fc", "weight", 20, 30}, {"fc", "bias", 1, 30}});
     te_adamw_config c = te_muon_defaults(0.02f);
     std::vector<float> p = hand_model::draw(random, 600, 1), g = hand_model::draw(random, 600, 1);
     std::vector<uint8_t> by[2];
-    for (int muon = 0; muon < 2; muon++) { // of no matrix it is AdamW
+    for (int muon = 0; muon < 2; muon++) { // without a matrix Muon is AdamW
         a.set_data(0, p), a.set_grad(0, g), a.set_data(1, std::vector<float>(30, 1)), a.set_grad(1, std::vector<float>(30, 1));
         c.rule = muon ? TE_RULE_muon : TE_RULE_adamw, c.muon_takes = none_of_them;
         optimizer o(t, {&a.model}, c);
@@ -530,7 +533,7 @@ TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
     for (te_dtype moments : {TE_f32, TE_bf16}) {
         std::vector<uint8_t> first;
         c.moments = moments;
-        for (int again = 0; again < 2; again++) { // the same bits
+        for (int time = 0; time < 2; time++) { // both with the same bits
             a.set_data(0, p), a.set_data(1, std::vector<float>(30, 1)), a.set_grad(0, g);
             optimizer o(t, {&a.model}, c);
             std::vector<float> bad = g;
@@ -543,33 +546,33 @@ TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
             CHECK((a.params->raw() != before));
             CHECK(o.state().step == 1);
             CHECK(o.state().skipped == 1);
-            if (again) CHECK((a.params->raw() == first));
+            if (time) CHECK((a.params->raw() == first));
             first = a.params->raw();
         }
     }
-    // no gradient: nothing moves
+    // without a gradient no weight changes
     c.weight_decay = 0;
     a.set_data(0, p), a.set_grad(0, std::vector<float>(600, 0));
     optimizer o(t, {&a.model}, c);
     const std::vector<float> before = a.data(0);
     o.step();
     CHECK(a.data(0) == before);
-    // what the ranks of a group have a part of each is not Muon's
+    // Muon refuses a parameter of which a rank has only a part
     te_comm comm = {};
     comm.tensor.size = 2;
     t->comm = &comm, a.param[0].shard = TE_SHARD_columns;
     te_model *models[] = {&a.model};
-    memory room(t, te_adamw_bytes_of(models, 1, &c));
+    memory optimizer_memory(t, te_adamw_bytes_of(models, 1, &c));
     te_adamw shared;
-    CHECK(te_adamw_init(&shared, room.p, room.bytes, models, 1, &c, t) == TE_ERROR_VALUE);
+    CHECK(te_adamw_init(&shared, optimizer_memory.p, optimizer_memory.bytes, models, 1, &c, t) == TE_ERROR_VALUE);
     CHECK(std::string(te_last_error(t)).find("muon needs all of fc.weight") != std::string::npos);
     c.muon_takes = none_of_them;
-    CHECK(te_adamw_init(&shared, room.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
+    CHECK(te_adamw_init(&shared, optimizer_memory.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
     t->comm = nullptr;
 }
 
 namespace {
-int first_is_s(const te_model *, const te_param *p) { return p->op[0] == 's'; } // seven, square
+int first_is_s(const te_model *, const te_param *p) { return p->op[0] == 's'; } // parameters whose op's name begins with s
 std::vector<te_param_group> some_groups() {
     std::vector<te_param_group> g = {te_param_group_of("odd", nullptr, nullptr), te_param_group_of(nullptr, nullptr, "bias"), te_param_group_of(nullptr, nullptr, nullptr), te_param_group_of("large", "linear", "weight"),
                                      te_param_group_of("odd", nullptr, "weight")};
@@ -577,12 +580,12 @@ std::vector<te_param_group> some_groups() {
     g[1].weight_decay = 0.3f, g[1].lr = 2;
     g[2].takes = first_is_s, g[2].lr = 0;
     g[3].lr = 0.5f;
-    g[4].lr = 100; // of what the first group has
+    g[4].lr = 100; // only for parameters that the first group has already
     return g;
 }
 } // namespace
 
-TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and choice") {
+TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and function") {
     target t;
     std::mt19937 random(17);
     const std::vector<te_param_group> groups = some_groups();
@@ -596,7 +599,7 @@ TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and 
             for (size_t i = 0; i < m.param.size(); i++)
                 if (!m.param[i].tied) same.set_data(i, m.data(i));
             optimizer o(t, {&m.model}, c);
-            CHECK((o.opt.config.groups == nullptr && o.opt.config.group_count == 0)); // nobody reads them later
+            CHECK((o.opt.config.groups == nullptr && o.opt.config.group_count == 0)); // the groups need not live longer than te_adamw_init
             reference r(c, {&m});
             for (reference_tensor &k : r.tensors) {
                 const te_param &p = m.param[k.index];
@@ -620,28 +623,28 @@ TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and 
                 if (k.lr == 0) CHECK(m.data(k.index) == same.data(k.index));
             }
         }
-    // Muon: a group has the bits that the whole has with its numbers.
+    // Muon: a group has the bits of a run in which all parameters have the group's numbers.
     for (float lr : {1.0f, 0.5f, 4.0f}) {
         te_adamw_config c = te_muon_defaults(0.01f);
         te_param_group g = te_param_group_of(nullptr, "linear", nullptr);
         g.lr = lr, g.weight_decay = 0.25f;
         std::vector<std::vector<uint8_t>> by;
         for (int grouped = 0; grouped < 2; grouped++) {
-            std::mt19937 again(3);
+            std::mt19937 same_numbers(3);
             hand_model m(t, "m", TE_bf16, {{"a", "weight", 33, 20}, {"b", "bias", 1, 20}, {"c", "weight", 8, 8}});
-            m.draw_data(again, 1);
-            te_adamw_config own = grouped ? c : te_muon_defaults(0.01f * lr);
-            if (grouped) own.groups = &g, own.group_count = 1;
-            else own.weight_decay = 0.25f, own.decay_all = 1;
-            optimizer o(t, {&m.model}, own);
-            for (int step = 0; step < 3; step++) m.draw_grad(again, 1), o.step();
+            m.draw_data(same_numbers, 1);
+            te_adamw_config grouped_config = grouped ? c : te_muon_defaults(0.01f * lr);
+            if (grouped) grouped_config.groups = &g, grouped_config.group_count = 1;
+            else grouped_config.weight_decay = 0.25f, grouped_config.decay_all = 1;
+            optimizer o(t, {&m.model}, grouped_config);
+            for (int step = 0; step < 3; step++) m.draw_grad(same_numbers, 1), o.step();
             by.push_back(m.params->raw());
         }
         CHECK(by[0] == by[1]);
     }
 }
 
-TEST_CASE("frozen parameters take no moments, no part of the norm and no step") {
+TEST_CASE("frozen parameters have no moments, do not count in the norm and are not updated") {
     target t;
     std::mt19937 random(19);
     for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon}) {
@@ -657,10 +660,10 @@ TEST_CASE("frozen parameters take no moments, no part of the norm and no step") 
         std::vector<std::vector<float>> before;
         for (size_t i = 0; i < m.param.size(); i++) {
             before.push_back(m.param[i].tied ? std::vector<float>() : m.data(i));
-            if (m.param[i].frozen) m.set_grad(i, std::vector<float>(m.elements(i), NAN)); // nobody reads them
+            if (m.param[i].frozen) m.set_grad(i, std::vector<float>(m.elements(i), NAN)); // must not be read
         }
         const size_t rest = te_adamw_bytes_of(models, 1, &c);
-        CHECK(rest < whole - (131 * 257 + 7 + 2049 + 8191 + 8192) * 4); // a momentum, at least
+        CHECK(rest < whole - (131 * 257 + 7 + 2049 + 8191 + 8192) * 4); // saves at least one moment for each
         optimizer o(t, {&m.model}, c);
         reference r(c, {&m});
         o.step();
@@ -678,7 +681,7 @@ TEST_CASE("frozen parameters take no moments, no part of the norm and no step") 
     }
 }
 
-TEST_CASE("slices of all ranks are the whole, once") {
+TEST_CASE("the slices of all ranks cover each element once") {
     target t;
     hand_model a(t, "a", TE_f32, odd_params()), b(t, "b", TE_bf16, {{"fc", "weight", 1, 1}}), c(t, "c", TE_bf16, odd_params());
     te_model *models[] = {&a.model, &b.model, &c.model};
@@ -686,9 +689,9 @@ TEST_CASE("slices of all ranks are the whole, once") {
         std::map<const te_param *, std::vector<int>> seen;
         te_adamw_config config = te_adamw_defaults(1e-3f);
         config.shards = ranks;
-        int64_t most = 0, all = a.model.elements + b.model.elements + c.model.elements;
+        int64_t largest = 0, all = a.model.elements + b.model.elements + c.model.elements;
         for (int rank = 0; rank < ranks; rank++) {
-            int64_t own = 0;
+            int64_t rank_elements = 0;
             te_zero1_iter w = te_zero1_iter_of(models, 3, te_zero1_of(rank, ranks));
             while (te_zero1_next(&w)) {
                 std::vector<int> &times = seen[w.param];
@@ -697,11 +700,11 @@ TEST_CASE("slices of all ranks are the whole, once") {
                 REQUIRE((w.from >= 0 && w.from % TE_PARAM_ALIGN == 0 && w.from + w.elements <= (int64_t)times.size()));
                 for (int64_t i = w.from; i < w.from + w.elements; i++)
                     if (!w.is_replicated || !rank) times[(size_t)i]++;
-                own += te_round_up(w.elements, TE_PARAM_ALIGN);
+                rank_elements += te_round_up(w.elements, TE_PARAM_ALIGN);
             }
-            most = std::max(most, own);
+            largest = std::max(largest, rank_elements);
         }
-        CHECK(most <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
+        CHECK(largest <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
         size_t parameters = 0;
         te_param_iter p = te_params_of(models, 3);
         for (; te_params_next(&p); parameters++) {
@@ -709,13 +712,13 @@ TEST_CASE("slices of all ranks are the whole, once") {
             CHECK(std::count(seen[p.param].begin(), seen[p.param].end(), 1) == p.param->rows * p.param->cols);
         }
         CHECK(seen.size() == parameters);
-        // 12 bytes an element of bf16, 8 of f32, and tables: at most two pieces of a parameter, a partial sum a chunk
+        // 12 bytes for each bf16 element, 8 for f32, and tables: at most two pieces of a parameter, and a partial sum for each chunk
         const size_t whole = te_adamw_bytes(models, 3), bytes = te_adamw_bytes_of(models, 3, &config);
         CHECK(bytes <= whole / (size_t)ranks + 3 * (size_t)ranks * TE_PARAM_ALIGN * 12 + parameters * 256 + 8192);
     }
 }
 
-TEST_CASE("decay touches matrices alone") {
+TEST_CASE("weight decay applies to matrices only") {
     target t;
     for (int all = 0; all < 2; all++) {
         hand_model m(t, "m", TE_f32, {{"fc", "weight", 2, 300}, {"fc", "bias", 1, 300}});
@@ -730,7 +733,7 @@ TEST_CASE("decay touches matrices alone") {
     }
 }
 
-TEST_CASE("clipping and the gradients' scale") {
+TEST_CASE("clipping and grad_scale") {
     target t;
     hand_model m(t, "m", TE_f32, {{"fc", "weight", 2, 2}});
     m.set_data(0, {0, 0, 0, 0}), m.set_grad(0, {3, 0, 0, 4});
@@ -742,20 +745,20 @@ TEST_CASE("clipping and the gradients' scale") {
         return std::vector<float>{v[0], v[3], o.state().norm};
     };
     c.beta1 = 0.5f;
-    CHECK(first_m(c) == std::vector<float>{1.5f, 2, 0}); // no clipping, no norm
+    CHECK(first_m(c) == std::vector<float>{1.5f, 2, 0}); // without clipping no norm is computed
     c.max_norm = INFINITY;
     CHECK(first_m(c) == std::vector<float>{1.5f, 2, 5});
     c.max_norm = 10;
     CHECK(first_m(c) == std::vector<float>{1.5f, 2, 5});
     c.max_norm = 2.5f;
     CHECK(first_m(c) == std::vector<float>{0.75f, 1, 5});
-    c.grad_scale = 0.25f; // a loss scale of 4: the norm is of the true gradients
+    c.grad_scale = 0.25f; // for a loss scale of 4; the norm is that of the unscaled gradients
     CHECK(first_m(c) == std::vector<float>{0.375f, 0.5f, 1.25f});
     c.max_norm = 0.625f;
     CHECK(first_m(c) == std::vector<float>{0.1875f, 0.25f, 1.25f});
 }
 
-TEST_CASE("a step that is not finite can be left out") {
+TEST_CASE("a step with infinite gradients can be skipped") {
     target t;
     std::mt19937 random(6);
     hand_model m(t, "m", TE_f16, {{"fc", "weight", 20, 30}});
@@ -781,7 +784,7 @@ TEST_CASE("a step that is not finite can be left out") {
     CHECK(m.params->raw() != before);
 }
 
-TEST_CASE("large gradients are finite") {
+TEST_CASE("the largest gradients give finite updates") {
     target t;
     std::mt19937 random(7);
     for (float size : {1e20f, 1e30f, 3e38f})
@@ -798,24 +801,24 @@ TEST_CASE("large gradients are finite") {
             CAPTURE(size, max_norm);
             CHECK(s.step == 1);
             CHECK(s.skipped == 0);
-            // the first step of equal gradients moves every weight by lr, however large they are
+            // with equal gradients of any size, the first step changes every weight by lr
             const std::vector<float> after = read_floats(t, o.opt.master, 600);
             for (size_t i = 0; i < after.size(); i++)
                 if (!(std::fabs(before[i] - after[i] - 0.25f) < 1e-4f)) FAIL("weight " << i << " moved by " << before[i] - after[i]);
-            for (int step = 0; step < 3; step++) m.draw_grad(random, 1), o.step(); // and none stands still after it
+            for (int step = 0; step < 3; step++) m.draw_grad(random, 1), o.step(); // and later steps change each weight, too
             for (float v : read_floats(t, o.opt.v, 600)) REQUIRE(std::isfinite(v));
             for (size_t i = 0; i < 600; i++) REQUIRE(std::isfinite(m.data(0)[i]));
         }
 }
 
-TEST_CASE("reset, get and set; memory") {
+TEST_CASE("te_adamw_reset, _get and _set; the size of the optimizer's memory") {
     target t;
     std::mt19937 random(6);
     hand_model m(t, "m", TE_bf16, {{"fc", "weight", 200, 300}}), f(t, "f", TE_f32, {{"fc", "weight", 200, 300}});
     m.draw_data(random, 1), m.draw_grad(random, 1), f.draw_data(random, 1), f.draw_grad(random, 1);
     te_model *models[] = {&m.model, &f.model};
     CHECK(te_adamw_bytes(models, 1) < 60000 * 12 + 8192);
-    CHECK(te_adamw_bytes(models + 1, 1) < 60000 * 8 + 8192); // no second copy of f32 weights
+    CHECK(te_adamw_bytes(models + 1, 1) < 60000 * 8 + 8192); // f32 weights have no master copy
     te_adamw_config c = te_adamw_defaults(0);
     CHECK(te_adamw_bytes_of(models, 1, &c) == te_adamw_bytes(models, 1));
     c.moments = TE_bf16;
@@ -855,7 +858,7 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(read_floats(t, o.opt.v, 60000) == std::vector<float>(60000, 0));
 }
 
-TEST_CASE("starting values that are refused") {
+TEST_CASE("invalid values of te_adamw_set are refused") {
     target t;
     hand_model m(t, "m", TE_f32, {{"fc", "weight", 20, 30}});
     te_model unbound;
@@ -871,25 +874,25 @@ TEST_CASE("starting values that are refused") {
     CHECK(te_model_randomize(&m.model, 1, 1, 0, t) == TE_OK);
 }
 
-TEST_CASE("what is refused") {
+TEST_CASE("invalid arguments are refused") {
     target t;
     hand_model m(t, "m", TE_bf16, {{"fc", "weight", 20, 30}}), frozen(t, "frozen", TE_bf16, {{"fc", "weight", 20, 30}}, false);
     te_model *models[] = {&m.model, &m.model, &frozen.model};
     const size_t bytes = te_adamw_bytes(models, 1);
-    memory room(t, bytes);
+    memory optimizer_memory(t, bytes);
     te_adamw opt;
     const te_adamw_config good = te_adamw_defaults(1e-3f);
-    const auto init = [&](te_adamw_config c) { return te_adamw_init(&opt, room.p, bytes, models, 1, &c, t); };
+    const auto init = [&](te_adamw_config c) { return te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, &c, t); };
     te_adamw_config c = good;
-    CHECK(te_adamw_init(nullptr, room.p, bytes, models, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(nullptr, optimizer_memory.p, bytes, models, 1, &good, t) == TE_ERROR_NULL);
     CHECK(te_adamw_init(&opt, nullptr, bytes, models, 1, &good, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, nullptr, 1, &good, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, nullptr, t) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, &good, nullptr) == TE_ERROR_NULL);
-    CHECK(te_adamw_init(&opt, room.p, bytes - 1, models, 1, &good, t) == TE_ERROR_MEMORY);
-    CHECK(te_adamw_init(&opt, (char *)room.p + 128, bytes, models, 1, &good, t) == TE_ERROR_ALIGNMENT);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
-    CHECK(te_adamw_init(&opt, room.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, nullptr, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, nullptr, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 1, &good, nullptr) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes - 1, models, 1, &good, t) == TE_ERROR_MEMORY);
+    CHECK(te_adamw_init(&opt, (char *)optimizer_memory.p + 128, bytes, models, 1, &good, t) == TE_ERROR_ALIGNMENT);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
+    CHECK(te_adamw_init(&opt, optimizer_memory.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
     CHECK(std::string(te_last_error(t)).find("frozen") != std::string::npos);
     hand_model half(t, "half", TE_f16, {{"fc", "weight", 20, 30}});
     te_model *mixed[] = {&m.model, &half.model};
@@ -929,14 +932,14 @@ TEST_CASE("what is refused") {
     c = good, c.schedule.kind = TE_SCHEDULE_cosine;
     CHECK(init(c) == TE_ERROR_VALUE);
     CHECK(std::string(te_last_error(t)).find("cosine") != std::string::npos);
-    for (uint8_t b : room.raw()) REQUIRE(b == 0xff); // nothing was written
+    for (uint8_t b : optimizer_memory.raw()) REQUIRE(b == 0xff); // nothing was written
     CHECK(te_adamw_step(nullptr, t) == TE_ERROR_NULL);
     memset(&opt, 0, sizeof opt);
     CHECK(te_adamw_step(&opt, t) == TE_ERROR_NULL);
 }
 
 #if TE_CUDA
-TEST_CASE("a captured step, replayed, is the eager one") {
+TEST_CASE("the replay of a captured step has the bits of an eager step") {
     te_adamw_config config = busy_config();
     std::vector<uint8_t> first;
     for (int captured = 0; captured < 2; captured++) {

@@ -1,8 +1,8 @@
-// attention.h -- what the tests of the attention kernels share: a reference in double, and a check of forward, backward and inference
-// against it. Errors are ||out - ref|| / ||ref||. Inputs are rounded to the dtype before the reference sees them. What is inherent to
-// 16 bits: P and dS are rounded for their products, and dS is a difference of
-// two numbers; hence backward in f16 may be off by 4e-3 where forward may by 1e-3. The `out` that backward reads for
-// delta = rowsum(dout * out) is rounded, too; the reference takes what forward stored.
+// attention.h -- shared by the tests of the attention kernels: a check of forward, backward and inference against the reference in
+// double (attention_reference.h). Errors are ||out - ref|| / ||ref||. The reference gets inputs that are rounded to the dtype. The
+// 16-bit kernels round P and dS before they multiply them, and dS is a difference of two numbers: hence the tolerance of f16 is 1e-3
+// in forward and 4e-3 in backward. The `out` that backward reads for delta = rowsum(dout * out) is rounded, too; the reference
+// takes the `out` that forward stored.
 #ifndef TESTS_ATTENTION_H
 #define TESTS_ATTENTION_H
 
@@ -30,7 +30,7 @@ using attention_reference::reference;
 
 typedef te_status (*launch)(te_context *, const te_attention_args *);
 typedef size_t (*scratch_bytes)(te_context *, int64_t);
-// SHAPE(name, dtype, heads, kv_heads, head_dim, options): a shape of KERNELS(the same).
+// KERNELS(name, dtype, heads, kv_heads, head_dim, options) makes the kernels, SHAPE(the same arguments) is their table entry.
 #define KERNELS(name, dtype, h, kv, d, options)                   \
     TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
     TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options) \
@@ -46,16 +46,17 @@ struct shape {
     int heads, kv_heads, dim, sum_rows;
     form f;
     te_sinks_grad_fn sinks;
-    size_t value() const { return (size_t)(f.value ? f.value : dim); }   // the size of a head of v
-    size_t q() const { return (size_t)heads * (size_t)dim; }             // columns of q, of q and k, of all; of the output
+    size_t value() const { return (size_t)(f.value ? f.value : dim); }   // head size of v
+    // number of columns of q; qk(): of q and k; width(): of q, k and v; out(): of the output
+    size_t q() const { return (size_t)heads * (size_t)dim; }
     size_t qk() const { return q() + (size_t)kv_heads * (size_t)dim; }
     size_t width() const { return qk() + (size_t)kv_heads * value(); }
     size_t out() const { return (size_t)heads * value(); }
 };
 
-const size_t guard = 256; // bytes behind each buffer that nobody may write
+const size_t guard = 256; // bytes behind each buffer, which no kernel may write
 
-// Numbers of a dtype in target memory.
+// Target memory for n numbers of a dtype.
 struct buffer {
     te_context *ctx;
     te_dtype dtype;
@@ -68,7 +69,7 @@ struct buffer {
     buffer(const buffer &) = delete;
     ~buffer() { te_release(ctx, data); }
     size_t bytes() const { return n * te_dtype_bytes(dtype); }
-    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // NaN in every format
+    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // 0xff bytes are NaN in every format
     std::vector<uint8_t> raw() const {
         std::vector<uint8_t> v(bytes() + guard);
         REQUIRE(te_copy(ctx, v.data(), data, v.size()) == TE_OK);
@@ -79,7 +80,7 @@ struct buffer {
     std::vector<double> read() const {
         return numbers::loaded(raw().data(), 0, n, dtype);
     }
-    // Fresh normal numbers, number i times factor(i); returns them as stored.
+    // Fills it with normal numbers, number i times factor(i), and returns them as stored.
     template <class F> std::vector<double> draw(std::mt19937 &random, F factor) {
         std::vector<float> factors(n);
         for (size_t i = 0; i < n; i++) factors[i] = factor(i);
@@ -106,14 +107,14 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
     return attention_reference::attention(s.f, s.heads, s.kv_heads, s.dim, batch, seq, scale, qkv, dout, from, stored, sinks);
 }
 
-// Columns [from, to) of rows of `width`, as attention_reference::distance has them.
+// The relative error of columns [from, to) of rows of `width` (attention_reference::distance_of).
 double error(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double tolerance, double floor = 0.05) {
     const attention_reference::distance d = attention_reference::distance_of(x, ref, width, from, to, floor);
-    CHECK(d.worst <= 12 * tolerance); // no single element far outside
+    CHECK(d.worst <= 12 * tolerance); // and no single element has a much larger error
     return d.whole;
 }
 
-// The sinks of a shape, and their gradient behind a backward.
+// The sinks of a shape; check() computes their gradient after a backward and compares it.
 struct sinks_of {
     const shape &s;
     buffer data;
@@ -140,18 +141,19 @@ struct sinks_of {
     }
 };
 
-// Under a cap a score is rounded at the size of the cap, not at its own.
+// With softcap, a score is rounded as a number of the size of the cap is.
 double lse_bound(const shape &s) { return 1e-5 * (1 + s.f.softcap / 16); }
-// Of lse, a logarithm: the absolute error counts, for it is the relative error of the probabilities. A lone score of 0.01 under a softcap of 50 is
-// 50 times the rounding of a tanh.
+// The error of lse. It is a logarithm, so its absolute error is the relative error of the probabilities: hence a floor of 1. The logit of a lone key,
+// 0.01 with a softcap of 50, has 50 times the rounding error of a tanh.
 double lse_error(const std::vector<double> &x, const std::vector<double> &ref, const shape &s) { return error(x, ref, 1, 0, 1, lse_bound(s), 1); }
-// Of dq and dk. Where a row sees one key they are nothing but what is rounded off dP, a sum over n columns of v one after the other: n 2^-25 at a
-// magnitude of 1, times the scale, relative to numbers of 0.05. Six of that, where a head of v has a size of its own; else it has been within `backward`.
+// The tolerance of dq and dk. Where a query sees one key, dS is exactly 0, and dq and dk are only the rounding errors of dP, a sequential sum
+// over the n columns of v: n 2^-25 at a magnitude of 1, times the scale, relative to gradients of 0.05. Six times that is allowed in f32 if v
+// has its own head size; in the other shapes the errors stay within `backward`.
 double scores_bound(const shape &s, double backward) {
     return s.f.value && s.dtype == TE_f32 ? std::max(backward, 6 * (double)s.value() * std::ldexp(1, -25) / (0.05 * std::sqrt((double)s.dim))) : backward;
 }
 
-// Kernels for another device alone.
+// Whether the kernels of this shape exist for another device only.
 bool cannot_run(const shape &s, te_context *c, const te_attention_args &a) {
     if (s.f.only != TE_ATTENTION_SM90_ONLY || s.forward(c, &a) != TE_ERROR_DEVICE) return false;
     static int told = 0;
@@ -161,7 +163,7 @@ bool cannot_run(const shape &s, te_context *c, const te_attention_args &a) {
 
 const char *dtype_of(const shape &s) { return te_dtype_name(s.dtype); }
 
-// with_scratch: else the kernels of backward that need none run.
+// Without with_scratch, backward runs the kernels that need no scratch memory.
 void check(const shape &s, int batch, int seq, std::mt19937 &random, double worst[2], bool with_scratch = true) {
     context ctx;
     const size_t rows = (size_t)batch * (size_t)seq, width = s.width(), q = s.q(), qk = s.qk(), h = s.out();
@@ -181,7 +183,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     REQUIRE(te_copy(&ctx.c, rng.data, &from.rng, sizeof from.rng) == TE_OK);
     REQUIRE(te_synchronize(&ctx.c) == TE_OK);
     if (s.f.dropout > 0) a.rng = (const te_rng *)rng.data, a.id = from.id;
-    if (random() % 2) { // some of the heads of several ranks, and of their sequences
+    if (random() % 2) { // a rank that holds some of the heads: dropout counts heads over all ranks
         a.whole.first = (int)(random() % 9) * s.heads, a.whole.more = 2 * s.heads;
         from.heads = (size_t)(3 * s.heads), from.first_head = (size_t)a.whole.first;
     }
@@ -193,7 +195,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     const std::vector<double> stored = out.read();
     reference ref = attention(s, batch, seq, a.scale, x, dy, from, &stored, &sinks.values);
     sinks.check(&ctx.c, a, ref);
-    if (TE_CUDA && s.f.varlen) { // lse is [heads, rows]
+    if (TE_CUDA && s.f.varlen) { // there lse is [heads, rows], over all sequences
         const std::vector<double> of = ref.lse;
         for (size_t i = 0; i < of.size(); i++) {
             const size_t n = (size_t)seq, head = i / n % (size_t)s.heads, b = i / n / (size_t)s.heads;
@@ -212,7 +214,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     for (int i = 2; i < 5; i++) CHECK(e[i] <= (i < 4 ? scores : backward));
     worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
     const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
-    if (scratch_size) { // in whatever order: as near, and the next one is repeatable again
+    if (scratch_size) { // nondeterministic backward: the same tolerances; a deterministic one after it has the old bits again
         dqkv.poison(), scratch.poison(), delta.poison();
         ctx.c.attention_nondeterministic = 1;
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
@@ -222,7 +224,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
         CHECK(error(dz, ref.dqkv, width, q, qk, scores) <= scores);
         CHECK(error(dz, ref.dqkv, width, qk, width, backward) <= backward);
     }
-    // the same bits again; and lse is not needed in inference
+    // a second run has the same bits; forward without lse, as in inference
     out.poison(), dqkv.poison(), delta.poison(), scratch.poison();
     a.lse = nullptr;
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
@@ -231,7 +233,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     CHECK(out.raw() == first);
     CHECK(dqkv.raw() == gradient);
     CHECK(lse.raw() == sums);
-    if (s.f.dropout > 0) { // in inference nothing is dropped
+    if (s.f.dropout > 0) { // inference drops nothing
         shape whole = s;
         whole.f.dropout = 0;
         out.poison();
@@ -242,7 +244,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     }
     if (!s.sum_rows) return;
-    // with the sums of dqkv over so many rows of each sequence; dqkv is the same
+    // backward that also stores the sums of dqkv over each sum_rows rows of a sequence; dqkv must not change
     const size_t parts = (size_t)te_ceil_div(seq, s.sum_rows);
     buffer sum(&ctx.c, TE_f32, (size_t)batch * parts * width);
     a.sum = (float *)sum.data;
@@ -263,10 +265,10 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     CHECK(off == 0);
 }
 
-// Sequences of these lengths, one behind the other: each against the reference of it alone. spare: so much more the bound of lengths is than the
-// longest one. again: other lengths in the same memory, of as many rows.
+// Sequences of these lengths, packed one behind the other: each is compared with the reference of it alone. spare: the maximum length passed is
+// that of the longest sequence plus this. again: other lengths with the same total, for a second run in the same memory.
 TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 &random, double worst[2], bool with_scratch = true, int spare = 0,
-                  const std::vector<int> &again = {}) {
+                  const std::vector<int> &second_lengths = {}) {
     context ctx;
     std::vector<int32_t> cu(1, 0);
     for (const int n : lengths) cu.push_back(cu.back() + n);
@@ -282,7 +284,7 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
     a.batch = (int)lengths.size(), a.scale = 1.0f / std::sqrt((float)s.dim), a.rows = (int)rows, a.cu_seqlens = (const int32_t *)first.data;
-    for (const std::vector<int> *l : {&lengths, &again})
+    for (const std::vector<int> *l : {&lengths, &second_lengths})
         for (const int n : *l) a.seq = std::max(a.seq, n + spare);
     drawn from;
     from.id = 7, from.rng.seed = random(), from.rng.offset = random(), from.seq = (size_t)a.seq;
@@ -294,8 +296,8 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
     a.sinks = sinks.data.data;
     if (cannot_run(s, &ctx.c, a)) return;
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = s.dtype == TE_f16 ? 4e-3 : forward, scores = scores_bound(s, backward);
-    for (int time = 0; time < (again.empty() ? 1 : 2); time++) {
-        for (size_t i = 0; time && i < again.size(); i++) cu[i + 1] = cu[i] + again[i];
+    for (int time = 0; time < (second_lengths.empty() ? 1 : 2); time++) {
+        for (size_t i = 0; time && i < second_lengths.size(); i++) cu[i + 1] = cu[i] + second_lengths[i];
         REQUIRE((size_t)cu.back() == rows);
         REQUIRE(te_copy(&ctx.c, first.data, cu.data(), cu.size() * sizeof cu[0]) == TE_OK);
         out.poison(), dqkv.poison(), delta.poison(), lse.poison(), scratch.poison();
@@ -326,45 +328,45 @@ TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std
         CHECK(e[1] <= lse_bound(s));
         for (int i = 2; i < 5; i++) CHECK(e[i] <= (i < 4 ? scores : backward));
         worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
-        const std::vector<uint8_t> had = out.raw(), gradient = dqkv.raw(); // the same bits again
+        const std::vector<uint8_t> had = out.raw(), gradient = dqkv.raw(); // a second run must have the same bits
         out.poison(), dqkv.poison(), delta.poison(), scratch.poison();
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
         CHECK(out.raw() == had);
         CHECK(dqkv.raw() == gradient);
-        // what is not finite in a sequence does not leave it
-        const size_t ill = random() % lengths.size(), from_row = (size_t)cu[ill], to_row = (size_t)cu[ill + 1];
+        // NaNs in one sequence must not reach another
+        const size_t nan_sequence = random() % lengths.size(), from_row = (size_t)cu[nan_sequence], to_row = (size_t)cu[nan_sequence + 1];
         if (from_row == to_row) continue;
-        const auto spoil = [&](buffer &b, size_t w) {
+        const auto fill_with_nan = [&](buffer &b, size_t w) {
             const size_t bytes = w * te_dtype_bytes(s.dtype);
             REQUIRE(te_fill(&ctx.c, (char *)b.data + from_row * bytes, 0xff, (to_row - from_row) * bytes) == TE_OK);
         };
-        const auto heal = [&](std::vector<double> v, const std::vector<double> &want, size_t w) {
+        const auto without_nan_rows = [&](std::vector<double> v, const std::vector<double> &want, size_t w) {
             for (size_t i = from_row * w; i < to_row * w; i++) v[i] = want[i];
             return v;
         };
         const std::vector<uint8_t> qkv_was = qkv.raw(), dout_was = dout.raw();
-        spoil(qkv, width), spoil(dout, h);
+        fill_with_nan(qkv, width), fill_with_nan(dout, h);
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-        CHECK(error(heal(out.read(), want_y, h), want_y, h, 0, h, forward) <= forward);
-        CHECK(error(heal(dqkv.read(), want_dx, width), want_dx, width, 0, width, scores) <= scores);
+        CHECK(error(without_nan_rows(out.read(), want_y, h), want_y, h, 0, h, forward) <= forward);
+        CHECK(error(without_nan_rows(dqkv.read(), want_dx, width), want_dx, width, 0, width, scores) <= scores);
         REQUIRE(te_copy(&ctx.c, qkv.data, qkv_was.data(), qkv.bytes()) == TE_OK);
         REQUIRE(te_copy(&ctx.c, dout.data, dout_was.data(), dout.bytes()) == TE_OK);
         REQUIRE(te_synchronize(&ctx.c) == TE_OK);
     }
-    // numbers that make no sense: every kernel ends, and nothing else is written (reading: compute-sanitizer, the address sanitizer)
+    // invalid cu_seqlens: every kernel must end and write inside its buffers only (that it also reads inside them, sanitizers check)
     for (int time = 0; time < (brief() ? 1 : 4); time++) {
         for (int32_t &n : cu) n = time == 0 ? (int32_t)rows - n : (int32_t)(random() % (2 * rows)) - (int32_t)rows / 2;
         if (time == 3) cu[cu.size() / 2] = INT32_MIN, cu.back() = INT32_MAX;
         REQUIRE(te_copy(&ctx.c, first.data, cu.data(), cu.size() * sizeof cu[0]) == TE_OK);
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
         REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-        for (const buffer *b : {&out, &dqkv, &lse, &delta, &scratch}) (void)b->raw(); // the guards
+        for (const buffer *b : {&out, &dqkv, &lse, &delta, &scratch}) (void)b->raw(); // checks the guards
     }
 }
 
-// Each shape at each length.
+// Checks each shape at each length.
 TE_UNUSED void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) {
     const unsigned seed = fresh_seed();
     std::printf("attention's options: seed %u\n", seed);

@@ -1,10 +1,11 @@
-// attention_bias_test.cc -- additive biases of attention with their gradient, and the largest logit, with every other option, on every kernel of either
-// target, against a reference in double.
+// attention_bias_test.cc -- additive biases of attention with their gradients, and the largest logit, combined with every other option, on every
+// kernel of both targets, against a reference in double.
 #include "attention.h"
 
 // X(name, dtype, heads, kv_heads, head_dim, (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top, value))
 //
-// Of each kernel each two of bias (of heads, shared, relative), window, softcap, dropout, varlen or cross, alibi, sinks, grouped heads and top occur.
+// For each kernel, each pair of these options occurs: bias (heads, shared, relative), window, softcap, dropout, varlen or cross, alibi, sinks, grouped
+// heads and top (the largest logit).
 #define TABLES(X)                                                                                                                       \
     X(f_1, f32, 4, 2, 20, (-1, 0, 0, 0.2f, 0, 0, 1, 0, 0, 1, 90, 91, 1)) X(f_2, f32, 3, 3, 64, (30, 7, 1.5f, 0, 1, 1, 0, 0, 0, 2, 75, 80, 1)) \
     X(f_3, f32, 2, 1, 72, (-1, -1, 0, 0.3f, 0, 1, 1, 0, 1, 1, 80, 131, 0)) X(f_4, f32, 4, 4, 32, (-1, 0, 0.9f, 0.1f, 1, 0, 0, 0, 0, 3, 8, 20, 1)) \
@@ -37,22 +38,22 @@ struct biased { shape s; extras e; };
 const biased shapes[] = {
     TABLES(BIAS_SHAPE)};
 
-// T5's buckets as Raffel et al. give them, by counting: a side's first half has one distance each, and bucket exact + i begins at the first
-// distance n with n >= exact (most / exact)^(i / (side - exact)).
-int bucket_of(long distance, int buckets, int most, bool both) {
+// T5's buckets as defined by Raffel et al. Each bucket of the first half of a side holds one distance. Bucket exact + i begins at the first
+// distance n with n >= exact (max_distance / exact)^(i / (side - exact)).
+int bucket_of(long distance, int buckets, int max_distance, bool both) {
     const int side = both ? buckets / 2 : buckets, exact = side / 2, first = both && distance > 0 ? side : 0;
     const long n = distance <= 0 ? -distance : both ? distance : 0;
     if (n < exact) return first + (int)n;
     int bucket = exact;
     for (int i = 1; i < side - exact; i++)
-        if ((double)n >= exact * std::pow((double)most / exact, (double)i / (side - exact)) * (1 - 1e-12)) bucket = exact + i;
+        if ((double)n >= exact * std::pow((double)max_distance / exact, (double)i / (side - exact)) * (1 - 1e-12)) bucket = exact + i;
     return first + bucket;
 }
 
 struct wanted {
     std::vector<double> out, lse, dq, dkv, dbias, dbias_size, top;
 };
-// Of one sequence: its queries, keys and values in rows [k of all heads, v of all heads], and what backward gets. Adds to dbias, raises top.
+// The results of one sequence. A row of kv is [k of all heads, v of all heads]. Adds to r.dbias, and raises r.top to the largest logit.
 void one_sequence(const shape &s, size_t queries, size_t keys, double scale, const double *q, size_t q_width, const double *kv, size_t kv_width,
                   const double *dy, const double *stored, const std::vector<double> &sinks, const std::vector<double> &bias, const drawn &from, wanted &r) {
     const size_t h = (size_t)s.heads, d = (size_t)s.dim, e = s.value(), group = h / (size_t)s.kv_heads, dk = (size_t)s.kv_heads * d, kvw = s.width() - s.q();
@@ -63,7 +64,7 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
         for (size_t i = 0; i < queries; i++) {
             const double sink = s.f.sinks ? sinks[head] : -INFINITY;
             const size_t k0 = head / group * d, v0 = dk + head / group * e;
-            std::vector<double> p(keys, 0), t(keys, 0), kept(keys, 1);
+            std::vector<double> p(keys, 0), t(keys, 0), drop(keys, 1);
             std::vector<size_t> seen, at(keys, 0);
             double top = sink, sum = 0, delta = 0, size = 0;
             for (size_t j = 0; j < keys; j++)
@@ -87,8 +88,8 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
             const double *g = dy + (i * h + head) * e, *had = stored + (i * h + head) * e;
             for (const size_t j : seen) {
                 p[j] = blind ? 0 : std::exp(p[j] - top) / sum;
-                if (s.f.dropout > 0) kept[j] = dropout_factor(s.f, from, head, i, j, queries);
-                for (size_t c = 0; c < e; c++) y[c] += p[j] * kept[j] * kv[j * kv_width + v0 + c];
+                if (s.f.dropout > 0) drop[j] = dropout_factor(s.f, from, head, i, j, queries);
+                for (size_t c = 0; c < e; c++) y[c] += p[j] * drop[j] * kv[j * kv_width + v0 + c];
             }
             for (size_t c = 0; c < e; c++) delta += g[c] * had[c], size += std::fabs(g[c] * had[c]);
             for (const size_t j : seen) {
@@ -97,9 +98,9 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
                     const double one = g[c] * kv[j * kv_width + v0 + c];
                     dp += one, part += std::fabs(one);
                 }
-                const double ds = p[j] * (dp * kept[j] - delta), dz = ds * scale * (1 - t[j] * t[j]);
-                if (s.f.bias) r.dbias[at[j]] += ds, r.dbias_size[at[j]] += p[j] * (part * kept[j] + size);
-                for (size_t c = 0; c < e; c++) r.dkv[j * kvw + v0 + c] += p[j] * kept[j] * g[c];
+                const double ds = p[j] * (dp * drop[j] - delta), dz = ds * scale * (1 - t[j] * t[j]);
+                if (s.f.bias) r.dbias[at[j]] += ds, r.dbias_size[at[j]] += p[j] * (part * drop[j] + size);
+                for (size_t c = 0; c < e; c++) r.dkv[j * kvw + v0 + c] += p[j] * drop[j] * g[c];
                 for (size_t c = 0; c < d; c++) {
                     dq[c] += dz * kv[j * kv_width + k0 + c], r.dkv[j * kvw + k0 + c] += dz * q[i * q_width + head * d + c];
                 }
@@ -107,7 +108,7 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
         }
 }
 
-// Sequences of these lengths; cross: each with `keys` of its own. masked: some biases are -inf.
+// Checks sequences of these lengths; in cross-attention each has `keys` keys. masked: some biases are -inf.
 void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool masked, std::mt19937 &random, double worst[4]) {
     const shape &s = b.s;
     context ctx;
@@ -123,7 +124,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     buffer table(&ctx.c, s.dtype, size), bias_by_distance(&ctx.c, TE_f32, heads * (size_t)(2 * s.f.second + 1));
     const std::vector<double> x = qkv.draw(random), y_grad = dout.draw(random), z = kv.draw(random);
     std::vector<double> bias = table.draw(random, [&](size_t i) { return masked && s.f.bias != 3 && i % 5 < 2 ? -INFINITY : 1.5f; });
-    for (double &v : bias) // a normal number times -inf
+    for (double &v : bias) // a drawn number times -inf may be inf or NaN
         if (std::isinf(v) || std::isnan(v)) v = -INFINITY;
     if (size) {
         std::vector<uint8_t> raw(table.bytes());
@@ -157,7 +158,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
         if (s.f.top) REQUIRE(te__attention_max_logit(&ctx.c, b.e.top, &a, (float *)top.data, s.heads, s.f.varlen) == TE_OK);
     };
     run();
-    // the reference, sequence by sequence
+    // the reference, one sequence after the other
     const std::vector<double> y = out.read(), dx = dqkv.read(), l = lse.read(), dz = cross ? dkv.read() : std::vector<double>();
     wanted want;
     want.dbias.assign(size, 0), want.dbias_size = want.dbias, want.top.assign(heads, -INFINITY);
@@ -186,7 +187,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dkv " << e[3]);
     CHECK(e[0] <= forward); CHECK(e[1] <= lse_bound(s)); CHECK(e[2] <= backward); CHECK(e[3] <= backward);
     worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], e[3]));
-    // products of floats that are exact in 16 bits: what is off is the sums, and the probability by its score's rounding
+    // the f32 inputs are exact in 16 bits, so the error is that of the sums, and that of a probability from the rounding of its score
     const std::vector<uint8_t> had = out.raw(), gradient = dqkv.raw(), sum = dbias.raw(), tops = top.raw();
     const std::vector<double> got = dbias.read(), t = top.read();
     int off = 0;
@@ -206,7 +207,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     run();
     CHECK(out.raw() == had); CHECK(dqkv.raw() == gradient); CHECK(dbias.raw() == sum); CHECK(top.raw() == tops);
     if (s.f.bias == 0 || s.f.bias == 3) return;
-    a.accumulate = 1; // onto what is there: twice each
+    a.accumulate = 1; // adds the gradient to the one that is there, which doubles it exactly
     REQUIRE(b.e.dbias(&ctx.c, &a) == TE_OK);
     const std::vector<double> twice = dbias.read();
     for (size_t i = 0; i < size; i++)
@@ -214,7 +215,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     CHECK(off == 0);
 }
 
-// f(kernels, worst) for each of them.
+// Calls f(kernels, worst) for each entry of the table.
 template <class F> void check_each(F f) {
     const unsigned seed = fresh_seed();
     std::printf("attention's bias: seed %u\n", seed);
@@ -229,14 +230,14 @@ template <class F> void check_each(F f) {
 }
 } // namespace
 
-TEST_CASE("attention with a bias, its gradient and the largest logit agree with a reference in double", "[attention]") {
+TEST_CASE("attention with a bias: output, gradients and largest logit match the reference", "[attention]") {
     check_each([](const biased &b, std::mt19937 &random, double *worst) {
         check_bias(b, {1, 1}, 1, false, random, worst);
         check_bias(b, {33, 33, 33}, 50, false, random, worst);
         check_bias(b, {33, 33}, 20, true, random, worst);
     });
 }
-TEST_CASE("attention with a bias at several tiles, and of sequences that differ in length", "[attention]") {
+TEST_CASE("attention with a bias: several tiles, and sequences of different lengths", "[attention]") {
     check_each([](const biased &b, std::mt19937 &random, double *worst) {
         const int big = b.s.dtype == TE_f32 || (brief() && !TE_CUDA) ? 70 : 130;
         check_bias(b, {big}, big + 1, false, random, worst);
@@ -245,13 +246,13 @@ TEST_CASE("attention with a bias at several tiles, and of sequences that differ 
     });
 }
 
-TEST_CASE("buckets of relative positions are T5's", "[attention]") {
+TEST_CASE("relative_bias uses T5's buckets", "[attention]") {
     for (const int buckets : {2, 5, 8, 32, 64})
-        for (const int most : {40, 128, 1000})
-            for (int far = -2 * most; far <= 2 * most; far++) {
-                if (te__attn_bucket(far, buckets, most, 0) != bucket_of(far, buckets, most, false)) FAIL(buckets << " " << most << " " << far);
+        for (const int largest : {40, 128, 1000})
+            for (int far = -2 * largest; far <= 2 * largest; far++) {
+                if (te__attn_bucket(far, buckets, largest, 0) != bucket_of(far, buckets, largest, false)) FAIL(buckets << " " << largest << " " << far);
                 if (buckets < 4 || buckets % 2) continue;
-                if (te__attn_bucket(far, buckets, most, 1) != bucket_of(far, buckets, most, true)) FAIL(buckets << " " << most << " " << far);
+                if (te__attn_bucket(far, buckets, largest, 1) != bucket_of(far, buckets, largest, true)) FAIL(buckets << " " << largest << " " << far);
             }
 }
 

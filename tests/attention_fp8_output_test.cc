@@ -1,11 +1,12 @@
-// attention_fp8_output_test.cc -- the options fp8_output and amax_output of every attention kernel: the e4m3 output has the bits of the
-// output in the list's dtype, cast; the amax of the output and of its gradient are exact. In a list they save a cast kernel, or an amax pass.
+// attention_fp8_output_test.cc -- the options fp8_output and amax_output of every attention kernel. The e4m3 output has the bits of the
+// output in the list's dtype followed by a cast; the amax of the output, and of its gradient, is exact. In a list these options replace a
+// cast kernel and an amax kernel.
 #include "harness.h"
 #include "launches.h"
 #include "recipe.h"
 #include "te/te.h"
 
-// The options of a kernel with `fp8_output`, by how many keys to the left and right a query sees.
+// The options of a kernel with fp8_output and a window of `left` and `right` keys (-1: unlimited).
 #define FORM(left, right) (left, right, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
 #define BOTH(name, dtype, heads, kv_heads, head_dim, left, right)                           \
     TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, FORM(left, right))      \
@@ -41,7 +42,7 @@ struct kernel {
     te_status (*launch)(te_context *, const te_attention_args *);
     te_dtype dtype;
     int heads, kv_heads, dim;
-    size_t (*scratch_bytes)(te_context *, int64_t); // of FP8
+    size_t (*scratch_bytes)(te_context *, int64_t); // null unless the kernel computes in FP8
     te_status (*back)(te_context *, const te_attention_args *);
     size_t (*back_bytes)(te_context *, int64_t);
 };
@@ -49,7 +50,7 @@ struct kernel {
 const kernel kernels[] = {OF(plain_64, bf16, 4, 2, 64), OF(plain_128, f16, 2, 1, 128), OF(window_128, bf16, 2, 2, 128), OF(wide_256, bf16, 1, 1, 256),
                           OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes, nullptr, nullptr}};
 
-// Of a call: rows, their width, and elements of the output.
+// The sizes of a call: number of rows, columns of q, k and v, and elements of the output.
 struct sizes {
     int batch;
     size_t rows, width, out;
@@ -57,11 +58,11 @@ struct sizes {
         : batch(seq < 300 ? 2 : 1), rows((size_t)(batch * seq)), width((size_t)((k.heads + 2 * k.kv_heads) * k.dim)), out(rows * (size_t)(k.heads * k.dim)) {}
 };
 
-// The bits of the largest |v|; those of 1 if all are below it, which amax begins with here.
+// The bits of the largest |v|, at least those of 1, the value to which these tests initialise the amax.
 uint32_t largest_of(const reference::vec &v) {
-    float most = 1;
-    for (const double x : v) most = std::max(most, std::fabs((float)x));
-    return te_bits_of_float(most);
+    float maximum = 1;
+    for (const double x : v) maximum = std::max(maximum, std::fabs((float)x));
+    return te_bits_of_float(maximum);
 }
 uint32_t bits_of(const buffer &b) {
     uint32_t bits;
@@ -71,12 +72,12 @@ uint32_t bits_of(const buffer &b) {
 
 } // namespace
 
-TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]") {
+TEST_CASE("attention's e4m3 output has the bits of a cast of its output", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     for (const kernel &k : kernels)
         for (const int seq : {1, 15, 64, 129, 300}) {
             CAPTURE(k.name, seq);
@@ -85,12 +86,12 @@ TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]")
             buffer qkv(ctx, rows * width * 2), y(ctx, out * 2), y8(ctx, out), lse(ctx, rows * (size_t)k.heads * 4), scale(ctx, 4), scratch(ctx, k.scratch_bytes ? k.scratch_bytes(ctx, (int64_t)rows) : 16);
             reference::vec x = random.draw(rows * width, k.dtype);
             for (size_t i = 0; i < x.size(); i += 37) x[i] *= 8;
-            qkv.write(x, k.dtype), scale.write({37.5}, TE_f32); // some results are beyond what e4m3 ends with
+            qkv.write(x, k.dtype), scale.write({37.5}, TE_f32); // with this scale some results exceed the range of e4m3
             te_attention_args a;
             memset(&a, 0, sizeof a);
             a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.scratch = scratch.data(), a.batch = n.batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
             const te_status status = k.launch(ctx, &a);
-            if (status == TE_ERROR_DEVICE && k.scratch_bytes) continue; // on CUDA it is for compute capability 9.0 alone
+            if (status == TE_ERROR_DEVICE && k.scratch_bytes) continue; // on CUDA this kernel needs compute capability 9.0
             INFO(te_last_error(ctx));
             REQUIRE(status == TE_OK);
             REQUIRE(te_synchronize(ctx) == TE_OK);
@@ -119,15 +120,15 @@ TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]")
         }
 }
 
-TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]") {
+TEST_CASE("attention's backward computes the amax of its gradient", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     for (const kernel &k : kernels)
         for (const int seq : {1, 15, 64, 129, 300})
-            for (const bool fast : {true, false}) { // without scratch memory the kernels that need none run
+            for (const bool fast : {true, false}) { // not fast: no scratch memory, hence the kernels that need none
                 if (!k.back) continue;
                 CAPTURE(k.name, seq, fast);
                 const sizes n(k, seq);
@@ -152,8 +153,8 @@ TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]"
 }
 
 TEST_CASE("attention declared without fp8_output refuses out_scale and amax", "[attention]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     buffer numbers(ctx, 4 * 64 * 16 * 4), one(ctx, 4);
     one.write({1}, TE_f32);
     te_attention_args a;
@@ -170,17 +171,17 @@ TEST_CASE("attention declared without fp8_output refuses out_scale and amax", "[
 
 #define OF_LIST(name, casts) {#name, &name##_subject, casts}
 TEST_CASE("in inference attention stores the FP8 operand of the GEMM that consumes it", "[attention]") {
-    // casts: of all tensors in an inference; of x that comes from outside one stays
+    // casts: the number of cast kernels in an inference. The cast of x, which comes from the caller, stays.
     struct expected { const char *name; const subject *list; int casts; };
     const expected all[] = {OF_LIST(delayed, 1), OF_LIST(delayed_f16, 1), OF_LIST(delayed_f32, 2), OF_LIST(blockwise, 0), OF_LIST(between, 1), OF_LIST(at_end, 1), OF_LIST(no_product, 1),
-                            OF_LIST(current, 3)}; // and that has a pass for its amax
+                            OF_LIST(current, 3)}; // of which one finds the amax of x
     for (const expected &e : all)
         for (const int seq : {5, 70}) {
             const unsigned seed = fresh_seed();
             CAPTURE(e.name, seq, seed);
             under_recipe u(*e.list, 2, seq, seed);
             micro_batch b(u, u.m.s.saved_bytes((int64_t)u.rows));
-            b.forward(u), b.backward(u); // a step, behind which scales are of the one before
+            b.forward(u), b.backward(u); // a first step: afterwards the scales come from its amax
             REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
             b.forward(u);
             buffer y(u.ctx, u.y_bytes());
@@ -188,13 +189,13 @@ TEST_CASE("in inference attention stores the FP8 operand of the GEMM that consum
             REQUIRE(infer() == TE_OK);
             CHECK(y.raw() == b.y.raw());
 #if TE_CUDA
-            if (!brief()) CHECK(launches_like("_quantize_", u.ctx, infer) == e.casts); // a sanitizer takes what the runtime says of a kernel of cuBLASLt for an error
+            if (!brief()) CHECK(launches_like("_quantize_", u.ctx, infer) == e.casts); // not under a sanitizer, which reports the failed lookup of a cuBLASLt kernel as an error
 #endif
         }
 }
 
 #if TE_CUDA
-TEST_CASE("under fp8_current attention finds the amax of its output itself, without a pass of its own", "[attention]") {
+TEST_CASE("under fp8_current attention computes the amax of its output, without an amax kernel", "[attention]") {
     int casts[2], n = 0;
     for (const subject *list : {&bare_delayed_subject, &bare_current_subject}) {
         under_recipe u(*list, 2, 70, fresh_seed());
@@ -203,6 +204,6 @@ TEST_CASE("under fp8_current attention finds the amax of its output itself, with
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
         casts[n++] = launches_like("_quantize_", u.ctx, [&] { return b.forward(u), b.backward(u), TE_OK; });
     }
-    CHECK((brief() || casts[1] - casts[0] == 2)); // of x and dy, which come from outside
+    CHECK((brief() || casts[1] - casts[0] == 2)); // amax kernels for x and dy only, which come from the caller
 }
 #endif

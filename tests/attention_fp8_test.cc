@@ -1,5 +1,6 @@
-// attention_fp8_test.cc -- attention forward in FP8 against doubles: what its two passes leave, byte for byte; outputs and log-sum-exps within
-// what rounding P to e4m3, the sums of the tensor cores and the output's format may do; and a list with (fp8, 1).
+// attention_fp8_test.cc -- attention forward in FP8 against doubles. The FP8 operands that its casts write are compared byte for byte. The
+// bounds of the outputs and log-sum-exps come from rounding P to e4m3, from the sums of the tensor cores and from the output's format. Then a
+// list with (fp8, 1).
 #include "bounds.h"
 #include "harness.h"
 #include "te/te.h"
@@ -26,21 +27,21 @@ struct shape8 {
 const shape8 shapes8[] = {SHAPE8(grouped, bf16, 6, 2, 64, -1, 0), SHAPE8(windowed, f16, 2, 1, 128, 70, 9), SHAPE8(causal, bf16, 2, 2, 128, -1, 0),
                           SHAPE8(full, bf16, 2, 1, 256, -1, -1)};
 
-// On CUDA there is a kernel for compute capability 9.0 alone.
+// On CUDA the only kernel is for compute capability 9.0.
 bool is_skipped(te_context *ctx) {
     if (grouped_ready(ctx) == TE_OK) return false;
     WARN("skipped: " << te_last_error(ctx));
     return true;
 }
 
-// A call, and what its numbers are in e4m3.
+// A call, and its operands in e4m3.
 struct call8 {
     const shape8 &s;
     int batch, seq;
     size_t rows, width, all;
     te_context *ctx;
     buffer qkv, out, lse, scratch;
-    reference::vec x; // rounded to e4m3, of which each counts inverse[head]
+    reference::vec x; // the e4m3 values; the value that one stands for is x times inverse[head]
     std::vector<double> inverse;
     std::vector<uint8_t> bytes;
     te_attention_args a;
@@ -51,7 +52,8 @@ struct call8 {
           scratch(c, of.scratch_bytes(c, (int64_t)rows)), x(random.draw(rows * width, of.dtype)), inverse(all) {
         std::vector<float> amax(all);
         bytes.resize(x.size());
-        for (size_t i = 0; i < x.size(); i++) { // heads of different sizes, and some rows that stand out: their scores outgrow those of others
+        // heads of different sizes, and some rows that are four times as large: their scores raise the running maximum late
+        for (size_t i = 0; i < x.size(); i++) {
             const size_t head = i % width / (size_t)s.dim;
             x[i] *= (head % 3 ? 1.5 : 0.75) * (i / width % 37 == 5 && head < (size_t)(s.heads + s.kv_heads) ? 4 : 1);
         }
@@ -61,7 +63,8 @@ struct call8 {
         a.out = out.data(), a.lse = (float *)lse.data(), a.qkv = qkv.data(), a.scratch = scratch.data();
         a.batch = batch, a.seq = seq, a.scale = sharper / std::sqrt((float)s.dim);
         std::vector<float> scale(all);
-        for (size_t i = 0; i < all; i++) { // the largest of k becomes 15, of v 448; of q what makes a score count a power of two, at most 15
+        // amax of k becomes 15, of v 448, and of q at most 15, so that the unit of a score is a power of two
+        for (size_t i = 0; i < all; i++) {
             const bool is_q = i < (size_t)s.heads, is_v = i >= (size_t)(s.heads + s.kv_heads);
             scale[i] = (is_v ? 448.0f : 15.0f) / amax[i], inverse[i] = (double)(amax[i] / (is_v ? 448.0f : 15.0f));
             if (!is_q) continue;
@@ -72,7 +75,7 @@ struct call8 {
         for (size_t i = 0; i < x.size(); i++)
             bytes[i] = te_e4m3_of_float((float)x[i] * scale[i % width / (size_t)s.dim]), x[i] = te_float_of_e4m3(bytes[i]);
     }
-    // q and k by rows, v by the keys' places; 0 in those behind the sequence.
+    // Checks the operands in scratch memory: q and k by row, v transposed with its keys permuted, and 0 for keys behind the sequence.
     void check_casts() {
         const std::vector<uint8_t> there = scratch.raw();
         const te_attention_fp8_operands p = te__attn_fp8_operands_of(&a, s.heads, s.kv_heads, s.dim);
@@ -93,7 +96,7 @@ struct call8 {
             for (int key = seq; key < p.keys; key++) wrong += v[line * (size_t)p.keys + (size_t)te__attn_fp8_byte_of_key(key)] != 0;
         CHECK(wrong == 0);
     }
-    // What it does to a score that it is summed up in f16: each 32 of k once.
+    // The error of a score whose sum is kept in f16: one rounding for each 32 products.
     double in_f16(size_t q, size_t k) const {
         double sum = 0, error = 0;
         for (size_t c = 0; c < (size_t)s.dim; c++) {
@@ -102,12 +105,12 @@ struct call8 {
         }
         return TE_CUDA ? error : 0;
     }
-    // The output and log-sum-exp of one query and head.
+    // Checks the output and log-sum-exp of one query and head.
     void check_query(size_t row, size_t head, const reference::vec &got, const reference::vec &got_lse) {
         const size_t d = (size_t)s.dim, heads = (size_t)s.heads, n = (size_t)seq, first = row / n * n, k_head = heads + head / (heads / (size_t)s.kv_heads),
                      v_head = k_head + (size_t)s.kv_heads;
         const int query = (int)(row - first), from = s.left < 0 ? 0 : std::max(0, query - s.left), end = s.right < 0 ? seq : std::min(seq, query + s.right + 1);
-        const double unit = inverse[head] * inverse[k_head] * (double)a.scale * 1.4426950408889634; // of a score, in powers of two
+        const double unit = inverse[head] * inverse[k_head] * (double)a.scale * 1.4426950408889634; // of a score, as an exponent of 2
         std::vector<double> p((size_t)(end - from)), off(p.size());
         double top = -1e300, sum = 0, sum_error = 0, worst = 0;
         for (size_t i = 0; i < p.size(); i++) {
@@ -115,17 +118,21 @@ struct call8 {
             p[i] = score.sum * unit, top = std::max(top, p[i]);
             off[i] = (score.error + in_f16(row * width + head * d, (first + (size_t)from + i) * width + k_head * d)) * unit + 1e-6 * (1 + std::fabs(p[i]));
         }
-        for (size_t i = 0; i < p.size(); i++) { // of P, relatively; on CUDA its exponent, which counts from up to 5 above, and itself are of f16
+        // the relative error of P; on CUDA both P and its exponent (of up to 5 above the maximum) are f16
+        for (size_t i = 0; i < p.size(); i++) {
             const double log = p[i] - top;
             off[i] = 0.6931471805599453 * (off[i] + (TE_CUDA ? (5 - log) / 2048 : 0)) + (TE_CUDA ? std::exp2(-9.5) : 0);
             p[i] = std::exp2(log), sum += p[i], sum_error += p[i] * off[i];
         }
-        sum_error += TE_CUDA ? sum / 256 + (double)p.size() / (1 << 25) : 0; // sixteen of them are summed up in f16, which ends at 2^-25
+        // sixteen of them are summed in f16, whose smallest steps round by 2^-25
+        sum_error += TE_CUDA ? sum / 256 + (double)p.size() / (1 << 25) : 0;
         for (size_t c = 0; c < d; c++) {
             const double *v = &x[(first + (size_t)from) * width + v_head * d + c];
             const bounds::fp8_sum value(p.data(), 1, v, width, p.size(), true, TE_CUDA);
             double error = value.error + std::fabs(value.sum) * sum_error / sum;
-            for (size_t i = 0; i < p.size(); i++) // half of the last bit of three, or of what e4m3 ends with: top is rounded up, twice if it is off
+            // rounding P to e4m3: half a unit of its 3 fraction bits, or of its smallest numbers; the maximum is rounded up, twice if it
+            // has an error
+            for (size_t i = 0; i < p.size(); i++)
                 error += (p[i] * (1.0 / 16 + off[i]) + 1.0 / (1 << (10 + TE__ATTN_FP8_P_EXPONENT - 2))) * std::fabs(v[i * width]);
             const double want = value.sum / sum * inverse[v_head];
             const double bound = error / sum * inverse[v_head] + bounds::ulp(std::fabs(want), s.dtype);
@@ -140,20 +147,20 @@ struct call8 {
 
 } // namespace
 
-TEST_CASE("attention in FP8 is that of q, k and v in e4m3", "[attention]") {
+TEST_CASE("attention in FP8 matches attention of the e4m3 values in double", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    if (is_skipped(&own.c)) return;
+    context ctx_owner;
+    if (is_skipped(&ctx_owner.c)) return;
     for (const shape8 &s : shapes8)
         for (const int seq : {1, 15, 129, 300}) {
             CAPTURE(s.dim, s.heads, s.left, s.right, seq);
-            call8 c(s, seq < 300 ? 3 : 1, seq, &own.c, random);
-            const te_status status = s.launch(&own.c, &c.a);
-            INFO(te_last_error(&own.c));
+            call8 c(s, seq < 300 ? 3 : 1, seq, &ctx_owner.c, random);
+            const te_status status = s.launch(&ctx_owner.c, &c.a);
+            INFO(te_last_error(&ctx_owner.c));
             REQUIRE(status == TE_OK);
-            REQUIRE(te_synchronize(&own.c) == TE_OK);
+            REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
             c.check_casts();
             const reference::vec out = c.out.read(s.dtype), lse = c.lse.read(TE_f32);
             for (const double v : out) REQUIRE(std::isfinite(v));
@@ -162,59 +169,59 @@ TEST_CASE("attention in FP8 is that of q, k and v in e4m3", "[attention]") {
         }
 }
 
-// In powers of two such scores are whole numbers that f16 does not have, or has no room for.
-TEST_CASE("attention in FP8 with scores of thousands, and more, is finite", "[attention]") {
+// As exponents of 2, such scores are integers that f16 cannot represent exactly, or at all.
+TEST_CASE("attention in FP8 is finite with scores of thousands and more", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    if (is_skipped(&own.c)) return;
+    context ctx_owner;
+    if (is_skipped(&ctx_owner.c)) return;
     for (const shape8 &s : shapes8)
         for (const float sharper : {1e-20f, 200.0f, 1e4f, 1e8f}) {
             CAPTURE(s.dim, s.heads, s.left, s.right, sharper);
-            call8 c(s, 2, 300, &own.c, random, sharper);
-            REQUIRE(s.launch(&own.c, &c.a) == TE_OK);
-            REQUIRE(te_synchronize(&own.c) == TE_OK);
+            call8 c(s, 2, 300, &ctx_owner.c, random, sharper);
+            REQUIRE(s.launch(&ctx_owner.c, &c.a) == TE_OK);
+            REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
             const reference::vec out = c.out.read(s.dtype), lse = c.lse.read(TE_f32);
             const size_t d = (size_t)s.dim, heads = (size_t)s.heads;
             size_t wrong = 0;
-            for (size_t i = 0; i < out.size(); i++) { // a mean of values: e4m3 ends with 448, and the output's format rounds
+            for (size_t i = 0; i < out.size(); i++) { // a mean of values: e4m3 is at most 448, and 1.1 allows for the roundings
                 const size_t head = heads + (size_t)s.kv_heads + i / d % heads / (heads / (size_t)s.kv_heads);
                 wrong += !(std::fabs(out[i]) <= 448 * c.inverse[head] * 1.1);
             }
             CHECK(wrong == 0);
-            for (int i = 0; i < 24; i++) { // the largest score is close to what it is in doubles, and by far the largest term
+            for (int i = 0; i < 24; i++) { // the log-sum-exp is close to the largest score, which is by far the largest term
                 const size_t row = (size_t)random.below((int)c.rows), head = (size_t)random.below(s.heads), n = 300, first = row / n * n;
                 const size_t k_head = heads + head / (heads / (size_t)s.kv_heads), query = row - first;
                 const size_t from = s.left < 0 || (size_t)s.left > query ? 0 : query - (size_t)s.left, end = s.right < 0 ? n : std::min(n, query + (size_t)s.right + 1);
-                double most = -1e300;
+                double largest = -1e300;
                 for (size_t k = from; k < end; k++) {
                     double sum = 0;
                     for (size_t j = 0; j < d; j++) sum += c.x[row * c.width + head * d + j] * c.x[(first + k) * c.width + k_head * d + j];
-                    most = std::max(most, sum * c.inverse[head] * c.inverse[k_head] * (double)c.a.scale);
+                    largest = std::max(largest, sum * c.inverse[head] * c.inverse[k_head] * (double)c.a.scale);
                 }
                 const double is = lse[(row / n * heads + head) * n + query];
-                CHECK(is >= most - std::fabs(most) / 256 - 0.01);
-                CHECK(is <= most + std::fabs(most) / 256 + std::log((double)(end - from)) + 0.01);
+                CHECK(is >= largest - std::fabs(largest) / 256 - 0.01);
+                CHECK(is <= largest + std::fabs(largest) / 256 + std::log((double)(end - from)) + 0.01);
             }
         }
 }
 
-TEST_CASE("attention in FP8 with an infinity makes NaN of what reads its head, and of nothing else", "[attention]") {
+TEST_CASE("attention in FP8: an infinity makes the outputs that depend on it NaN, and no others", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    if (is_skipped(&own.c)) return;
+    context ctx_owner;
+    if (is_skipped(&ctx_owner.c)) return;
     const shape8 &s = shapes8[0];
-    for (const size_t head : {(size_t)1, (size_t)6, (size_t)9}) { // one of q, of k, of v; three heads of q share one of k and of v
+    for (const size_t head : {(size_t)1, (size_t)6, (size_t)9}) { // a head of q, of k and of v; three heads of q share one of k and v
         CAPTURE(head);
-        call8 c(s, 1, 200, &own.c, random);
+        call8 c(s, 1, 200, &ctx_owner.c, random);
         reference::vec x = c.qkv.read(s.dtype);
         x[77 * c.width + head * (size_t)s.dim + 5] = INFINITY;
         c.qkv.write(x, s.dtype);
-        REQUIRE(s.launch(&own.c, &c.a) == TE_OK);
-        REQUIRE(te_synchronize(&own.c) == TE_OK);
+        REQUIRE(s.launch(&ctx_owner.c, &c.a) == TE_OK);
+        REQUIRE(te_synchronize(&ctx_owner.c) == TE_OK);
         const reference::vec out = c.out.read(s.dtype);
         size_t wrong = 0;
         for (size_t i = 0; i < out.size(); i++) {
@@ -226,48 +233,48 @@ TEST_CASE("attention in FP8 with an infinity makes NaN of what reads its head, a
     }
 }
 
-TEST_CASE("attention in FP8 refuses what it does not take, and writes nothing", "[attention]") {
-    context own;
+TEST_CASE("attention in FP8 refuses unsupported arguments, and writes nothing", "[attention]") {
+    context ctx_owner;
     source random(1);
-    if (is_skipped(&own.c)) return;
-    call8 c(shapes8[0], 1025, 1, &own.c, random);
-    CHECK(c.s.launch(&own.c, &c.a) == TE_ERROR_SHAPE);
-    CHECK(std::string(te_last_error(&own.c)).find("1025 sequences, in FP8 it takes up to 1024") != std::string::npos);
+    if (is_skipped(&ctx_owner.c)) return;
+    call8 c(shapes8[0], 1025, 1, &ctx_owner.c, random);
+    CHECK(c.s.launch(&ctx_owner.c, &c.a) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find("1025 sequences, in FP8 it takes up to 1024") != std::string::npos);
     c.a.batch = 1024, c.a.scratch = nullptr;
-    CHECK(c.s.launch(&own.c, &c.a) == TE_ERROR_NULL);
+    CHECK(c.s.launch(&ctx_owner.c, &c.a) == TE_ERROR_NULL);
     CHECK((c.out.poisoned() && c.lse.poisoned() && c.scratch.poisoned()));
 }
 
-TEST_CASE("a list with (fp8, 1) keeps to the one without", "[attention]") {
+TEST_CASE("a list with (fp8, 1) is close to the same list without", "[attention]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    context own;
-    if (is_skipped(&own.c)) return;
+    context ctx_owner;
+    if (is_skipped(&ctx_owner.c)) return;
     const size_t rows = 2 * 77;
     reference::vec y[2], dx[2];
     for (int i = 0; i < 2; i++) {
         const subject &s = i ? in_bf16_subject : in_fp8_subject;
         source random(seed);
-        instance m(s, &own.c);
+        instance m(s, &ctx_owner.c);
         m.draw(random);
-        buffer x(&own.c, rows * 48 * 2), out(&own.c, rows * 128 * 2), d(&own.c, rows * 48 * 2), dy(&own.c, rows * 128 * 2), memory(&own.c, s.saved_bytes((int64_t)rows));
+        buffer x(&ctx_owner.c, rows * 48 * 2), out(&ctx_owner.c, rows * 128 * 2), d(&ctx_owner.c, rows * 48 * 2), dy(&ctx_owner.c, rows * 128 * 2), memory(&ctx_owner.c, s.saved_bytes((int64_t)rows));
         x.write(random.draw(rows * 48, TE_bf16), TE_bf16), dy.write(random.draw(rows * 128, TE_bf16), TE_bf16);
         te_batch batch;
         te_saved saved;
         memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
         batch.batch = 2, batch.seq = 77, saved.memory = memory.data(), saved.bytes = memory.bytes;
-        REQUIRE(te_context_reserve(&own.c, s.workspace_bytes(m.memory.data(), (int64_t)rows, &own.c)) == TE_OK);
+        REQUIRE(te_context_reserve(&ctx_owner.c, s.workspace_bytes(m.memory.data(), (int64_t)rows, &ctx_owner.c)) == TE_OK);
         const te_tensor in = te_matrix(x.data(), TE_bf16, (int64_t)rows, 48), to = te_matrix(out.data(), TE_bf16, (int64_t)rows, 128);
         const te_tensor gradient = te_matrix(d.data(), TE_bf16, (int64_t)rows, 48), given = te_matrix(dy.data(), TE_bf16, (int64_t)rows, 128);
-        REQUIRE(s.infer(to, in, m.memory.data(), &batch, &own.c) == TE_OK);
+        REQUIRE(s.infer(to, in, m.memory.data(), &batch, &ctx_owner.c) == TE_OK);
         const std::vector<uint8_t> inferred = out.raw();
         out.poison();
-        REQUIRE(s.forward(to, &saved, in, m.memory.data(), &batch, &own.c) == TE_OK);
+        REQUIRE(s.forward(to, &saved, in, m.memory.data(), &batch, &ctx_owner.c) == TE_OK);
         CHECK(out.raw() == inferred);
-        REQUIRE(s.backward(gradient, given, &saved, m.memory.data(), &batch, &own.c) == TE_OK);
+        REQUIRE(s.backward(gradient, given, &saved, m.memory.data(), &batch, &ctx_owner.c) == TE_OK);
         y[i] = out.read(TE_bf16), dx[i] = d.read(TE_bf16);
     }
-    // each of q, k, v and P is off by 2^-4 of itself at most, which is 2^-5.8 of the root of the mean square
+    // the relative error of each of q, k, v and P is 2^-4 at most, and its RMS 2^-5.8
     const auto apart = [](const reference::vec &v, const reference::vec &w) {
         double off = 0, size = 0;
         for (size_t i = 0; i < v.size(); i++) off += (v[i] - w[i]) * (v[i] - w[i]), size += w[i] * w[i];

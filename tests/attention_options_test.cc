@@ -1,24 +1,24 @@
-// attention_options_test.cc -- the options of attention, alone and together, on every kernel of either target, against a reference in double.
+// attention_options_test.cc -- the options of attention, alone and combined, on every kernel of both targets, against a reference in double.
 #include <set>
 
 #include "attention.h"
 
 // X(name, dtype, heads, kv_heads, head_dim, (left, right, softcap, dropout, varlen, alibi, sinks, only))
 //
-// The first seven lines of a family of kernels and its plain shapes in attention_test.cc are the rows of an orthogonal array: each two of a window,
-// softcap, dropout, varlen, alibi, sinks and grouped heads occur both on, both off, and either alone. What else there is are windows that walk
-// tiles in a way of their own.
-#define HOPPER_64(X)                                                                                                            \
+// The first seven entries of each table, with the shapes without options in attention_test.cc, are an orthogonal array: each pair of window, softcap,
+// dropout, varlen, alibi, sinks and grouped heads occurs with both on, both off, and each alone. The other entries have windows that visit the tiles
+// in other orders.
+#define SM90_64(X)                                                                                                            \
     X(h64_1, bf16, 4, 2, 64, (40, 0, 0, 0, 1, 0, 1, 1)) X(h64_2, bf16, 4, 2, 64, (30, 170, 0, 0.2f, 0, 1, 0, 1))                \
     X(h64_3, bf16, 3, 3, 64, (-1, -1, 0, 0.1f, 1, 1, 1, 1)) X(h64_4, bf16, 2, 2, 64, (-1, 20, 2.0f, 0, 0, 1, 1, 1))             \
     X(h64_5, bf16, 6, 2, 64, (-1, 0, 0.7f, 0, 1, 1, 0, 1)) X(h64_6, bf16, 4, 1, 64, (-1, -1, 50.0f, 0.1f, 0, 0, 1, 1))          \
     X(h64_7, bf16, 2, 2, 64, (190, -1, 1.0f, 0.25f, 1, 0, 0, 1)) X(h64_8, bf16, 4, 4, 64, (0, 0, 0, 0, 0, 0, 0, 1))
-// the same code with other tiles, and ten times as long to compile: all at once, and what is left of windows
-#define HOPPER_128(X)                                                                                                           \
+// the code of head size 64 with other tiles, which compiles ten times as long: one entry with all options, and the other kinds of windows
+#define SM90_128(X)                                                                                                           \
     X(h128_1, bf16, 6, 2, 128, (50, 65, 0.9f, 0.1f, 1, 1, 1, 1)) X(h128_2, bf16, 4, 2, 128, (64, 0, 0, 0, 1, 0, 1, 1))          \
     X(h128_3, bf16, 2, 2, 128, (-1, 0, 0.8f, 0, 0, 1, 0, 1)) X(h128_4, f16, 3, 1, 128, (-1, -1, 0, 0.5f, 0, 0, 0, 1))
-// 96 is the code of 128 with a part of a box of columns; 192 and 256 have a backward of their own, with three and four pieces of dQ
-#define HOPPER_OTHERS(X)                                                                                                        \
+// 96 is the code of 128, whose last TMA box of columns is partly used; 192 and 256 have another backward kernel, which splits dQ into three and four
+#define SM90_OTHERS(X)                                                                                                        \
     X(h96, f16, 2, 1, 96, (65, 0, 0.9f, 0.15f, 0, 1, 1, 1)) X(h192, bf16, 2, 1, 192, (20, 30, 0, 0.1f, 1, 1, 0, 1))             \
     X(h256_1, f16, 2, 2, 256, (70, 0, 2.0f, 0, 0, 0, 1, 1)) X(h256_2, bf16, 2, 1, 256, (-1, 9, 0, 0.1f, 1, 1, 0, 1))
 #define OTHERS(X)                                                                                                               \
@@ -32,7 +32,7 @@
     X(f_3, f32, 2, 2, 64, (-1, 0, 0, 0.3f, 1, 1, 1)) X(f_4, f32, 2, 2, 128, (40, 3, 0.5f, 0, 0, 1, 1))                          \
     X(f_5, f32, 2, 1, 64, (-1, -1, 50.0f, 0, 1, 1, 0)) X(f_6, f32, 3, 1, 20, (-1, 0, 1.5f, 0.1f, 0, 0, 1))                      \
     X(f_7, f32, 2, 1, 72, (70, -1, 1.5f, 0.2f, 1, 0, 0)) X(f_8, f32, 1, 1, 7, (100000, 0)) X(f_9, f32, 2, 2, 64, (0, 0))
-#define SHAPES(X) HOPPER_64(X) HOPPER_128(X) HOPPER_OTHERS(X) OTHERS(X) FLOATS(X)
+#define SHAPES(X) SM90_64(X) SM90_128(X) SM90_OTHERS(X) OTHERS(X) FLOATS(X)
 
 SHAPES(KERNELS)
 
@@ -43,14 +43,14 @@ const size_t count = sizeof shapes / sizeof shapes[0];
 
 } // namespace
 
-TEST_CASE("attention with options agrees with a reference in double", "[attention]") {
+TEST_CASE("attention with options matches the reference", "[attention]") {
     std::vector<shape> equal;
     for (const shape &s : shapes)
         if (!s.f.varlen) equal.push_back(s);
     check_all(equal.data(), equal.size(), {1, 2, 17, 64, 65, 129, 200, 333});
 }
 
-// Several bands of key tiles in backward, and more tiles than stages in forward.
+// Long enough for several bands of key tiles in backward, and for more tiles than pipeline stages in forward.
 TEST_CASE("attention with options at a longer sequence", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention's options: seed %u\n", seed);
@@ -65,7 +65,7 @@ TEST_CASE("attention with options at a longer sequence", "[attention]") {
     }
 }
 
-TEST_CASE("attention of sequences that differ in length: each as if it were alone", "[attention]") {
+TEST_CASE("attention of packed sequences equals that of each sequence alone", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention's options: seed %u\n", seed);
     std::mt19937 random(seed);
@@ -75,13 +75,14 @@ TEST_CASE("attention of sequences that differ in length: each as if it were alon
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // others have backwards that need no scratch
+        // the other kernels run their backward without scratch memory here
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300);
         if (!brief()) {
             std::vector<int> lengths;
             for (int i = 0; i < 40; i++) lengths.push_back((int)(random() % (i % 8 ? 20 : TE_CUDA ? 900 : 200)));
             check_varlen(s, lengths, random, worst);
         }
-        for (const int seq : {70, 17, 200}) // and of sequences that do not
+        for (const int seq : {70, 17, 200}) // the same kernels with sequences of equal length
             if (!brief() || seq == 70) check(s, 3, seq, random, worst);
         std::printf("%-4s heads %d/%d head_dim %3d, varlen: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim, worst[0], worst[1]);
     }
@@ -96,8 +97,8 @@ TEST_CASE("attention with sinks refuses to run without them", "[attention]") {
     CHECK(f_6_back_launch(&ctx.c, &a) == TE_ERROR_NULL);
 }
 
-// Each pair of a query and a key has 16 bits of its own, and they fall below the limit as often as they should.
-TEST_CASE("attention's dropout draws each pair by itself", "[attention]") {
+// Each pair of a query and a key has its own 16 random bits, and they are below the limit as often as the probability says.
+TEST_CASE("attention's dropout draws each pair of query and key independently", "[attention]") {
     const int heads = 5, seq = 97;
     const te_rng rng = {fresh_seed(), 3};
     std::set<std::vector<uint32_t>> seen;
@@ -115,8 +116,8 @@ TEST_CASE("attention's dropout draws each pair by itself", "[attention]") {
     CHECK(off * off <= 36 * n * p * (1 - p)); // six standard deviations
 }
 
-// Against a count of rows, one by one: what kernels ask of cu_seqlens, and that no answer leaves the rows.
-TEST_CASE("sequences that differ in length lie where cu_seqlens says", "[attention]") {
+// The functions by which kernels read cu_seqlens, against a count of every row; with invalid cu_seqlens they must still stay within the rows.
+TEST_CASE("packed sequences begin where cu_seqlens says", "[attention]") {
     std::mt19937 random(fresh_seed());
     for (int time = 0; time < 300; time++) {
         const int count = 1 + (int)(random() % 7), size = 1 + (int)(random() % 5), bad = time % 3 == 2;
@@ -146,9 +147,9 @@ TEST_CASE("sequences that differ in length lie where cu_seqlens says", "[attenti
             CHECK((bad ? taken[(size_t)row] <= 1 : taken[(size_t)row] == 1));
             const int i = te_sequence_of(&s, row, 0), position = te_sequence_position(&s, row);
             if (bad) continue;
-            const te_sequence own = te_sequence_rows(&s, i);
-            CHECK((own.first <= row && row < own.first + own.count));
-            CHECK(position == row - own.first);
+            const te_sequence found = te_sequence_rows(&s, i);
+            CHECK((found.first <= row && row < found.first + found.count));
+            CHECK(position == row - found.first);
         }
     }
 }
@@ -159,11 +160,11 @@ TEST_CASE("sequences that differ in length lie where cu_seqlens says", "[attenti
      [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }, TE_##dtype, d},
 static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } sm90[] = {SHAPES(READY)};
 
-// Whatever the options: where wgmma runs, it runs with them.
+// No option makes attention fall back from wgmma.
 TEST_CASE("attention with options runs on wgmma where it can", "[attention]") {
     context ctx;
     int wgmma = 0, forward = 0, backward = 0;
-    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
+    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // true if compiled for sm_90a and run on such a device
     for (size_t i = 0; i < count; i++) {
         const auto &k = sm90[i];
         const int d = k.dim, can = wgmma && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_NO_SM90;

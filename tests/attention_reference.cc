@@ -1,4 +1,4 @@
-// attention_reference.cc -- what attention_reference.h declares.
+// attention_reference.cc -- attention in double, as declared in attention_reference.h.
 #include "attention_reference.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
     r.out.assign((size_t)batch * n * h * e, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
     r.dsinks.assign(h, 0), r.dsinks_size.assign(h, 0);
     const std::vector<double> slopes = alibi_slopes(heads);
-    std::vector<double> p(n), t(n), kept(n, 1.0); // t: the tanh of softcap; kept: what dropout multiplies by
+    std::vector<double> p(n), t(n), drop(n, 1.0); // t: the tanh of softcap; drop: dropout's factor
     for (size_t b = 0; b < (size_t)batch; b++)
         for (size_t head = 0; head < h; head++)
             for (size_t i = 0; i < n; i++) {
@@ -47,7 +47,7 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                 const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * e + head * e];
                 double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * e + head * e];
                 const size_t k0 = first + (h + group) * d, v0 = first + (h + kv) * d + group * e;
-                const double sink = f.sinks ? (*sinks)[head] : -INFINITY; // as one more score, of a key whose value is 0
+                const double sink = f.sinks ? (*sinks)[head] : -INFINITY; // the score of one more key, whose value is 0
                 double top = sink, sum = 0, delta = 0, size = 0;
                 for (const size_t j : keys) {
                     double dot = 0;
@@ -62,18 +62,18 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                 r.lse[(b * h + head) * n + i] = top + std::log(sum);
                 for (const size_t j : keys) {
                     p[j] = std::exp(p[j] - top) / sum;
-                    if (f.dropout > 0) kept[j] = dropout_factor(f, from, b * (from.heads ? from.heads : h) + head, i, j, n);
-                    for (size_t c = 0; c < e; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
+                    if (f.dropout > 0) drop[j] = dropout_factor(f, from, b * (from.heads ? from.heads : h) + head, i, j, n);
+                    for (size_t c = 0; c < e; c++) y[c] += p[j] * drop[j] * qkv[v0 + j * width + c];
                 }
                 const double *had = stored ? &(*stored)[(b * n + i) * h * e + head * e] : y;
                 for (size_t c = 0; c < e; c++) delta += dy[c] * had[c], size += std::fabs(dy[c] * had[c]);
-                // as any other score's gradient, p (dp - delta), where dp is 0
+                // p (dp - delta) as of any score; dp is 0
                 r.dsinks[head] += std::exp(sink - top) / sum * (0 - delta), r.dsinks_size[head] += std::exp(sink - top) / sum * size;
                 for (const size_t j : keys) {
                     double dp = 0;
                     for (size_t c = 0; c < e; c++) dp += dy[c] * qkv[v0 + j * width + c];
-                    const double ds = p[j] * (dp * kept[j] - delta) * scale * (1 - t[j] * t[j]);
-                    for (size_t c = 0; c < e; c++) r.dqkv[v0 + j * width + c] += p[j] * kept[j] * dy[c];
+                    const double ds = p[j] * (dp * drop[j] - delta) * scale * (1 - t[j] * t[j]);
+                    for (size_t c = 0; c < e; c++) r.dqkv[v0 + j * width + c] += p[j] * drop[j] * dy[c];
                     for (size_t c = 0; c < d; c++) {
                         dq[c] += ds * qkv[k0 + j * width + c];
                         r.dqkv[k0 + j * width + c] += ds * q[c];
@@ -91,7 +91,7 @@ distance distance_of(const std::vector<double> &x, const std::vector<double> &re
     for (size_t i = 0; i < ref.size(); i++)
         if (i % width >= from && i % width < to) {
             const double e = std::fabs(x[i] - ref[i]) / (rms + std::fabs(ref[i]));
-            if (!(e <= worst)) worst = e; // a NaN stays
+            if (!(e <= worst)) worst = e; // written so that a NaN is taken and stays
         }
     return {std::sqrt(difference / (double)n) / rms, worst};
 }

@@ -1,5 +1,5 @@
-// attention_reference.h -- attention in double, forward and backward, for the tests of its kernels: one query after the other, from the
-// formula. Compiled once, optimised, for all tests.
+// attention_reference.h -- the reference of the attention kernels: forward and backward in double, one query after the other, from the
+// formula. A library of its own, which is optimised even where the tests are not.
 #ifndef TESTS_ATTENTION_REFERENCE_H
 #define TESTS_ATTENTION_REFERENCE_H
 
@@ -9,7 +9,7 @@
 
 namespace attention_reference {
 
-// The options of te/attention/attention_options.h.
+// The options of an attention kernel, in the order of te/attention/attention_options.h.
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;
@@ -19,29 +19,30 @@ struct form {
     }
 };
 struct reference {
-    std::vector<double> out, lse, dqkv, dsinks, dsinks_size; // size: the sum of |terms|
+    std::vector<double> out, lse, dqkv, dsinks, dsinks_size; // dsinks_size: the sums of |terms| of dsinks
 };
 
-// The keys that a query sees, one by one.
+// The indices of the keys that a query sees.
 std::vector<size_t> keys_of(const form &f, size_t query, size_t seq);
-// ALiBi's slopes as the paper's own code has them: of a power of two a geometric series that begins with its ratio, of other numbers those of the next
-// lower power of two, and every other one of twice as many.
+// ALiBi's slopes as in the code of the paper. For a power of two they are a geometric series whose first term is its ratio. For another number of
+// heads they are the slopes of the next lower power of two, followed by every other slope of twice that power.
 std::vector<double> alibi_slopes(int heads);
-// What dropout multiplies a probability by: the words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
-// te/attention/attention_options.h says it for the kernels. head: of all sequences.
+// The factor by which dropout multiplies a probability. One Philox counter yields four words for a tile of 16 queries and 32 keys: their halves are
+// for queries q and q + 8, the words for keys k, k + 8, k + 16 and k + 24 (te/attention/attention_options.h). head counts over all sequences.
 struct drawn {
     te_rng rng = {0, 0};
     uint32_t id = 0;
-    size_t first_head = 0, seq = 0; // of a sequence among others: what its heads are counted from, and the longest one; 0: there are no others
-    size_t heads = 0;               // of a sequence, if other ranks have some: more than the call's
+    // of one of several packed sequences: the index of its first head, and the maximum length; 0: one sequence
+    size_t first_head = 0, seq = 0;
+    size_t heads = 0;               // heads of a sequence on all ranks, if that is more than those of the call
 };
 double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq);
-// stored: the `out` that a backward reads for delta, if that is not exact. Where a row sees one key, nothing but its rounding is left of dS.
+// stored: the rounded `out` from which the tested backward computes delta. Where a query sees one key, dS is the error of that rounding only.
 reference attention(const form &f, int heads, int kv_heads, int dim, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout,
                     const drawn &from = drawn(), const std::vector<double> *stored = nullptr, const std::vector<double> *sinks = nullptr);
 
-// Columns [from, to) of rows of `width`: ||x - ref|| / ||ref||, and the largest difference of one element, relative to the RMS and itself.
-// The RMS counts as at least `floor`. Where all gradients cancel (seq 1), ||ref|| is 0; gradients have a size of 0.05 elsewhere.
+// Of columns [from, to) of rows of `width`. whole: ||x - ref|| / ||ref||. worst: the largest error of one element, relative to the RMS of ref plus
+// the element. The RMS counts as at least `floor`: if all gradients cancel (seq 1), ||ref|| is 0, and 0.05 is their usual size.
 struct distance { double whole, worst; };
 distance distance_of(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double floor = 0.05);
 

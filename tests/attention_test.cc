@@ -1,9 +1,9 @@
-// attention_test.cc -- attention forward and backward against a reference in double, on either target.
-// What options an attention may have, attention_options_test.cc tests.
+// attention_test.cc -- attention forward and backward against a reference in double, on both targets. Options of attention are tested in
+// attention_options_test.cc.
 #include "attention.h"
 
-// X(name, dtype, heads, kv_heads, head_dim, options): every shape that is tested, options as in attention_options_test.cc. In bf16 the kernels for compute
-// capability 9.0 (only: 1) and the others of the same size (2) by themselves, and where nothing is said, what runs is chosen as for a user.
+// X(name, dtype, heads, kv_heads, head_dim, options): every tested shape; options as in attention_options_test.cc. In bf16 `only` selects the kernels for
+// compute capability 9.0 (1) or the other kernels of the same size (2); without it the library chooses, as it does for a user.
 #define SHAPES(X)                                                                                                               \
     X(f_1, f32, 4, 4, 64, (-1, -1)) X(f_2, f32, 4, 2, 64, (-1, 0)) X(f_3, f32, 3, 1, 128, (-1, 0)) X(f_4, f32, 3, 1, 20, (-1, 0)) \
     X(f_5, f32, 2, 1, 7, (-1, -1)) X(f_6, f32, 1, 1, 256, (-1, 0))                                                              \
@@ -22,7 +22,7 @@ const shape shapes[] = {SHAPES(SHAPE)};
 
 } // namespace
 
-TEST_CASE("attention agrees with a reference in double", "[attention]") {
+TEST_CASE("attention matches the reference", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention: seed %u\n", seed);
     std::mt19937 random(seed);
@@ -53,8 +53,8 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
         }
 }
 
-// Every range that a kernel asks the mask for, against one pair after the other.
-TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
+// Every range that a kernel gets from the mask, against a test of each pair of query and key.
+TEST_CASE("the ranges of the attention mask match its pairs", "[attention]") {
     const int windows[][2] = {{-1, -1}, {-1, 0}, {0, 0}, {2, 0}, {1, 3}, {3, 1}, {-1, 2}, {2, -1}, {20, 20}};
     for (const auto &w : windows)
         for (int seq = 1; seq <= 9; seq++) {
@@ -67,7 +67,7 @@ TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
             for (int at = 0; at < seq; at++)
                 for (int count = 1; at + count <= seq; count++) {
                     const te__attn_range span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};
-                    for (int side = 0; side < 2; side++) // the run is of queries, of keys
+                    for (int side = 0; side < 2; side++) // a range of queries, or of keys
                         for (int other = 0; other < seq; other++) {
                             int some = 0, all = 1;
                             for (int i = at; i < at + count; i++) {
@@ -87,13 +87,13 @@ TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
                             if (other % 3 == 0) CHECK(te__attn_needs_mask(tiles, other / 3, 1) == te__attn_needs_mask(span[side], other, 3));
                         }
                 }
-            for (int query = 0; query < seq + 3; query++) // past the sequence
+            for (int query = 0; query < seq + 3; query++) // also beyond the end of the sequence
                 for (int key = seq; key < seq + 3; key++) CHECK(!te__attn_sees(m, query, key));
         }
 }
 
-// Kernels that rescale their accumulators conditionally must rescale when a tile exceeds the running maximum. Keys grow towards the first or the last.
-TEST_CASE("attention forward where the maxima grow", "[attention]") {
+// Kernels that rescale their accumulators conditionally must rescale when a tile exceeds the running maximum. Here the keys grow towards the first or the last one.
+TEST_CASE("attention forward rescales when the running maximum grows", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention: seed %u\n", seed);
     std::mt19937 random(seed);
@@ -115,7 +115,7 @@ TEST_CASE("attention forward where the maxima grow", "[attention]") {
             if (cannot_run(s, &ctx.c, a)) continue;
             REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
             const reference ref = attention(s, batch, seq, a.scale, x, std::vector<double>(rows * h, 0.0));
-            // scores are forty times as large as elsewhere, and so is what f32 rounds off them
+            // scores are forty times as large as in the other tests, and so are their rounding errors in f32
             const double forward = s.dtype == TE_f32 ? 40e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
             CHECK(error(out.read(), ref.out, h, 0, h, forward) <= forward);
             CHECK(error(lse.read(), ref.lse, 1, 0, 1, 1e-5) <= 1e-5);
@@ -126,7 +126,7 @@ TEST_CASE("attention forward where the maxima grow", "[attention]") {
         }
 }
 
-TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
+TEST_CASE("attention refuses invalid sizes", "[attention]") {
     context ctx;
     te_attention_args a;
     memset(&a, 0, sizeof a);
@@ -169,7 +169,7 @@ TEST_CASE("attention runs on wgmma where it can", "[attention]") {
     std::printf("of %d attention kernels %d on wgmma forward, %d backward\n", (int)(sizeof sm90 / sizeof sm90[0]), forward, backward);
 }
 
-// What a backward reads and writes, for any batch and seq up to so many rows.
+// The tensors of a backward, for any batch and seq of at most `rows` rows.
 struct backward_buffers {
     buffer qkv, out, dout, dqkv, lse, delta, scratch;
     te_attention_args a;
@@ -183,7 +183,7 @@ struct backward_buffers {
     }
 };
 
-TEST_CASE("attention backward: the same bits a hundred times, on a device that is otherwise busy", "[attention]") {
+TEST_CASE("attention backward: the same bits a hundred times, while the device runs other kernels", "[attention]") {
     std::mt19937 random(fresh_seed());
     cudaStream_t stream;
     REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
@@ -219,8 +219,8 @@ TEST_CASE("attention backward: the same bits a hundred times, on a device that i
     REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
 }
 
-// Blocks wait for each other: whatever the sizes, one of them can go on. So it is with a few blocks, too, where one is likely to be handed what it waits for.
-TEST_CASE("attention backward: ten thousand launches of odd sizes", "[attention]") {
+// Blocks of backward wait for each other, and must not deadlock at any size. A grid of few blocks, on which a deadlock is likelier, is included.
+TEST_CASE("attention backward: ten thousand launches of odd sizes end", "[attention]") {
     std::mt19937 random(fresh_seed());
     const int rows = brief() ? 300 : 3000;
     for (const shape &s : shapes) {
@@ -240,7 +240,7 @@ TEST_CASE("attention backward: ten thousand launches of odd sizes", "[attention]
     }
 }
 
-TE_ATTENTION_FORWARD(captured, bf16, 4, 2, 64, 1) // launched for the first time while the stream is being captured
+TE_ATTENTION_FORWARD(captured, bf16, 4, 2, 64, 1) // its first launch happens during a stream capture
 TE_ATTENTION_BACKWARD(captured_backward, bf16, 4, 2, 64, 1)
 
 TEST_CASE("attention can be captured in a graph", "[attention]") {
@@ -260,7 +260,7 @@ TEST_CASE("attention can be captured in a graph", "[attention]") {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-    REQUIRE(cudaDeviceSynchronize() == cudaSuccess); // what was poisoned and copied on the default stream is there
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess); // the fills and copies on the default stream are done
     ctx.c.stream = stream;
     REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
     CHECK(captured_launch(&ctx.c, &a) == TE_OK);

@@ -1,5 +1,5 @@
-// attention_value_test.cc -- heads of v of another size than those of q and k, on every kernel of either target, with the options of attention,
-// against a reference in double. With a bias, and with keys of their own: attention_bias_test.cc, cross_attention_test.cc.
+// attention_value_test.cc -- attention in which the head size of v differs from that of q and k (value_dim), with the other options, on every kernel
+// of both targets, against a reference in double. With a bias: attention_bias_test.cc; in cross-attention: cross_attention_test.cc.
 #include "attention.h"
 
 // X(name, dtype, heads, kv_heads, head_dim, (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top, value))
@@ -11,10 +11,10 @@
     X(m_1, bf16, 4, 2, 192, (-1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 128)) X(m_2, f16, 2, 1, 64, (33, 1, 0, 0.2f, 1, 1, 0, 0, 0, 0, 0, 0, 0, 128)) \
     X(m_3, bf16, 3, 3, 128, (-1, -1, 2.0f, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 64)) X(m_4, bf16, 2, 1, 32, (-1, 20, 1.0f, 0.1f, 1, 0, 1, 0, 0, 0, 0, 0, 0, 48)) \
     X(m_5, bf16, 2, 2, 96, (-1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 256)) X(m_6, f16, 2, 1, 256, (-1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16))
-#define HOPPER(X)                                                                                                               \
+#define SM90(X)                                                                                                               \
     X(h_1, bf16, 4, 2, 192, (-1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 128)) X(h_2, f16, 2, 2, 192, (-1, -1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 128)) \
     X(h_3, bf16, 4, 1, 192, (50, 65, 0.9f, 0.1f, 1, 1, 1, 1, 0, 0, 0, 0, 0, 128)) X(h_4, bf16, 3, 3, 192, (-1, 0, 0, 0.2f, 1, 0, 0, 0, 0, 0, 0, 0, 0, 128))
-#define SHAPES(X) FLOATS(X) OTHERS(X) HOPPER(X)
+#define SHAPES(X) FLOATS(X) OTHERS(X) SM90(X)
 
 SHAPES(KERNELS)
 
@@ -25,14 +25,14 @@ const size_t count = sizeof shapes / sizeof shapes[0];
 
 } // namespace
 
-TEST_CASE("attention with values of another size agrees with a reference in double", "[attention]") {
+TEST_CASE("attention with value_dim matches the reference", "[attention]") {
     std::vector<shape> equal;
     for (const shape &s : shapes)
         if (!s.f.varlen) equal.push_back(s);
     check_all(equal.data(), equal.size(), {1, 2, 17, 64, 65, 129, 200, 333});
 }
 
-TEST_CASE("attention with values of another size at a longer sequence", "[attention]") {
+TEST_CASE("attention with value_dim at a longer sequence", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention's values: seed %u\n", seed);
     std::mt19937 random(seed);
@@ -44,7 +44,7 @@ TEST_CASE("attention with values of another size at a longer sequence", "[attent
     }
 }
 
-TEST_CASE("attention with values of another size, of sequences that differ in length", "[attention]") {
+TEST_CASE("attention with value_dim, packed sequences of different lengths", "[attention]") {
     const unsigned seed = fresh_seed();
     std::printf("attention's values: seed %u\n", seed);
     std::mt19937 random(seed);
@@ -54,7 +54,8 @@ TEST_CASE("attention with values of another size, of sequences that differ in le
         CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.value, s.f.left, s.f.right, s.f.softcap, s.f.dropout);
         check_varlen(s, {1}, random, worst);
         check_varlen(s, {0, 5, 64, 0, 0, 128, 1, 193, 0}, random, worst, true, 0, {193, 0, 0, 1, 130, 0, 61, 6, 0});
-        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300); // others have backwards that need no scratch
+        // the other kernels run their backward without scratch memory here
+        check_varlen(s, {130, 2, 65}, random, worst, s.f.only == TE_ATTENTION_SM90_ONLY, 300);
         check(s, 3, 70, random, worst);
         std::printf("%-4s heads %d/%d head_dim %3d/%d, varlen: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim, (int)s.value(), worst[0],
                     worst[1]);
@@ -67,10 +68,10 @@ TEST_CASE("attention with values of another size, of sequences that differ in le
      [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }},
 static const struct { bool (*forward)(te_context *), (*backward)(te_context *); } sm90[] = {SHAPES(READY)};
 
-TEST_CASE("attention with values of 128 in heads of 192 runs on wgmma where it can", "[attention]") {
+TEST_CASE("attention with head_dim 192 and value_dim 128 runs on wgmma where it can", "[attention]") {
     context ctx;
     int wgmma = 0, forward = 0, backward = 0;
-    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
+    for (const auto &k : sm90) wgmma |= k.forward(&ctx.c); // true if compiled for sm_90a and run on such a device
     for (size_t i = 0; i < count; i++) {
         const shape &s = shapes[i];
         const bool can = wgmma && s.dtype != TE_f32 && s.f.only != TE_ATTENTION_NO_SM90 && s.dim == 192 && s.f.value == 128;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the benches publish. bench/flops.h counts what a loop over queries, keys and columns counts, scores that the mask hides not at all;
-# bench/report.py makes its tables and pictures of what is in bench/results, attention among the points of the roofline.
+# The numbers that the benches publish. bench/flops.h must count the same operations as a loop over queries, keys and columns, without the
+# scores that the mask hides. bench/report.py must make its tables and pictures from bench/results, with attention as a point of the roofline.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -16,7 +16,7 @@ enum { BATCH = 3, SEQ = 37, OUT = 24 };
 #define V 5
 TE_SEQUENTIAL(m, f32, (bias, b, (HEADS + KV) * D + KV * V), (attention, a, HEADS, KV, D, (value_dim, V)), (linear, l, HEADS * V, OUT), (layernorm, n, OUT))
 
-/* Products over so many columns of each head, multiply and add, one by one. */
+/* Counts the multiplications and additions of attention's products, over `columns` columns of each head, one by one. */
 static double attention(int left, int right, int columns) {
     double count = 0;
     for (int row = 0; row < BATCH * HEADS; row++)

@@ -1,4 +1,4 @@
-// bounds.cc -- what bounds.h declares: of each kind how far off its output may be, and its gradients.
+// bounds.cc -- the error bounds that bounds.h declares, for each kind of op: of its output and of its gradients.
 #include "bounds.h"
 
 namespace bounds {
@@ -15,7 +15,7 @@ fp8_sum::fp8_sum(const double *x, size_t x_step, const double *y, size_t y_step,
     error += sums * size;
 }
 
-// The steepest slope that an input which may be off by e can have.
+// The largest |slope| of an activation at x - e, x and x + e, where e is the error of x.
 static double slope(const std::string &kind, double x, double e) {
     return std::max(std::fabs(reference::activation_slope(kind, x)),
                     std::max(std::fabs(reference::activation_slope(kind, x + e)),
@@ -24,7 +24,7 @@ static double slope(const std::string &kind, double x, double e) {
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
 
-// Of one row: the normalised values, and how far off they are for inputs off by e.
+// One row of a norm: its normalised values, and their error bounds if the inputs have errors e.
 struct norm_errors {
     reference::norm_row row;
     double n;
@@ -46,10 +46,10 @@ struct norm_errors {
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
-// One query: probabilities, and how far off each is. In 16 bits they are rounded on their way into a product.
+// One query: its probabilities and their error bounds. A 16-bit kernel rounds them before it multiplies them with v.
 struct attention_row {
     vec p, error, slope, slope_error; // slope: the derivative of softcap
-    double p_sink, sink_error;        // of its sink; 0: it has none
+    double p_sink, sink_error;        // of the sink; 0 without one
     attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
                   const reference::attention_options &with, const vec &bias, double sink, te_dtype t)
         : p(keys), error(keys), slope(keys), slope_error(keys) {
@@ -85,28 +85,29 @@ struct attention_row {
 };
 struct attention_shape {
     reference::attention_sizes at;
-    size_t dim, value, width, out; // of a head of q and k, of v; of the rows of keys and values; of y
+    size_t dim, value, width, out; // columns: of a head of q and k, of a head of v; of a row of keys and values; of a row of y
     reference::attention_options with;
     double scale;
     attention_shape(const op &o, const call &c, size_t elements)
         : at(o, c, elements), dim(at.dim), value(at.value), width(at.kv_width), out(o.out), with(o), scale(with.scale) {}
-    // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, their places in the table, head) for each query of each head
+    // Calls f(q0, k0, v0, y0, keys, dropout factors, biases, indices in the bias table, head) for each query of each head. The first four are the
+    // indices of the first element of q, of the first visible key and value, and of y.
     template <class F>
     void each(size_t id, const call &c, const vec *w, F f) const {
         const vec *table = w ? with.table_of(w) : nullptr;
         std::vector<size_t> place(at.keys);
-        vec kept(at.keys), bias(at.keys);
+        vec drop(at.keys), bias(at.keys);
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < at.heads; h++)
                 for (size_t i = 0; i < at.queries; i++) {
                     const size_t from = with.first(at.at(i)), end = std::max(with.end(at.at(i), at.keys), from);
-                    const size_t k0 = at.k0(b, h) + from * width; // of the first that it sees
+                    const size_t k0 = at.k0(b, h) + from * width; // the first key that the query sees
                     for (size_t j = from; j < end; j++) {
-                        kept[j - from] = with.kept(id, b * at.heads + h, i, j, c), bias[j - from] = with.bias(h, at.heads, at.at(i), j);
+                        drop[j - from] = with.dropout_factor(id, b * at.heads + h, i, j, c), bias[j - from] = with.bias(h, at.heads, at.at(i), j);
                         place[j - from] = with.place(h, at.heads, i, at.at(i), j);
                         if (table) bias[j - from] += (*table)[place[j - from]];
                     }
-                    f(at.q0(b, h, i), k0, at.v0(b, h) + from * width, (b * at.queries + i) * out + h * value, end - from, kept, bias, place, h);
+                    f(at.q0(b, h, i), k0, at.v0(b, h) + from * width, (b * at.queries + i) * out + h * value, end - from, drop, bias, place, h);
                 }
     }
 };
@@ -115,17 +116,17 @@ static vec attention(const op &o, size_t id, const vec &x, const vec &ex, const 
     const attention_shape s(o, c, x.size());
     const vec *sinks = w ? s.with.sinks_of(w) : nullptr;
     vec e(c.rows() * o.out, 0.0);
-    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &, size_t h) {
+    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &drop, const vec &bias, const std::vector<size_t> &, size_t h) {
         const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.value; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);
-                e[y0 + d] += kept[j] * (r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v));
+                e[y0 + d] += drop[j] * (r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v));
             }
     });
     return e;
 }
-// Turning by an angle: its sine and cosine are off by the angle's own error.
+// Rotating by an angle: its sine and cosine have the error of the angle.
 static vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
     const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0),
                  rotary = (size_t)o.option("rotary_dim", (double)dim);
@@ -145,11 +146,11 @@ static vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-vec forward::kept_error(size_t i, size_t n) const {
+vec forward::fork_error(size_t i, size_t n) const {
     const size_t edge = (size_t)l.ops[i].edge;
     return l.ops[edge].kind == "input" ? vec(n, 0.0) : error[edge];
 }
-double forward::kept_size(size_t i, size_t k) const {
+double forward::fork_size(size_t i, size_t k) const {
     const size_t edge = (size_t)l.ops[i].edge;
     return l.ops[edge].kind == "input" ? 0 : std::fabs(value[edge][k]);
 }
@@ -176,7 +177,7 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             for (size_t k = 0; k < o.in; k++) {
                 const double gamma = std::fabs(reference::gamma_of(o, params, k)),
                              beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
-                const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // gamma, from what is stored less 1
+                const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // the size of the stored number: a 1p norm stores gamma - 1
                 e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
             }
         }
@@ -184,7 +185,7 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
         reference::head_norm(o).each(rows, [&](size_t at, const op &of) {
             const norm_errors n(of, &in[at], &before[at]);
             for (size_t k = 0; k < of.in; k++) {
-                const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // gamma, from what is stored less 1
+                const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // the size of the stored number, which is gamma - 1
                 e[at + k] = std::fabs(reference::gamma_of(of, params, k)) * n.error[k] + sums * std::fabs(n.xhat[k]) * stored;
             }
         });
@@ -207,7 +208,7 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
     } else if (o.kind == "cross_attention") {
         const op &fork = l.ops[(size_t)o.edge];
         const vec &kv = fork.kind == "input" ? inputs.at(fork.name) : value[(size_t)o.edge];
-        e = attention(o, i, reference::joined(in, kv), reference::joined(before, kept_error(i, kv.size())), w, c, dtype);
+        e = attention(o, i, reference::joined(in, kv), reference::joined(before, fork_error(i, kv.size())), w, c, dtype);
     } else if (o.kind == "rope") {
         e = rope(o, in, before, c);
     } else if (o.kind == "embedding") {
@@ -234,11 +235,11 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
                 e[r * o.out + k] = (1.1 * before[a] + functions * (1 + f) * (1 + f)) * up + f * before[b];
             }
     } else if (o.kind == "load") {
-        e = kept_error(i, y.size());
-    } else if (o.kind == "mul") { // y = x kept
-        const vec off = kept_error(i, y.size());
+        e = fork_error(i, y.size());
+    } else if (o.kind == "mul") { // y = x * value of the fork
+        const vec off = fork_error(i, y.size());
         for (size_t k = 0; k < e.size(); k++) {
-            const double by = in[k] != 0 ? std::fabs(y[k] / in[k]) : kept_size(i, k);
+            const double by = in[k] != 0 ? std::fabs(y[k] / in[k]) : fork_size(i, k);
             e[k] = before[k] * (by + off[k]) + std::fabs(in[k]) * off[k] + sums * std::fabs(y[k]);
         }
     } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
@@ -250,26 +251,25 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             e[r] = c.labels[r] == c.ignore_index
                        ? 0
                        : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
-            const double log_sum = size + std::log((double)o.in); // at most
+            const double log_sum = size + std::log((double)o.in); // an upper bound
             if (c.labels[r] == c.ignore_index) continue;
             e[r] += smooth * (off + same_sign(o.in) * 2 * size) +
                     2 * z * log_sum * (off + same_sign(o.in) + (functions + 2 * sums) * (1 + log_sum));
         }
-    } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or
-             // itself
+    } else { // y = x + operand (bias, positions, add), y = factor x (dropout, scale), or y = x
         const bool same = o.kind == "fork" || o.kind == "input" || o.kind == "output";
         const double factor = o.kind == "scale"                   ? std::fabs(o.factor(0, 1))
                               : o.kind == "dropout" && c.training ? 1 / (1 - o.factor(0, 0.5))
                                                                   : 1;
-        const vec *kept =
+        const vec *operand =
             o.kind == "add" && l.ops[(size_t)o.edge].kind != "input" ? &error[(size_t)o.edge] : nullptr;
         for (size_t k = 0; k < e.size() && !same; k++)
-            e[k] = factor * before[k] + (kept ? (*kept)[k] : 0) +
+            e[k] = factor * before[k] + (operand ? (*operand)[k] : 0) +
                    sums * (2 * std::fabs(in[k]) * factor + std::fabs(y[k]));
     }
     for (size_t k = 0; k < e.size() && (rounded || may); k++)
         e[k] += ulp(std::fabs(y[k]) + e[k], dtype) * (rounded + may);
-    value.push_back(y), error.push_back(e), given.push_back(e);
+    value.push_back(y), error.push_back(e), unstored.push_back(e);
 }
 void forward::stored(const vec &y, bool before) {
     value.back() = y;
@@ -278,7 +278,7 @@ void forward::stored(const vec &y, bool before) {
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// Of an activation's slope: x times a derivative of exp in x^3, at most.
+// The error bound of an activation's slope: at most that of x times a derivative of exp of x^3.
 static double slope_error(double x) { return functions * (2 + 2 * std::fabs(x) + 0.2 * std::fabs(x * x * x)); }
 static vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *w, vec *ew,
                               const call &c, te_dtype t) {
@@ -286,7 +286,7 @@ static vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
     const vec *sinks = w ? s.with.sinks_of(w) : nullptr;
     vec *esinks = ew ? s.with.sinks_of(ew) : nullptr, *etable = ew ? s.with.table_of(ew) : nullptr;
     vec e(x.size(), 0.0);
-    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &place, size_t h) {
+    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &drop, const vec &bias, const std::vector<size_t> &place, size_t h) {
         const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.value; d++) {
@@ -300,16 +300,16 @@ static vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
                 const double v = x[v0 + j * s.width + d];
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
-            dp *= kept[j], edp *= kept[j];
+            dp *= drop[j], edp *= drop[j];
             if (etable)
                 (*etable)[place[j]] += r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off + sums * (std::fabs(dp) + std::fabs(delta)));
             const double ds = std::fabs(r.p[j] * r.slope[j] * (dp - delta) * s.scale);
             double eds = std::fabs(s.scale) * r.slope[j] * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
-            if (s.with.softcap > 0) // P times the derivative is what is rounded, too
+            if (s.with.softcap > 0) // the kernel also rounds P times this derivative
                 eds += std::fabs(s.scale * (dp - delta)) * (r.p[j] * r.slope_error[j] + ulp(r.p[j] * r.slope[j], t));
             for (size_t d = 0; d < s.value; d++) {
                 const double g = std::fabs(dy[y0 + d]);
-                e[v0 + j * s.width + d] += kept[j] * (r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g));
+                e[v0 + j * s.width + d] += drop[j] * (r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g));
             }
             for (size_t d = 0; d < s.dim; d++) {
                 const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]);
@@ -332,8 +332,8 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
     e.resize(dx.size(), 0.0);
     if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
         std::fill(e.begin(), e.end(), 0.0);
-        double muls = 0; // whose factors' errors x has beside its own
-        vec total((*ew).size()); // partial sums drift towards it: sums is for those that stand about 0
+        double muls = 0; // number of mul in front of this op, each of which adds the error of its factor to x
+        vec total((*ew).size()); // the partial sums grow towards it, while `sums` assumes partial sums around 0
         for (size_t k = 0; k < i; k++) muls += l.ops[k].kind == "mul";
         for (size_t r = 0; r < rows; r++)
             for (size_t n = 0; n < o.out; n++) {
@@ -357,7 +357,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         for (size_t k = 0; k < e.size(); k++) {
             const double weight = std::fabs(params[(size_t)o.first_param + 1][k % o.in]), alpha = std::fabs((*w)[0]);
             const double t = std::fabs(std::tanh(alpha * x[k])), g = std::fabs(dy[k]), ax = alpha * std::fabs(x[k]);
-            const double et = functions * (t + ax * (1 - t * t)); // of tanh(alpha x)
+            const double et = functions * (t + ax * (1 - t * t)); // the error of tanh(alpha x)
             const double along = weight * (d[k] * (1 - t * t) + g * (2 * t * et + 3 * sums));
             e[k] = alpha * along + sums * std::fabs(dx[k]);
             (*ew)[0] += std::fabs(x[k]) * (along + sums * g * weight * (1 - t * t));
@@ -402,7 +402,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                              g = std::fabs(dy[at]) * (gamma + 1);
                 e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
                                       s.error[k] * std::fabs(along)) +
-                        std::fabs(dx[at]) * same_sign(o.in); // of rstd
+                        std::fabs(dx[at]) * same_sign(o.in); // the error of rstd
             }
         }
     } else if (o.kind.compare(0, 9, "head_norm") == 0) {
@@ -421,7 +421,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 const size_t at = first + k;
                 const double gamma = std::fabs(reference::gamma_of(of, params, k)), g = std::fabs(dy[at]) * (gamma + 1);
                 e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + std::fabs(s.xhat[k]) * off_along + s.error[k] * std::fabs(along)) +
-                        std::fabs(dx[at]) * same_sign(of.in); // of rstd
+                        std::fabs(dx[at]) * same_sign(of.in); // the error of rstd
             }
         });
     } else if (reference::is_activation(o.kind)) {
@@ -440,14 +440,14 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
     } else if (o.kind == "attention") {
         e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
     } else if (o.kind == "cross_attention") {
-        const vec &kv = reference::kept_of(l, i, v, v.from);
+        const vec &kv = reference::fork_value(l, i, v, v.from);
         vec part;
-        std::vector<vec> dparams; // of no use here
+        std::vector<vec> dparams; // not used
         for (int p = 0; p < o.params; p++) dparams.emplace_back(w[p].size());
         reference::attention(o, i, reference::joined(x, kv), w, c, &dy, &v.out[i], &part, dparams.data());
         e = attention_backward(o, i, reference::joined(x, kv), v.out[i], dy, d, w, ew, c, dtype);
         const vec off = reference::split(e, x.size());
-        hand_over(i, reference::split(part, x.size()), off, held);
+        add_to_fork(i, reference::split(part, x.size()), off, held);
     } else if (o.kind == "rope") {
         e = rope(o, dy, d, c);
     } else if (o.kind == "embedding" || o.kind == "positions") {
@@ -461,7 +461,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
             double top = -INFINITY, sum = 0;
             for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
             for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
-            double off_logits = 0; // of the log of the sum: no further off than the furthest logit
+            double off_logits = 0; // the error of the log of the sum: at most the largest error of a logit
             for (size_t k = 0; k < o.in && !logits.empty(); k++) off_logits = std::max(off_logits, logits[r * o.in + k]);
             for (size_t k = 0; k < o.in; k++) {
                 const double z = x[r * o.in + k] - top, smooth = o.option("label_smoothing", 0);
@@ -478,34 +478,34 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         const double factor = o.kind == "scale"     ? std::fabs(o.factor(0, 1))
                               : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
                                                     : 1;
-        const auto found = kept.find((int)i);
-        for (size_t k = 0; k < e.size() && o.kind != "load"; k++) { // what a load gets and what it gives differ in size
+        const auto found = fork_grad.find((int)i);
+        for (size_t k = 0; k < e.size() && o.kind != "load"; k++) { // (the input and the output of a load differ in size)
             e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
-            if (o.kind == "fork" && found != kept.end()) e[k] += found->second[k];
+            if (o.kind == "fork" && found != fork_grad.end()) e[k] += found->second[k];
         }
     }
     if (o.kind == "add") {
         for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
-        hand_over(i, dy, e, held);
-    } else if (o.kind == "mul") { // y = x kept
-        const vec &by = reference::kept_of(l, i, v, v.from);
+        add_to_fork(i, dy, e, held);
+    } else if (o.kind == "mul") { // y = x * value of the fork
+        const vec &by = reference::fork_value(l, i, v, v.from);
         vec part(d.size()), off(d.size());
         for (size_t k = 0; k < e.size(); k++) {
             part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
             e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
         }
-        hand_over(i, part, off, held);
+        add_to_fork(i, part, off, held);
     } else if (o.kind == "load") {
-        hand_over(i, dy, d, held);
+        add_to_fork(i, dy, d, held);
         e.assign(dx.size(), 0.0);
     }
     for (size_t k = 0; k < e.size() && (rounded || may); k++)
         e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
     d = e;
 }
-void backward::hand_over(size_t i, const vec &part, const vec &off, bool held) {
+void backward::add_to_fork(size_t i, const vec &part, const vec &off, bool held) {
     const op &from = l.ops[(size_t)l.ops[i].edge];
-    vec &e = from.kind == "input" ? inputs[from.name] : kept[l.ops[i].edge], &size = handed[l.ops[i].edge];
+    vec &e = from.kind == "input" ? inputs[from.name] : fork_grad[l.ops[i].edge], &size = fork_terms[l.ops[i].edge];
     const bool first = e.empty();
     if (first) e.assign(part.size(), 0.0), size.assign(part.size(), 0.0);
     for (size_t k = 0; k < part.size(); k++) {

@@ -1,14 +1,14 @@
-// The main function of every Catch2 test, compiled once. A CUDA test says so and exits with 77 where there is no GPU.
+// catch_main.cc -- the main function of every Catch2 test, compiled once. A CUDA test exits with 77 and a message if there is no GPU.
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Linked in by CUDA tests alone; null in a host test.
+// Only CUDA tests link this function; in a host test it is null.
 extern "C" __attribute__((weak)) int cudaGetDeviceCount(int *count);
 
-// A child process asks: one that has used CUDA cannot fork children that use it (tests/misuse.h does).
+// A child process asks for the GPU, because a process that has used CUDA cannot fork children that use it, as tests/misuse.h does.
 static bool has_device() {
     int devices = 0, status = 0;
     const pid_t child = fork();
@@ -24,6 +24,6 @@ int main(int argc, char **argv) {
     return Catch::Session().run(argc, argv);
 }
 
-// What clang's OpenMP keeps until the process ends is no leak of ours.
+// Memory that clang's OpenMP holds until the process ends is not reported as a leak.
 extern "C" const char *__lsan_default_suppressions();
 extern "C" const char *__lsan_default_suppressions() { return "leak:libomp"; }

@@ -1,5 +1,5 @@
-// call_checks.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing
-// else touched. Included by harness.h, which has what this needs.
+// check.h -- check(): compares a list with the reference, forward, inference and backward in its four modes. It also checks that
+// each pass repeats bit for bit, and that nothing is written beside the outputs. harness.h includes it, and defines what it uses.
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Every element within what its own sum of |terms| allows (bounds.h), and the whole within half of it.
+// Each element must be within the bound of its own computation (bounds.h), and the RMS of all errors within half of the bounds' RMS.
 inline void check_within(const std::string &name, const reference::vec &out, const reference::vec &ref,
                          const reference::vec &bound) {
     REQUIRE(out.size() == ref.size());
@@ -20,21 +20,21 @@ inline void check_within(const std::string &name, const reference::vec &out, con
         return;
     }
     INFO(name << ": worst at " << at << " of " << ref.size() << ": " << out[at] << ", should be " << ref[at] << " to "
-              << bound[at] << "; all of it " << whole << " of what is allowed, half is the most");
+              << bound[at] << "; the RMS of all errors is " << whole << " of that of the bounds, allowed is 0.5");
     CHECK(worst <= 1);
     CHECK(whole <= 0.5);
 }
 
-// One model in memory, with all that a pass reads and writes, and what it should give.
+// One model in memory, all tensors that a pass reads and writes, and the expected results.
 struct trial {
     const subject &s;
     const shape &at;
     const te_plan *plan;
     const te_dtype dtype, out_dtype;
     const bool from_tokens, to_loss;
-    const size_t rows, most, in, out, size, out_size; // most: of x or of memory
+    const size_t rows, max_rows, in, out, size, out_size; // max_rows: the larger number of rows, of x or of the memory
     source random;
-    context own;
+    context ctx_owner;
     te_context *ctx;
     instance m;
     te_batch batch;
@@ -44,23 +44,23 @@ struct trial {
     edge_buffers e;
     reference::edges in_edges, out_grads;
     te_saved saved;
-    reference::values ref; // as it goes on from what the kernels stored
-    reference::vec dy_ref; // empty: batch.loss_scale
-    reference::vec logits_error; // of the loss's logits, where no kernel keeps them
-    std::vector<uint8_t> x_before, params_before, kept;
-    std::vector<std::vector<uint8_t>> first; // what the first forward gave: y, then the edges
+    reference::values ref; // after forward: computed from the values that the kernels stored
+    reference::vec dy_ref; // empty: no dy is passed, and batch.loss_scale takes its place
+    reference::vec logits_error; // bounds of the logits that backward recomputes; empty: the logits are saved
+    std::vector<uint8_t> x_before, params_before, saved_before;
+    std::vector<std::vector<uint8_t>> first; // the bits that the first forward wrote: y, then the edges
 
     trial(const subject &sub, const shape &what, unsigned seed)
         : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(plan->out_dtype),
           from_tokens(te__from_tokens(plan) != 0), to_loss(te__to_loss(plan) != 0),
-          rows((size_t)at.batch * (size_t)at.seq), most(std::max(rows, (size_t)at.batch * (size_t)at.memory)), in((size_t)plan->in), out((size_t)plan->out),
-          size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&own.c), m(sub, ctx),
+          rows((size_t)at.batch * (size_t)at.seq), max_rows(std::max(rows, (size_t)at.batch * (size_t)at.memory)), in((size_t)plan->in), out((size_t)plan->out),
+          size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&ctx_owner.c), m(sub, ctx),
           tokens(rows), labels(rows), tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4),
           x(ctx, from_tokens ? 0 : rows * in * size, 16), y(ctx, rows * out * out_size, 16),
           y2(ctx, rows * out * out_size, 16), dx(ctx, from_tokens ? 0 : rows * in * size, 16),
           dx2(ctx, from_tokens ? 0 : rows * in * size, 16), dy(ctx, rows * out * out_size, 16),
-          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)most, ctx)),
-          saved_memory(ctx, sub.saved_bytes((int64_t)most)) { // exactly the memory that was asked for
+          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)max_rows, ctx)),
+          saved_memory(ctx, sub.saved_bytes((int64_t)max_rows)) { // exactly as many bytes as the library asks for
         ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
         memset(&saved, 0, sizeof saved);
         saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
@@ -73,17 +73,17 @@ struct trial {
         return from_tokens ? te_none() : te_matrix(b.data(), dtype, (int64_t)rows, (int64_t)in);
     }
     te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
-    te_tensor given() const { return dy_ref.empty() ? te_none() : out_of(dy); }
-    bool remakes_logits() const { return to_loss && plan->op_count > 1 && te__recomputes_logits(plan, plan->op_count - 2); }
-    bool product(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
-    // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
-    // reference does not round it there, and allows for it.
+    te_tensor dy_or_none() const { return dy_ref.empty() ? te_none() : out_of(dy); }
+    bool recomputes_logits() const { return to_loss && plan->op_count > 1 && te__recomputes_logits(plan, plan->op_count - 2); }
+    bool is_gemm(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
+    // On CUDA it depends on the kernel whether the output of a GEMM is rounded before the next op of its pattern. The
+    // reference does not round it, and the bound allows for the rounding.
     bool may_round(size_t i) const {
-        return TE_CUDA && dtype != TE_f32 && (product(i) || rotated_in_pattern(plan, plan->forward, plan->forward_count, (int)i));
+        return TE_CUDA && dtype != TE_f32 && (is_gemm(i) || rotated_in_pattern(plan, plan->forward, plan->forward_count, (int)i));
     }
-    // The same of a value that a row which begins with a product stores and goes on with: cuBLASLt's epilogue for a
-    // bias and a gelu works on what it has before the rounding.
-    bool goes_on(size_t i) const {
+    // Whether the pattern of op i begins with a GEMM and computes its next op from the unrounded output of op i, though
+    // it stores it rounded: cuBLASLt's epilogue of bias and gelu does.
+    bool continues_unrounded(size_t i) const {
         for (int k = 0; k < plan->forward_count; k++) {
             const te_step &step = plan->forward[k];
             for (int j = 0; j + 1 < step.count; j++)
@@ -96,7 +96,7 @@ struct trial {
             if (!e.is_input[i]) e.value[i]->poison();
     }
 
-    // ---- what comes along: tokens, labels, edges
+    // ---- the inputs beside the tensors: tokens, labels, edges
     void add_edge(const reference::op &o) {
         const size_t cols = o.kind == "input" ? (size_t)o.number(0, 0) : o.in;
         const size_t n = (o.kind == "input" ? call.input_rows(o) : rows) * cols;
@@ -110,7 +110,7 @@ struct trial {
         edge.grad = te_matrix(e.grad.back()->data(), dtype, (int64_t)(n / cols), (int64_t)cols);
         e.table.push_back(edge);
     }
-    void bring_along() {
+    void make_batch() {
         memset(&batch, 0, sizeof batch);
         batch.batch = at.batch, batch.seq = at.seq, batch.position = at.position, batch.ignore_index = -7,
         batch.loss_scale = 1.0f / (float)rows, batch.memory_seq = call.memory_seq = at.memory;
@@ -134,18 +134,18 @@ struct trial {
         call.rng.seed = (uint64_t)random.random() << 32 | random.random(), call.rng.offset = random.random();
     }
 
-    // ---- numbers, drawn again while a relu stands on its step
+    // ---- random numbers, redrawn while an input of a relu is too near to 0
     void draw() {
         int tries = 0;
         do {
             if (tries++ == 100)
-                FAIL("a hundred draws all stand on a step of " << s.text << ": this case shows nothing");
+                FAIL("each of a hundred draws has an input of a relu too near to 0 in " << s.text << ": this case tests nothing");
             m.draw(random);
             for (size_t i = 0; i < e.names.size(); i++)
                 (e.is_input[i] ? in_edges : out_grads)[e.names[i]] = random.draw(e.value[i]->bytes / size, dtype);
             ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call,
                                      stored_forward(plan, true));
-        } while (near_a_step(m.ops, ref));
+        } while (near_relu_jump(m.ops, ref));
         x.write(ref.x, dtype);
         for (size_t i = 0; i < e.names.size(); i++)
             if (e.is_input[i])
@@ -169,11 +169,11 @@ struct trial {
         const te_rng after = get_rng(ctx);
         CHECK(after.seed == call.rng.seed);
         CHECK(after.offset == call.rng.offset + (te__draws(plan) ? 1 : 0));
-        kept = saved_memory.raw(), first.assign(1, y.raw());
+        saved_before = saved_memory.raw(), first.assign(1, y.raw());
         for (auto &b : e.value) first.push_back(b->raw());
     }
-    // Each step is judged by what it read: the reference goes on from what the kernels stored in `memory`, where `all`
-    // has laid it out.
+    // Each step is compared with the reference of its own input: the reference replaces each value that the kernels stored
+    // in `memory`, in the layout of the plan `all`, by the stored one and continues from there.
     void compare_forward(const te_plan &all, const buffer &memory) {
         te_run layout;
         te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, call.batch, ctx);
@@ -188,13 +188,13 @@ struct trial {
             const char *p = (const char *)layout.act[i], *base = (const char *)memory.data();
             const bool last = i + 1 == m.ops.ops.size();
             bound.step(i, v, round.at[i], may_round(i));
-            if (last && remakes_logits()) logits_error = bound.error[i - 1];
+            if (last && recomputes_logits()) logits_error = bound.error[i - 1];
             if (!last && (p < base || p >= base + memory.bytes)) return;
             const reference::vec got =
                 last ? y.read(out_dtype)
                      : memory.read(dtype, (size_t)(p - base) / size, v.size());
             check_within(std::string("output of ") + plan->op[i].name, got, v, bound.error.back());
-            v = got, bound.stored(v, goes_on(i));
+            v = got, bound.stored(v, continues_unrounded(i));
         });
         compare_outputs("", outs, bound);
     }
@@ -202,7 +202,7 @@ struct trial {
         for (size_t i = 0; i < e.names.size(); i++)
             for (size_t k = 0; !e.is_input[i] && k < m.ops.ops.size(); k++)
                 if (m.ops.ops[k].kind == "output" && m.ops.ops[k].name == e.names[i]) {
-                    reference::vec allowed = bound.given[k];
+                    reference::vec allowed = bound.unstored[k];
                     for (size_t j = 0; j < allowed.size(); j++)
                         allowed[j] += bounds::ulp(std::fabs(outs.at(e.names[i])[j]), dtype);
                     check_within(pass + "output " + e.names[i], e.value[i]->read(dtype), outs.at(e.names[i]), allowed);
@@ -211,9 +211,9 @@ struct trial {
     void forward() {
         run_forward();
         if (!plan->region_count) return compare_forward(*plan, saved_memory);
-        te_plan all = *plan; // saves what a (recompute, ..) leaves out, too; its steps are the same
+        te_plan all = *plan; // the same steps without recompute regions, so that every value is saved and can be compared
         all.region_count = 0;
-        buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)most));
+        buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)max_rows));
         te_saved everything = saved;
         everything.memory = memory.data(), everything.bytes = memory.bytes;
         set_rng(ctx, call.rng.seed, call.rng.offset);
@@ -224,14 +224,14 @@ struct trial {
         CHECK(y2.raw() == y.raw());
         compare_forward(all, memory);
     }
-    void forward_again() {
+    void repeat_forward() {
         poison_outputs();
         y.poison(), workspace.poison(), saved_memory.poison();
         set_rng(ctx, call.rng.seed, call.rng.offset);
         REQUIRE(s.forward(out_of(y), &saved, of(x), m.memory.data(), &batch, ctx) == TE_OK);
         CHECK(y.raw() == first[0]);
         for (size_t i = 0; i < e.value.size(); i++) CHECK(e.value[i]->raw() == first[i + 1]);
-        CHECK(saved_memory.raw() == kept);
+        CHECK(saved_memory.raw() == saved_before);
     }
 
     // ---- inference, twice
@@ -247,10 +247,10 @@ struct trial {
                                [&](size_t i, reference::vec &o) { bound.step(i, o, round.at[i], may_round(i)); });
         const te_rng before = get_rng(ctx);
         std::vector<uint8_t> once;
-        for (int again = 0; again < 2; again++) {
+        for (int pass = 0; pass < 2; pass++) {
             workspace.poison(), y2.poison(), poison_outputs();
             REQUIRE(s.infer(out_of(y2), of(x), m.memory.data(), &batch, ctx) == TE_OK);
-            if (again) {
+            if (pass) {
                 CHECK(y2.raw() == once);
                 continue;
             }
@@ -261,11 +261,11 @@ struct trial {
         CHECK(get_rng(ctx).offset == before.offset);
     }
 
-    // ---- backward: overwrite; the same again; add; without dx
-    enum way { overwrite, again, add, without_dx };
+    // ---- backward: overwrite the gradients; repeat that; accumulate; without dx
+    enum way { overwrite, repeat, add, without_dx };
     struct expected {
         reference::gradients g;
-        std::vector<reference::vec> param; // how far off each may be
+        std::vector<reference::vec> param; // bounds of g.params; dx and inputs are the bounds of g.dx and g.inputs
         reference::vec dx;
         std::map<std::string, reference::vec> inputs;
     };
@@ -275,8 +275,8 @@ struct trial {
         bound.logits = logits_error;
         expected want;
         want.g = reference::backward(m.ops, m.param, ref, dy_ref, out_grads, call, round, held,
-                                     [&](size_t i, const reference::vec &d, const reference::vec &given) {
-                                         bound.step(i, d, given, round.at[i], dtype != TE_f32 && product(i), true);
+                                     [&](size_t i, const reference::vec &d, const reference::vec &to) {
+                                         bound.step(i, d, to, round.at[i], dtype != TE_f32 && is_gemm(i), true);
                                      });
         m.merge(want.g);
         reference::gradients errors;
@@ -285,7 +285,7 @@ struct trial {
         want.param = errors.params, want.dx = bound.d, want.inputs = bound.inputs;
         return want;
     }
-    // Numbers that a gradient is added to, of its own size; zeros where it is overwritten.
+    // The gradients before the pass: of the size of the expected gradient if the pass accumulates, else 0.
     std::vector<reference::vec> numbers_before(way w, const expected &want) {
         std::vector<reference::vec> before((size_t)m.ops.params);
         for (int i = 0; i < m.ops.params; i++) {
@@ -314,7 +314,7 @@ struct trial {
                 check_within("gradient of input " + e.names[i], e.grad[i]->read(dtype), want.g.inputs.at(e.names[i]),
                              want.inputs.at(e.names[i]));
     }
-    // The gaps between gradients, as they were before.
+    // The gaps between the gradients must still hold their poison.
     void check_gaps(const std::vector<uint8_t> &now) {
         std::vector<uint8_t> gaps = now;
         for (int i = 0; i < m.ops.params; i++)
@@ -324,14 +324,14 @@ struct trial {
     void backward() {
         const expected want = gradients();
         std::vector<uint8_t> grads_first, dx_first;
-        for (way w : {overwrite, again, add, without_dx}) {
+        for (way w : {overwrite, repeat, add, without_dx}) {
             batch.accumulate = w == add;
             m.grads.poison(), dx.poison(), dx2.poison(), workspace.poison();
             for (size_t i = 0; i < e.names.size(); i++)
                 if (e.is_input[i]) e.grad[i]->poison();
             const std::vector<reference::vec> before = numbers_before(w, want);
             const te_tensor to = w == overwrite ? of(dx) : w == without_dx ? te_none() : of(dx2);
-            const te_status status = s.backward(to, given(), &saved, m.memory.data(), &batch, ctx);
+            const te_status status = s.backward(to, dy_or_none(), &saved, m.memory.data(), &batch, ctx);
             INFO("backward, accumulate " << (w == add) << ": " << te_last_error(ctx));
             REQUIRE(status == TE_OK);
             const std::vector<uint8_t> now = m.grads.raw();
@@ -341,14 +341,14 @@ struct trial {
                 grads_first = now, dx_first = dx.raw();
             else if (w != add)
                 CHECK(now == grads_first);
-            if (w == again || w == add) CHECK(dx2.raw() == dx_first);
+            if (w == repeat || w == add) CHECK(dx2.raw() == dx_first);
         }
     }
 
-    // A forward that leaves the loss to its backward, and one that does not again: what it gives is what it was.
+    // batch.loss_in_backward: forward leaves the loss to backward, which must write the same loss. Then a forward without it again.
     void loss_in_backward() {
         const bool row = plan->forward[plan->forward_count - 1].count > 1;
-        if (!remakes_logits() || !row) return;
+        if (!recomputes_logits() || !row) return;
         const expected want = gradients();
         batch.loss_in_backward = 1, batch.accumulate = 0;
         y.poison(), saved_memory.poison(), workspace.poison(), m.grads.poison(), dx.poison();
@@ -359,21 +359,21 @@ struct trial {
         if (saved.loss_in_backward) CHECK(y.raw() == none);
         workspace.poison();
         const std::vector<reference::vec> before = numbers_before(overwrite, want);
-        const te_status status = s.backward(of(dx), given(), &saved, m.memory.data(), &batch, ctx);
+        const te_status status = s.backward(of(dx), dy_or_none(), &saved, m.memory.data(), &batch, ctx);
         INFO("backward with the loss: " << te_last_error(ctx));
         REQUIRE(status == TE_OK);
         CHECK(y.raw() == first[0]);
         compare_gradients(overwrite, want, before);
         check_gaps(m.grads.raw());
         batch.loss_in_backward = 0;
-        forward_again();
+        repeat_forward();
     }
 
     void nothing_else_touched() {
         CHECK(x.raw() == x_before);
         CHECK(m.params.raw() == params_before);
         CHECK(y.raw() == first[0]);
-        CHECK(saved_memory.raw() == kept);
+        CHECK(saved_memory.raw() == saved_before);
         if (!dy_ref.empty()) CHECK(dy.read(out_dtype) == dy_ref);
         (void)workspace.raw();
     }
@@ -384,10 +384,10 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     const std::string text = s.text;
     CAPTURE(plan->name, text, te_dtype_name(plan->dtype), at.batch, at.seq, at.memory, at.position, seed);
     trial t(s, at, seed);
-    t.bring_along();
+    t.make_batch();
     t.draw();
     t.forward();
-    t.forward_again();
+    t.repeat_forward();
     t.inference();
     t.backward();
     t.loss_in_backward();

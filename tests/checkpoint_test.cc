@@ -1,4 +1,5 @@
-// Checkpoints: a run that was stopped and resumed goes on to the same bits; a file that does not fit changes nothing.
+// checkpoint_test.cc -- a run that was stopped and resumed from a checkpoint continues with the same bits; a file that does not match
+// the models is refused and changes nothing.
 #include "hand_model.h"
 
 #include <fstream>
@@ -21,13 +22,13 @@ struct file_name {
     ~file_name() { (void)std::remove(path.c_str()); }
 };
 
-// A little network: two models of different dtypes, one of them twice, and a tied weight.
+// A small network: two models of different dtypes, one of which has two instances, and a tied weight.
 struct network {
     target t;
     hand_model embed, h0, h1;
     std::vector<te_named_model> names;
     std::vector<te_model *> models;
-    std::unique_ptr<memory> room;
+    std::unique_ptr<memory> optimizer_memory;
     te_adamw opt;
     explicit network(uint64_t seed, int64_t width = 40, te_rule rule = TE_RULE_adamw, te_dtype moments = TE_f32, int no_master = 0, bool freezes = false)
         : t(seed), embed(t, "embed", TE_f32, {{"tokens", "weight", 30, width}}), h0(t, "block", TE_bf16, layer(width)), h1(t, "block", TE_bf16, layer(width)) {
@@ -40,13 +41,13 @@ struct network {
         te_adamw_config c = te_adamw_defaults(0);
         c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1e-2f, 4, 40, 0), c.max_norm = 1, c.weight_decay = 0.1f;
         c.rule = rule, c.moments = moments, c.no_master = no_master, c.momentum = 0.9f, c.nesterov = 1;
-        room.reset(new memory(t, te_adamw_bytes_of(models.data(), 3, &c)));
-        REQUIRE(te_adamw_init(&opt, room->p, room->bytes, models.data(), 3, &c, t) == TE_OK);
+        optimizer_memory.reset(new memory(t, te_adamw_bytes_of(models.data(), 3, &c)));
+        REQUIRE(te_adamw_init(&opt, optimizer_memory->p, optimizer_memory->bytes, models.data(), 3, &c, t) == TE_OK);
     }
     static std::vector<hand_param> layer(int64_t width) {
         return {{"fc1", "weight", 96, width}, {"fc1_b", "bias", 1, 96}, {"ln", "gamma", 1, width}, {"head", "weight", 96, width, 1}};
     }
-    // Gradients from the data, the random state and the step, as a training would make them.
+    // Gradients that depend on the parameters, the random state and the step, as in training.
     void train(int from, int to) {
         for (int step = from; step < to; step++) {
             te_rng rng;
@@ -71,7 +72,7 @@ struct network {
         c.metadata = metadata ? metadata->data() : nullptr, c.metadata_count = metadata ? (int)metadata->size() : 0;
         return c;
     }
-    // All that a run is made of.
+    // The whole state of a run: parameters, optimizer and random state.
     std::vector<uint8_t> bits() {
         std::vector<uint8_t> all;
         const auto add = [&](const void *p, size_t n) { all.insert(all.end(), (const uint8_t *)p, (const uint8_t *)p + n); };
@@ -107,21 +108,21 @@ te_status load(network &n, const te_checkpoint &c, const std::string &path, std:
 
 } // namespace
 
-TEST_CASE("frozen parameters are saved without moments, and a run with others frozen is refused by name") {
+TEST_CASE("frozen parameters are saved without moments; a run that froze other parameters is refused by name") {
     file_name file;
-    network run(7, 40, TE_RULE_adamw, TE_f32, 0, true), again(8, 40, TE_RULE_adamw, TE_f32, 0, true), all(8);
+    network run(7, 40, TE_RULE_adamw, TE_f32, 0, true), resumed(8, 40, TE_RULE_adamw, TE_f32, 0, true), all(8);
     run.train(0, 3);
-    const te_checkpoint from = run.checkpoint(), to = again.checkpoint(), more = all.checkpoint();
+    const te_checkpoint from = run.checkpoint(), to = resumed.checkpoint(), more = all.checkpoint();
     REQUIRE(te_checkpoint_save(file.path.c_str(), &from, run.t) == TE_OK);
     CHECK(load(all, more, file.path) == TE_ERROR_FORMAT);
     CHECK(std::string(te_last_error(all.t)).find("has no tensor adamw.m.embed.tokens.weight") != std::string::npos);
-    REQUIRE(load(again, to, file.path) == TE_OK);
-    CHECK(again.bits() == run.bits());
-    run.train(3, 5), again.train(3, 5);
-    CHECK(again.bits() == run.bits());
+    REQUIRE(load(resumed, to, file.path) == TE_OK);
+    CHECK(resumed.bits() == run.bits());
+    run.train(3, 5), resumed.train(3, 5);
+    CHECK(resumed.bits() == run.bits());
 }
 
-TEST_CASE("stopped and resumed is the same as never stopped") {
+TEST_CASE("a run that is stopped and resumed has the bits of one that is not stopped") {
     file_name file;
     network straight(1);
     straight.train(0, 9);
@@ -150,11 +151,11 @@ TEST_CASE("stopped and resumed is the same as never stopped") {
     for (hand_model *m : {&second.embed, &second.h0, &second.h1}) m->check_gaps();
 }
 
-TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule are none of another") {
+TEST_CASE("SGD, Muon and bf16 moments, stopped and resumed; a file of one optimizer is refused by another") {
     for (int i = 0; i < 3 * TE_RULE_COUNT; i++) {
         const te_rule rule = (te_rule)(i / 3);
         const te_dtype moments = i % 3 ? TE_bf16 : TE_f32, others = i % 3 ? TE_f32 : TE_bf16;
-        const int alone = i % 3 == 2; // weights without an f32 copy
+        const int alone = i % 3 == 2; // no f32 master weights
         file_name file;
         network straight(1, 40, rule, moments, alone), first(1, 40, rule, moments, alone), second(99, 40, rule, moments, alone);
         straight.train(0, 6), first.train(0, 3);
@@ -188,7 +189,7 @@ TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule
         CHECK(std::string(te_last_error(another.t)).find(std::string("has no tensor ") + te_rule_name(next) + ".step") != std::string::npos);
         CHECK((another.bits() == before));
 
-        network other(99, 40, rule, others, alone); // moments of the other dtype are converted
+        network other(99, 40, rule, others, alone); // moments of another dtype are converted
         REQUIRE(load(other, other.checkpoint(), file.path) == TE_OK);
         te_adamw_iter is = te_adamw_tensors(&other.opt), was = te_adamw_tensors(&first.opt);
         while (te_adamw_next(&was)) {
@@ -204,10 +205,10 @@ TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule
     }
 }
 
-TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same bits") {
+TEST_CASE("8-bit moments are saved in bf16, and loaded with the same bits") {
     for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd}) {
         CAPTURE(te_rule_name(rule));
-        file_name file, again;
+        file_name file, resaved;
         const bool freezes = rule == TE_RULE_adamw;
         network straight(1, 40, rule, TE_e4m3, 0, freezes), first(1, 40, rule, TE_e4m3, 0, freezes), second(99, 40, rule, TE_e4m3, 0, freezes);
         straight.train(0, 6), first.train(0, 3), second.train(0, 1);
@@ -215,21 +216,21 @@ TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same 
         REQUIRE(te_checkpoint_save(file.path.c_str(), &c, first.t) == TE_OK);
         REQUIRE(load(second, second.checkpoint(), file.path) == TE_OK);
         CHECK((second.bits() == first.bits()));
-        REQUIRE(te_checkpoint_save(again.path.c_str(), &d, second.t) == TE_OK);
+        REQUIRE(te_checkpoint_save(resaved.path.c_str(), &d, second.t) == TE_OK);
         const auto all_of = [](const std::string &path) { std::ifstream f(path, std::ios::binary); return std::string(std::istreambuf_iterator<char>(f), {}); };
-        CHECK((all_of(file.path) == all_of(again.path)));
+        CHECK((all_of(file.path) == all_of(resaved.path)));
         second.train(3, 6);
         CHECK((second.bits() == straight.bits()));
         CHECK((first.bits() != straight.bits()));
-        // Other formats take all of its numbers, and it takes the nearest of theirs.
+        // Other formats represent all numbers of the 8-bit format exactly; it gets the nearest of theirs.
         for (te_dtype moments : {TE_f32, TE_bf16}) {
             network other(99, 40, rule, moments, 0, freezes), back(98, 40, rule, TE_e4m3, 0, freezes);
             REQUIRE(load(other, other.checkpoint(), file.path) == TE_OK);
             CHECK((other.bits() == first.bits()));
             other.train(3, 4);
             const te_checkpoint o = other.checkpoint();
-            REQUIRE(te_checkpoint_save(again.path.c_str(), &o, other.t) == TE_OK);
-            REQUIRE(load(back, back.checkpoint(), again.path) == TE_OK);
+            REQUIRE(te_checkpoint_save(resaved.path.c_str(), &o, other.t) == TE_OK);
+            REQUIRE(load(back, back.checkpoint(), resaved.path) == TE_OK);
             te_adamw_iter is = te_adamw_tensors(&back.opt), was = te_adamw_tensors(&other.opt);
             while (te_adamw_next(&was)) {
                 REQUIRE(te_adamw_next(&is));
@@ -238,11 +239,12 @@ TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same 
                     const std::vector<float> want = read_moment(other.t, root ? was.v : was.m, n, moments, root), got = read_moment(back.t, root ? is.v : is.m, n, TE_e4m3, root);
                     for (size_t from = 0; from < n; from += 128) {
                         const size_t to = std::min(n, from + 128);
-                        float most = 0;
-                        for (size_t i = from; i < to; i++) most = std::max(most, root ? std::sqrt(want[i]) : std::fabs(want[i]));
-                        for (size_t i = from; i < to; i++) { // half a unit of e4m3, below its normal numbers of 2^-9 of a scale, and one of bf16
+                        float largest = 0;
+                        for (size_t i = from; i < to; i++) largest = std::max(largest, root ? std::sqrt(want[i]) : std::fabs(want[i]));
+                        // half a unit of e4m3 (for subnormals half of 2^-9 times the scale), and one of bf16
+                        for (size_t i = from; i < to; i++) {
                             const float a = root ? std::sqrt(want[i]) : want[i], b = root ? std::sqrt(got[i]) : got[i];
-                            if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + most / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
+                            if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + largest / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
                             if (root && want[i] > 0 && !(got[i] > 0)) FAIL("element " << i << " of v became 0");
                         }
                     }
@@ -252,7 +254,7 @@ TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same 
     }
 }
 
-TEST_CASE("what is in the file") {
+TEST_CASE("the contents of a checkpoint file") {
     file_name file;
     network n(1);
     n.train(0, 2);
@@ -278,7 +280,7 @@ TEST_CASE("what is in the file") {
     te_safetensors_close(&f);
 }
 
-TEST_CASE("weights alone, without a prefix") {
+TEST_CASE("a file with only the weights, without a prefix") {
     file_name file;
     network a(1), b(2);
     const te_named_model one = {"", &a.h0.model}, other = {"", &b.h0.model};
@@ -291,11 +293,11 @@ TEST_CASE("weights alone, without a prefix") {
     CHECK(b.h0.data(0) == a.h0.data(0));
     CHECK(b.h0.data(2) == a.h0.data(2));
     CHECK(b.h1.data(0) != a.h0.data(0));
-    REQUIRE(te_adamw_reset(&b.opt, b.t) == TE_OK); // the masters follow
+    REQUIRE(te_adamw_reset(&b.opt, b.t) == TE_OK); // which copies the weights to the master weights
     CHECK(read_floats(b.t, b.opt.master, 96 * 40) == a.h0.data(0));
 }
 
-TEST_CASE("a file that does not fit changes nothing") {
+TEST_CASE("a file that does not match the models changes nothing") {
     file_name file;
     network saved(1);
     saved.train(0, 2);
@@ -325,28 +327,28 @@ TEST_CASE("a file that does not fit changes nothing") {
     c = saved.checkpoint(), c.optimizer = nullptr, save(c);
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "has no tensor adamw.step");
 
-    // a step that cannot be: found before anything else is written
+    // an impossible step count is found before anything is written
     te_adamw_state s;
     REQUIRE(te_adamw_get(&s, &saved.opt, saved.t) == TE_OK);
     s.step = -5;
     REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
     save(saved.checkpoint());
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "adamw.step is -5");
-    for (int64_t far : {TE_ADAMW_MAX_STEPS + 1, INT64_MAX}) { // the next step would count over the end
+    for (int64_t far : {TE_ADAMW_MAX_STEPS + 1, INT64_MAX}) { // the next step would overflow the count
         s.step = far;
         REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
         save(saved.checkpoint());
         refused(n, n.checkpoint(), TE_ERROR_FORMAT, "adamw.step is ");
     }
 
-    // truncated, or of some other kind
+    // a truncated file, and one that is no checkpoint
     REQUIRE(truncate(file.path.c_str(), 20000) == 0);
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "the file has");
     REQUIRE(truncate(file.path.c_str(), 0) == 0);
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "no safetensors file");
 }
 
-// The whole file, and the same with other bytes.
+// Reads a whole file; writes a file of these bytes.
 std::string content(const std::string &path) {
     std::ostringstream s;
     s << std::ifstream(path, std::ios::binary).rdbuf();
@@ -354,7 +356,7 @@ std::string content(const std::string &path) {
 }
 void put(const std::string &path, const std::string &text) { std::ofstream(path, std::ios::binary | std::ios::trunc) << text; }
 
-TEST_CASE("any bit that changes is found, in data and header") {
+TEST_CASE("a changed bit in the data or the header is found") {
     file_name file;
     network saved(1, 8), n(2, 8);
     saved.train(0, 2);
@@ -386,7 +388,7 @@ TEST_CASE("any bit that changes is found, in data and header") {
     CHECK(n.bits() == saved.bits());
 }
 
-TEST_CASE("force loads a file whose checksum is wrong") {
+TEST_CASE("with force, a file with a wrong checksum is loaded") {
     file_name file;
     network saved(1), n(2);
     const te_checkpoint c = saved.checkpoint();
@@ -401,7 +403,7 @@ TEST_CASE("force loads a file whose checksum is wrong") {
     CHECK(load(n, into, file.path) == TE_OK);
 }
 
-TEST_CASE("a model of another list is refused where the shapes agree") {
+TEST_CASE("a model of another list is refused, though its shapes match") {
     file_name file;
     network saved(1);
     const te_checkpoint c = saved.checkpoint();
@@ -433,7 +435,7 @@ TEST_CASE("a model of another list is refused where the shapes agree") {
     refused(longer, "it has (), where this one has (gelu act 0>0)");
 }
 
-TEST_CASE("a file without checksum and lists, as older versions wrote it, loads") {
+TEST_CASE("a file of an older version, without a checksum and the texts of the lists, loads") {
     file_name file;
     network saved(1), n(2);
     saved.train(0, 2);
@@ -453,12 +455,12 @@ TEST_CASE("a file without checksum and lists, as older versions wrote it, loads"
     te_safetensors_close(&f);
     CHECK(load(n, n.checkpoint(), file.path) == TE_OK);
     CHECK(n.bits() == saved.bits());
-    REQUIRE(te_safetensors_open(&f, file.path.c_str(), saved.t) == TE_OK); // and a program can tell
+    REQUIRE(te_safetensors_open(&f, file.path.c_str(), saved.t) == TE_OK); // a program can tell such a file from others
     CHECK(te_safetensors_metadata(&f, TE_SAFETENSORS_SUM) == nullptr);
     te_safetensors_close(&f);
 }
 
-TEST_CASE("numbers that are not finite do not take the place of a good file") {
+TEST_CASE("a checkpoint with infinities or NaNs does not replace a good file") {
     file_name file;
     for (float bad : {INFINITY, -INFINITY, NAN})
         for (int which = 0; which < 4; which++) {
@@ -467,9 +469,10 @@ TEST_CASE("numbers that are not finite do not take the place of a good file") {
             te_checkpoint c = n.checkpoint();
             REQUIRE(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_OK);
             const std::string good = content(file.path);
-            if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});                  // the last of f32
-            else if (which == 1) write_floats(n.t, (uint16_t *)n.h1.param[1].data + 95, {bad}, TE_bf16);       // of bf16
-            else write_floats(n.t, (float *)(which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                      // of the moments
+            // the last element of an f32 parameter
+            if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});
+            else if (which == 1) write_floats(n.t, (uint16_t *)n.h1.param[1].data + 95, {bad}, TE_bf16);       // of a bf16 parameter
+            else write_floats(n.t, (float *)(which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                      // a moment
             CAPTURE(bad, which);
             CHECK(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_ERROR_VALUE);
             INFO(te_last_error(n.t));
@@ -482,7 +485,7 @@ TEST_CASE("numbers that are not finite do not take the place of a good file") {
         }
 }
 
-TEST_CASE("whether a checkpoint could be saved, before there is one") {
+TEST_CASE("a program can ask before training whether a checkpoint could be saved") {
     file_name file;
     target t;
     put(file.path, "old");
@@ -496,7 +499,7 @@ TEST_CASE("whether a checkpoint could be saved, before there is one") {
     CHECK(te_checkpoint_probe(nullptr, t) == TE_ERROR_NULL);
 }
 
-TEST_CASE("what cannot be saved") {
+TEST_CASE("invalid checkpoints are not saved") {
     file_name file;
     network n(1);
     te_checkpoint c = n.checkpoint();

@@ -41,8 +41,8 @@ done
 
 timeout 120 mpirun -n 1 "$work/fp8_collectives"
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n $n "$work/products" 30; done # on CUDA these GEMMs overlap collectives
-timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
-for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - rows; done # fused collective patterns against the unfused steps
+timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes and dtypes
+for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - patterns; done # fused collective patterns against the unfused steps
 
 # Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, against those of one rank; some parameters frozen.
 ranks 1 gpt 1 frozen >"$work/one frozen"
@@ -56,9 +56,9 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
         END { print grid ": " NR - 1 " losses and a norm, " max " off at most"; exit bad || NR != 51 }'
 done
 ranks 4 gpt 2 | cmp - "$work/many"
-echo "and the same bits again"
+echo "a second run has the same bits"
 
-# Ready-made layers on 2 and 4 ranks against the same on one.
+# Ready-made layers on 2 and 4 ranks against the same layers on one rank.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
 
 # Gradients reduced while backward runs: ranks, tensor ranks.
@@ -72,7 +72,7 @@ for grid in "1 1" "2 1" "4 1" "4 2"; do
 done
 for n in 1 2; do buckets "$n" refuse; done
 
-# The program: data parallel, tensor parallel, and one process with the whole batch.
+# train_gpt: data parallel and tensor parallel, against one process with the whole batch.
 train_gpt() { # TP DP FOLDER ARGUMENT...
     timeout 120 mpirun --oversubscribe -n $(($1 * $2)) "$work/train_gpt" --tp "$1" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
         --log 1 --validate 4 --sample 0 --seed 2 --out "$work/$3" "${@:4}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
@@ -84,7 +84,7 @@ alike() { # FOLDER FOLDER VALUES LIMIT WHAT: two curves
         END { print "train_gpt " what ": " values " losses, " max + 0 " off at most"; exit max > limit || values != all }'
 }
 train_gpt 1 1 gpt_one --steps 8
-for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that clips, and validation do not depend on the grid
+for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, gradient norm and validation do not depend on the grid
     read -r tp dp sp <<<"$grid"
     train_gpt "$tp" "$dp" gpt_many --steps 8 $sp
     alike gpt_one gpt_many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
@@ -100,9 +100,9 @@ train_gpt 1 1 gpt_many --steps 8 --resume # resumes at the last step: loads a ch
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
 alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rank rounds its own shards; the loss falls by 7e-2
-train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # it finds the scales again
+train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # the scales are not in the file and are found anew
 
-# Another grid continues from each file, with more steps each time, as one process does that resumes as often.
+# Grids continue from each other's checkpoints, with more steps each time. One process that resumes as often has the same losses.
 train_gpt 1 1 gpt_one --steps 4
 train_gpt 2 1 gpt_many --steps 4
 for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
@@ -140,7 +140,7 @@ misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
 misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/gpt_fp8" --resume --force
 
-# One layer in seven ways on 4 ranks.
+# One layer, parallelised in seven ways on 4 ranks.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
 [[ $(grep -c "numbers agree" "$work/log") == 7 ]] || { cat "$work/log" && exit 1; }
 echo "examples/performance: seven ways, the same numbers"
@@ -164,8 +164,8 @@ for grid in "1 1" "3 1" "4 2"; do
 done
 checked 2 refuse
 
-# N, tensor ranks, whether states are sharded: of a run that saves a checkpoint after 10 steps, and of one that continues from it.
-# All 20 losses against those of one rank and, if both grids are the same, those of a run that was not interrupted.
+# N, tensor ranks and whether states are sharded, of a run that saves a checkpoint after 10 steps and of one that continues from it.
+# All 20 losses are compared with those of one rank and, if both grids are the same, with those of a run that was not interrupted.
 shards 1 train 1 0 0 20 - - >"$work/one"
 for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
     read -r n tensor own m other others <<<"$grids"
@@ -185,10 +185,10 @@ for grid in "1 1 0" "3 1 1"; do
     echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
 done
 
-# A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
+# If a rank stops or is killed, each of the others must soon return an error that names its rank and group.
 fails() { # WHAT TEXT PROGRAM ARGUMENT...: with --enable-recovery mpirun does not end the other ranks
     local start=$SECONDS
-    : >"$work/log" # the log of the run before, which the background shell may not have emptied yet when it is read
+    : >"$work/log" # empties the log of the last run here, because the background shell may not have done it when the log is read
     mkdir -p "$work/mpi" # a run that is killed removes the folder of its sockets
     TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/$3" "${@:4}" >"$work/log" 2>"$work/err" &
     local child=$!

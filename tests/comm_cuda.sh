@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Code that runs only on several GPUs compiles: bench/comm.cu with TE_COMM, to PTX, with the kernels that -DTE_KEEP_CALLS leaves out; and
-# tests/comm/peers.c without these.
+# Code that needs several GPUs to run must compile: bench/comm.cu with TE_COMM, to PTX, with all kernels; and tests/comm/peers.c, without those
+# that -DTE_KEEP_CALLS leaves out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc

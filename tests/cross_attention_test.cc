@@ -1,9 +1,9 @@
-// cross_attention_test.cc -- (cross_attention, ..): keys and values of other rows than the queries, in lists, against the reference in double; and the
-// T5 block of te/layers.h.
+// cross_attention_test.cc -- lists with (cross_attention, ..), whose keys and values have other rows than the queries, against the reference in double;
+// and the T5 block of te/layers.h.
 #include "harness.h"
 #include "te/te.h"
 
-// Queries of x, keys and values of the memory, in one list. X(name, dtype, options of the attention)
+// A decoder: queries from x, keys and values from the memory. X(name, dtype, options of the attention)
 #define DECODER(H, M, HEADS, KV, D, ...)                                                                                                  \
     (input, enc, M, (rows, memory)), (fork, x), (rmsnorm, n, H), (linear, q, H, HEADS * D), (fork, queries), (load, enc),                 \
         (linear, kv, M, 2 * KV * D), (bias, kv_b, 2 * KV * D), (fork, keys), (load, queries),                                             \
@@ -27,7 +27,7 @@
     X(v64, f16, (input, keys, 64 + 96, (rows, memory)), (cross_attention, a, keys, 2, 1, 64, (value_dim, 96), (softcap, 3.0f)), (gelu, g)) \
     X(made, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16), (gelu, g),                              \
         (cross_attention, b, keys, 4, 2, 16, (causal, 1)), (linear, l, 64, 40))                                                           \
-    X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, again, x), \
+    X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, repeat, x), \
         (cross_attention, a, keys, 2, 2, 16), (linear, q, 32, 32), (cross_attention, b, keys, 2, 2, 16, (causal, 1)), (add, x))           \
     X(tokens, f32, (fork, x), (linear, kv, 32, 2 * 16), (fork, keys), (load, x), (linear, q, 32, 64), (cross_attention, a, keys, 4, 1, 16, (causal, 1))) \
     X(first, f32, (fork, keys), (linear, q, 64, 64), (cross_attention, c, keys, 2, 1, 32))                                                \
@@ -75,8 +75,8 @@ TEST_CASE("T5's decoder block", "[cross]") {
 namespace {
 
 struct decoder {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m;
     buffer x, y, dy, keys, dkeys, memory, workspace;
     te_edge edge;
@@ -106,7 +106,7 @@ struct decoder {
 
 } // namespace
 
-TEST_CASE("a batch with the wrong memory is refused, and nothing written", "[cross]") {
+TEST_CASE("a batch whose memory does not match is refused, and nothing is written", "[cross]") {
     decoder d;
     const std::vector<int32_t> cu = {0, 1, 4};
     buffer there(d.ctx, 12);
@@ -133,7 +133,7 @@ TEST_CASE("a batch with the wrong memory is refused, and nothing written", "[cro
     d.refuses(d.backward(), TE_ERROR_SHAPE, "rows of memory");
 }
 
-TEST_CASE("a memory whose gradient nobody wants leaves the others as they are", "[cross]") {
+TEST_CASE("without the gradient of the memory, the other gradients are the same", "[cross]") {
     decoder d;
     REQUIRE(d.forward() == TE_OK);
     REQUIRE(d.backward() == TE_OK);
@@ -146,10 +146,10 @@ TEST_CASE("a memory whose gradient nobody wants leaves the others as they are", 
     CHECK(d.dkeys.poisoned());
 }
 
-TEST_CASE("a list that ends in cross-attention to its x does not run in place", "[cross]") {
-    context own;
-    instance m(first_subject, &own.c);
-    buffer x(&own.c, 3 * 64 * 4), y(&own.c, x.bytes);
+TEST_CASE("a list whose last op is cross-attention to x does not run in place", "[cross]") {
+    context ctx_owner;
+    instance m(first_subject, &ctx_owner.c);
+    buffer x(&ctx_owner.c, 3 * 64 * 4), y(&ctx_owner.c, x.bytes);
     source random(fresh_seed());
     m.draw(random);
     x.write(random.draw(3 * 64, TE_f32), TE_f32);
@@ -157,10 +157,10 @@ TEST_CASE("a list that ends in cross-attention to its x does not run in place", 
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = 3;
-    REQUIRE(te_context_reserve(&own.c, first_subject.workspace_bytes(m.memory.data(), 3, &own.c)) == TE_OK);
+    REQUIRE(te_context_reserve(&ctx_owner.c, first_subject.workspace_bytes(m.memory.data(), 3, &ctx_owner.c)) == TE_OK);
     const te_tensor t = te_matrix(x.data(), TE_f32, 3, 64);
-    CHECK(first_subject.infer(t, t, m.memory.data(), &batch, &own.c) == TE_ERROR_VALUE);
-    CHECK(std::string(te_last_error(&own.c)).find("cannot run in place") != std::string::npos);
+    CHECK(first_subject.infer(t, t, m.memory.data(), &batch, &ctx_owner.c) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find("cannot run in place") != std::string::npos);
     CHECK(x.raw() == before);
-    CHECK(first_subject.infer(te_matrix(y.data(), TE_f32, 3, 64), t, m.memory.data(), &batch, &own.c) == TE_OK);
+    CHECK(first_subject.infer(te_matrix(y.data(), TE_f32, 3, 64), t, m.memory.data(), &batch, &ctx_owner.c) == TE_OK);
 }

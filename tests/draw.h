@@ -1,6 +1,6 @@
-// draw.h -- what the environment says of how a test draws its numbers.
-//     TE_SEED=<seed>     the same numbers as the run that printed that seed
-//     TE_BRIEF=1         fewer of them: for tools under which a kernel is a thousand times slower
+// draw.h -- two environment variables that every test obeys:
+//     TE_SEED=<seed>     draws the same random numbers as the run that printed that seed
+//     TE_BRIEF=1         runs fewer cases: for sanitizers, under which a kernel is a thousand times slower
 #ifndef TESTS_DRAW_H
 #define TESTS_DRAW_H
 

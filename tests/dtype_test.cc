@@ -1,5 +1,5 @@
-// dtype_test.cc -- number formats, loads and stores, fast exponentials and random words: each on the host and, through a
-// kernel, on the target.
+// dtype_test.cc -- number formats, loads and stores, fast exponentials and Philox, each on the host and, by a kernel, on the
+// target.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -13,15 +13,15 @@
 
 namespace {
 
-// bf16: 8 exponent bits, 7 of fraction; f16: 5 and 10. By the definition of the format.
+// The value of a 16-bit number by the definition of its format: bf16 has 8 exponent and 7 fraction bits, f16 has 5 and 10.
 double value_of(uint16_t h, te_dtype t) {
-    const int bits = t == TE_bf16 ? 7 : 10, bias = t == TE_bf16 ? 127 : 15, most = t == TE_bf16 ? 255 : 31;
+    const int bits = t == TE_bf16 ? 7 : 10, bias = t == TE_bf16 ? 127 : 15, max_exponent = t == TE_bf16 ? 255 : 31;
     const int e = (h & 0x7fff) >> bits, m = h & ((1 << bits) - 1);
     const double sign = h & 0x8000 ? -1 : 1;
-    if (e == most) return m ? NAN : sign * INFINITY;
+    if (e == max_exponent) return m ? NAN : sign * INFINITY;
     return e ? sign * std::ldexp(1 + std::ldexp((double)m, -bits), e - bias) : sign * std::ldexp((double)m, 1 - bias - bits);
 }
-// The nearest number of the format, ties to the even one, by search among the neighbours.
+// The nearest number of the format, ties to even, by a binary search.
 uint16_t nearest(double v, te_dtype t) {
     const uint16_t sign = std::signbit(v) ? 0x8000 : 0, infinity = t == TE_bf16 ? 0x7f80 : 0x7c00;
     const double a = std::fabs(v);
@@ -31,7 +31,7 @@ uint16_t nearest(double v, te_dtype t) {
         const int middle = (low + high) / 2;
         (value_of((uint16_t)middle, t) <= a ? low : high) = middle;
     }
-    // infinity stands where the next number would be
+    // for rounding, infinity counts as the number that would come next
     const double below = value_of((uint16_t)low, t), step = below - value_of((uint16_t)(low ? low - 1 : 0), t);
     const double above = high == infinity ? below + step : value_of((uint16_t)high, t);
     const double down = a - below, up = above - a;
@@ -79,7 +79,7 @@ results on_target(const std::vector<float> &in, int what) {
     return r;
 }
 
-// Every 16-bit number, the numbers half way to the next, and those beside them; and a million random ones.
+// Every 16-bit number, the midpoint to the next one, and the floats beside that midpoint; and a million random numbers.
 std::vector<float> interesting(te_dtype t) {
     std::vector<float> x;
     for (int h = 0; h < 65536; h++) {
@@ -111,7 +111,7 @@ size_t rounding_errors(te_dtype t) {
 
 } // namespace
 
-TEST_CASE("every number of 16 bits is what its format says", "[dtype]") {
+TEST_CASE("every 16-bit number has the value that its format defines", "[dtype]") {
     size_t wrong = 0;
     for (int h = 0; h < 65536; h++)
         for (const te_dtype t : {TE_bf16, TE_f16}) {
@@ -133,7 +133,7 @@ TEST_CASE("names and sizes", "[dtype]") {
 }
 
 #if !TE_CUDA
-TEST_CASE("eight elements: a short end is read as 0 and not written past", "[dtype]") {
+TEST_CASE("loads and stores of eight elements: beyond the end they read 0 and write nothing", "[dtype]") {
     for (const te_dtype t : {TE_f32, TE_bf16, TE_f16})
         for (int n = 0; n <= 8; n++) {
             alignas(16) uint8_t memory[128];
@@ -158,7 +158,7 @@ TEST_CASE("exponentials and sigmoid", "[dtype]") {
     for (size_t i = 0; i < x.size(); i++) {
         const double v = x[i];
         if (v > -125.9 && v < 127.9) worst2 = std::fmax(worst2, std::fabs(two.out[i] / std::exp2(v) - 1));
-        if (v <= -126) CHECK(two.out[i] <= 1.2e-38f); // 0, or what is left below the normal numbers
+        if (v <= -126) CHECK(two.out[i] <= 1.2e-38f); // 0, or a subnormal number
         if (v >= 128) CHECK(std::isinf(two.out[i]));
         if (v > -87 && v < 88) worst = std::fmax(worst, std::fabs(e.out[i] / std::exp(v) - 1) / (1 + std::fabs(v) / 2));
         if (v > -80) worst_s = std::fmax(worst_s, std::fabs(s.out[i] * (1 + std::exp(-v)) - 1) / (1 + (v < 0 ? -v : 0) / 2));
@@ -182,8 +182,8 @@ TEST_CASE("exponentials and sigmoid", "[dtype]") {
     CHECK(flat.out[5] == 1);
 }
 
-// Known answers of Random123, philox4x32 with 7 rounds.
-TEST_CASE("Philox computes the published numbers, the same on the target", "[dtype]") {
+// The published test vectors of Random123: philox4x32 with 7 rounds.
+TEST_CASE("Philox computes the published test vectors, on host and target", "[dtype]") {
     uint32_t r[4];
     te_philox(r, 0, 0, 0, 0);
     CHECK((r[0] == 0x5f6fb709 && r[1] == 0x0d893f64 && r[2] == 0x4f121f81 && r[3] == 0x4f730a48));
@@ -202,7 +202,7 @@ TEST_CASE("Philox computes the published numbers, the same on the target", "[dty
     CHECK((te_uniform(0) > 0 && te_uniform(0xffffffffu) < 1));
 }
 
-TEST_CASE("dropout drops the share that it is asked to", "[dtype]") {
+TEST_CASE("dropout drops elements with its probability", "[dtype]") {
     for (const float p : {0.0f, 0.01f, 0.1f, 0.5f, 0.9f}) {
         const int n = 1 << 20;
         int dropped = 0;
@@ -213,6 +213,6 @@ TEST_CASE("dropout drops the share that it is asked to", "[dtype]") {
         }
         const double expected = (double)p * n, deviation = std::sqrt((double)p * (1 - (double)p) * n);
         CAPTURE(p, dropped);
-        CHECK(std::fabs(dropped - expected) <= 5 * deviation + n / 131072.0); // p in steps of 2^-16
+        CHECK(std::fabs(dropped - expected) <= 5 * deviation + n / 131072.0); // the probability is rounded to steps of 2^-16
     }
 }

@@ -1,5 +1,5 @@
-// errors_test.cc -- a call that is refused says why, with the tensor's name and the values, and has changed nothing: no
-// output, no saved memory, no gradient, not the random state, and not what an earlier forward kept.
+// errors_test.cc -- a refused call returns an error text with the tensor's name and the values, and changes nothing: no output,
+// no gradient, not the random state, and not the saved tensors of an earlier forward.
 #include <algorithm>
 #include <functional>
 
@@ -22,9 +22,9 @@ namespace {
 
 enum { BATCH = 2, SEQ = 4, ROWS = BATCH * SEQ };
 
-// A valid forward and backward of `block`, to be spoilt.
+// A valid forward and backward of `block`. A test changes one argument, and the call must be refused.
 struct scene {
-    context own;
+    context ctx_owner;
     te_context *ctx;
     instance m;
     buffer x, y, dx, dy, side, dside, mid, dmid, memory, workspace;
@@ -38,7 +38,7 @@ struct scene {
     te_context *ctx_given;
 
     scene()
-        : own(5), ctx(&own.c), m(block_subject, ctx), x(ctx, ROWS * 64 * 2), y(ctx, ROWS * 40 * 2), dx(ctx, ROWS * 64 * 2), dy(ctx, ROWS * 40 * 2),
+        : ctx_owner(5), ctx(&ctx_owner.c), m(block_subject, ctx), x(ctx, ROWS * 64 * 2), y(ctx, ROWS * 40 * 2), dx(ctx, ROWS * 64 * 2), dy(ctx, ROWS * 40 * 2),
           side(ctx, ROWS * 64 * 2), dside(ctx, ROWS * 64 * 2), mid(ctx, ROWS * 64 * 2), dmid(ctx, ROWS * 64 * 2),
           memory(ctx, block_saved_bytes(ROWS)), workspace(ctx, block_subject.workspace_bytes(m.memory.data(), ROWS, ctx)) {
         source random(1);
@@ -60,7 +60,7 @@ struct scene {
     te_status backward() { return block_backward(tdx, tdy, saved_given, (const block *)instance_given, batch_given, ctx_given); }
 };
 
-typedef std::function<void(scene &)> spoil;
+typedef std::function<void(scene &)> edit;
 
 void check_text(const te_context *ctx, const std::vector<std::string> &texts) {
     const std::string error = te_last_error(ctx);
@@ -70,8 +70,8 @@ void check_text(const te_context *ctx, const std::vector<std::string> &texts) {
     }
 }
 
-// The spoilt call is refused by forward (and by inference, unless `training_only`); then the unspoilt one goes through.
-void refuse_forward(te_status status, const std::vector<std::string> &texts, const spoil &change, bool training_only = false) {
+// With this change forward is refused and, unless training_only, inference, too.
+void refuse_forward(te_status status, const std::vector<std::string> &texts, const edit &change, bool training_only = false) {
     for (int infer = 0; infer <= !training_only; infer++) {
         scene s;
         CAPTURE(infer);
@@ -83,8 +83,8 @@ void refuse_forward(te_status status, const std::vector<std::string> &texts, con
     }
 }
 
-// The same for backward, after a forward that went through.
-void refuse_backward(te_status status, const std::vector<std::string> &texts, const spoil &change) {
+// With this change backward is refused, after a forward that succeeded.
+void refuse_backward(te_status status, const std::vector<std::string> &texts, const edit &change) {
     scene s;
     REQUIRE(s.forward() == TE_OK);
     s.workspace.poison();
@@ -103,13 +103,13 @@ void *shifted(const buffer &b) { return (char *)b.data() + 2; }
 
 } // namespace
 
-TEST_CASE("the scene is valid, unspoilt", "[errors]") {
+TEST_CASE("the scene is valid without a change", "[errors]") {
     scene s;
     REQUIRE(s.forward() == TE_OK);
     REQUIRE(s.backward() == TE_OK);
     REQUIRE(s.infer() == TE_OK);
     CHECK(std::string(te_last_error(s.ctx)).empty());
-    s.edge[0].grad = te_none(), s.edge[1].grad = te_none(), s.tdx = te_none(); // not wanted, or not there
+    s.edge[0].grad = te_none(), s.edge[1].grad = te_none(), s.tdx = te_none(); // gradients are optional
     REQUIRE(s.backward() == TE_OK);
 }
 
@@ -149,12 +149,12 @@ TEST_CASE("forward: memory", "[errors]") {
                    [](scene &s) { s.saved.bytes--; }, true);
     refuse_forward(TE_ERROR_MEMORY, {"block", "8 rows", "workspace", "te_context_reserve"}, [](scene &s) { s.ctx->workspace_bytes = 0; });
     refuse_forward(TE_ERROR_MEMORY, {"block", "workspace"}, [](scene &s) { s.ctx->workspace = nullptr, s.ctx->workspace_bytes = 0; });
-    scene s; // one byte less than a forward or a backward needs
+    scene s; // a workspace that is one byte too small for forward or for backward
     REQUIRE(s.forward() == TE_OK);
     s.workspace.poison();
     s.ctx->workspace_bytes--;
     const bool forward = s.forward() == TE_OK, backward = s.backward() == TE_OK;
-    CHECK(!(forward && backward)); // the size is that of the larger one
+    CHECK(!(forward && backward)); // te_plan_workspace_bytes is the size of the larger one
 }
 TEST_CASE("forward: edges", "[errors]") {
     refuse_forward(TE_ERROR_NULL, {"block", "no edge", "side"}, [](scene &s) { s.edge[0].name = "other"; });
@@ -166,10 +166,10 @@ TEST_CASE("forward: edges", "[errors]") {
     refuse_forward(TE_ERROR_SHAPE, {"block", "mid has 40 columns", "64"}, [](scene &s) { s.edge[1].value.cols = 40; });
     refuse_forward(TE_ERROR_ALIGNMENT, {"block", "mid "}, [](scene &s) { s.edge[1].value.data = shifted(s.mid); });
 }
-TEST_CASE("forward: an instance that is not bound, or another model's", "[errors]") {
+TEST_CASE("forward: an instance that is not bound, or is of another model", "[errors]") {
     refuse_forward(TE_ERROR_STATE, {"block", "bound", "block_bind"}, [](scene &s) { memset(s.m.memory.data(), 0, s.m.memory.size() * 8); });
     refuse_forward(TE_ERROR_STATE, {"block", "bound"}, [](scene &s) { s.m.model()->plan = plain_plan(); });
-    scene s; // sizes of an instance that is not bound
+    scene s; // the size functions of an instance that is not bound
     block unbound;
     memset(&unbound, 0, sizeof unbound);
     CHECK(block_workspace_bytes(&unbound, ROWS, s.ctx) == 0);
@@ -218,8 +218,8 @@ TEST_CASE("backward", "[errors]") {
 }
 
 TEST_CASE("binding and tying", "[errors]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     block b;
     memset(&b, 0, sizeof b);
     buffer params(ctx, block_param_bytes()), grads(ctx, block_grad_bytes());
@@ -262,8 +262,8 @@ TEST_CASE("binding and tying", "[errors]") {
 }
 
 TEST_CASE("tokens, positions and labels", "[errors]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(loss_subject, ctx);
     source random(2);
     m.draw(random);
@@ -292,7 +292,7 @@ TEST_CASE("tokens, positions and labels", "[errors]") {
     refused(TE_ERROR_NULL, {"loss", "labels"});
     batch.labels = (const int32_t *)labels.data(), batch.position = 13;
     refused(TE_ERROR_SHAPE, {"loss", "positions p", "16", "17"});
-    batch.position = 12; // the last that fits
+    batch.position = 12; // the largest valid one
 #if !TE_CUDA
     t[5] = 11, tokens.write_ints(t);
     refused(TE_ERROR_VALUE, {"loss", "token 11", "row 5", "e, 11"});
@@ -327,23 +327,23 @@ TEST_CASE("contexts", "[errors]") {
     CHECK(std::string(te_last_error(&c)) != "");
     te_context_destroy(&c);
     te_context_destroy(nullptr);
-    context own;
+    context ctx_owner;
     void *p = nullptr;
     CHECK(te_allocate(nullptr, &p, 1) == TE_ERROR_NULL);
-    CHECK(te_allocate(&own.c, nullptr, 1) == TE_ERROR_NULL);
+    CHECK(te_allocate(&ctx_owner.c, nullptr, 1) == TE_ERROR_NULL);
     CHECK(te_context_reserve(nullptr, 1) == TE_ERROR_NULL);
-    REQUIRE(te_context_reserve(&own.c, 1000) == TE_OK);
-    void *const before = own.c.workspace;
-    const te_status status = te_context_reserve(&own.c, SIZE_MAX - 8);
+    REQUIRE(te_context_reserve(&ctx_owner.c, 1000) == TE_OK);
+    void *const before = ctx_owner.c.workspace;
+    const te_status status = te_context_reserve(&ctx_owner.c, SIZE_MAX - 8);
     CHECK((status == TE_ERROR_OVERFLOW || status == TE_ERROR_MEMORY));
-    CHECK(own.c.workspace == before);
-    CHECK(own.c.workspace_bytes >= 1000);
-    CHECK(std::string(te_last_error(&own.c)).find(std::to_string(SIZE_MAX - 8)) != std::string::npos);
-    REQUIRE(te_context_reserve(&own.c, 500) == TE_OK);
-    CHECK(own.c.workspace == before);
+    CHECK(ctx_owner.c.workspace == before);
+    CHECK(ctx_owner.c.workspace_bytes >= 1000);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find(std::to_string(SIZE_MAX - 8)) != std::string::npos);
+    REQUIRE(te_context_reserve(&ctx_owner.c, 500) == TE_OK);
+    CHECK(ctx_owner.c.workspace == before);
 }
 
-TEST_CASE("every status has a sentence", "[errors]") {
+TEST_CASE("every status has a text", "[errors]") {
     std::vector<std::string> texts;
     for (int i = 0; i < TE_STATUS_COUNT; i++) {
         const std::string text = te_status_string((te_status)i);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The `Do this:` examples in the comments of te/io, te/optim and te/core/impl/file.h compile, and no comment there speaks of a
-te_, te__ or TE_ name that does not exist.
+"""Checks that the `Do this:` examples in the comments of te/io, te/optim and te/core/impl/file.h compile, and that every te_, te__
+and TE_ name in these comments exists.
 
     tests/examples.py        CC=clang chooses another compiler
 """
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 NAME = re.compile(r"\b(?:te|TE)_[A-Za-z0-9_]*[A-Za-z0-9]\b(?![*#<.])")
 
-# What the examples take for granted. An example is a block of its own inside, so it may declare any of it again.
+# The declarations that examples may use. An example is an inner block, so it may declare the same names itself.
 AROUND = r"""
 #include "te/te.h"
 TE_SEQUENTIAL(a_block, f32, (linear, fc1, 8, 8), (linear, proj, 8, 8))
@@ -58,7 +58,7 @@ CONTEXT = "te_context the_context, %s; memset(&the_context, 0, sizeof the_contex
 
 
 def example_of(text):
-    """The lines behind `Do this:`, as they stand, without what they say in words."""
+    """The code behind `Do this:`, without lines of prose."""
     lines = []
     for line in text.split("Do this:", 1)[1].split("\n")[1:]:
         m = re.match(r" \*     (.*)", line)
@@ -87,7 +87,7 @@ def compiles(header):
 
 
 def names(header, known, pasted):
-    """Whether all names in its comments exist, as they are or as the beginning of others."""
+    """Whether all names in its comments exist, or are the beginning of names that exist."""
     text, good = header.read_text(), True
     for comment in COMMENT.finditer(text):
         for found in NAME.finditer(comment.group()):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The examples in the comments of headers compile, and what comments speak of exists.
+# The examples in the comments of headers must compile, and names in these comments must exist.
 #
 #     tests/examples.sh        CC=clang chooses another compiler
 exec "$(dirname "$0")/examples.py"

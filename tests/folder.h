@@ -1,4 +1,4 @@
-// folder.h -- for tests of files: a context, and a folder that is gone at the test's end.
+// folder.h -- for tests of files: a context, and a temporary folder.
 #ifndef TESTS_FOLDER_H
 #define TESTS_FOLDER_H
 
@@ -21,7 +21,7 @@ struct target {
     operator te_context *() { return &ctx; }
 };
 
-// A folder of this test's own, gone at its end.
+// A temporary folder of one test, which the destructor removes.
 struct folder {
     std::string path;
     folder() {

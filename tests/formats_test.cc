@@ -1,5 +1,5 @@
-// formats_test.cc -- edges of a list that have a number format or rows of their own: x or y in f32, a residual stream in f32, extra
-// inputs in f32, last_token.
+// formats_test.cc -- tensors of a list whose number format or rows differ from the list's: x or y in f32, a residual stream in f32,
+// extra inputs in f32, and last_token.
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
@@ -48,7 +48,7 @@
     X(input_f32_load_##D, MODEL, D, (input, i, 40, (dtype, f32)), (linear, l, 24, 40), (fork, a), (load, i), (linear, m, 40, 40), (add, a), (mul, i), (add, i)) \
     X(input_f32_##D, MODEL, D, (input, i, 40, (dtype, f32)), (linear, l, 24, 40), (bias, b, 40), (add, i), (gelu, a))        \
     X(residual_tokens_##D, MODEL, (D, (residual, f32)), TOKENS(64, 80, 61))                                                  \
-    X(residual_again_##D, MODEL, (D, (residual, f32)), (fork, x), (recompute, r), (layernorm, n, 64), (linear, l, 64, 64), (gelu, a), (linear, m, 64, 64), (end_recompute, r), (add, x))
+    X(residual_recompute_##D, MODEL, (D, (residual, f32)), (fork, x), (recompute, r), (layernorm, n, 64), (linear, l, 64, 64), (gelu, a), (linear, m, 64, 64), (end_recompute, r), (add, x))
 #define ROWS(X, D)                                                                                                           \
     X(last_##D, MODEL, D, (bias, b, 53), (last_token, t))                                                                                   \
     X(last_head_##D, MODEL, D, (rmsnorm, n, 40), (last_token, t), (linear, head, 40, 56))                                    \
@@ -62,7 +62,7 @@
 #define FORMATS_SUBJECT(name, ...) &name##_subject,
 FORMATS(FORMATS_MODEL, bf16)
 ROWS(FORMATS_MODEL, bf16)
-#if TE_CUDA // a file of CUDA has some 500 kernels at most (tools/bazel/te.bzl)
+#if TE_CUDA // a CUDA file should have at most some 500 kernels (tools/bazel/te.bzl)
 #define OTHERS(X, list)
 #else
 #define OTHERS(X, list) list(X, f32) list(X, f16)
@@ -70,7 +70,7 @@ ROWS(FORMATS_MODEL, bf16)
 OTHERS(FORMATS_MODEL, FORMATS)
 OTHERS(FORMATS_MODEL, ROWS)
 
-// ||out - ref|| / ||ref|| <= tolerance; where numbers cancel to less than `floor`, relative to that.
+// Checks ||out - ref|| / ||ref|| <= tolerance; the RMS of ref counts as at least `floor`, because its numbers may cancel.
 static void check_near(const std::string &name, const reference::vec &out, const reference::vec &ref, double tolerance, double floor) {
     REQUIRE(out.size() == ref.size());
     double squares = 0;
@@ -80,10 +80,10 @@ static void check_near(const std::string &name, const reference::vec &out, const
     CHECK(error <= tolerance); // false for a NaN
 }
 
-// Forward, inference and backward against the reference, which rounds nothing. Roundings of 16 bits are independent, so they add up
-// with the root of the number of ops; 8: forward and backward round, and a product has two rounded operands. f32: 2e-5 for its sums.
-// Where values are kept in f32 is checked exactly, further below. With one key attention's dq and dk are nothing but the rounding of
-// its output, so lists with attention have two tokens at least.
+// Forward, inference and backward against the reference without roundings. The roundings to 16 bits are independent, so their errors
+// grow with the square root of the number of ops. The factor 8 allows for roundings in both passes and for the two rounded operands of
+// a GEMM; 2e-5 is for the sums in f32. That values stay in f32 is checked exactly by another test below. With one key, attention's dq
+// and dk are only the rounding error of its output, so lists with attention get at least two tokens.
 static void check_formats(const subject &s, int batch_count, int seq) {
     if (strstr(s.text, "attention") && seq == 1) seq = 2;
     const unsigned seed = fresh_seed();
@@ -91,8 +91,8 @@ static void check_formats(const subject &s, int batch_count, int seq) {
     const std::string text = s.text;
     CAPTURE(plan->name, text, batch_count, seq, seed);
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(s, ctx);
     m.draw(random);
     const bool tokens = te__from_tokens(plan);
@@ -100,7 +100,7 @@ static void check_formats(const subject &s, int batch_count, int seq) {
     const size_t in = tokens ? 0 : rows * (size_t)plan->in, out = out_rows * (size_t)plan->out;
     const double rounding = plan->dtype == TE_f32 ? 0 : plan->dtype == TE_f16 ? std::ldexp(1, -12) : std::ldexp(1, -9);
     const double tolerance = 2e-5 + 8 * rounding * std::sqrt((double)plan->op_count), floor = 0.05;
-    const double y_floor = te__to_loss(plan) ? 1 : floor; // a loss is log(vocabulary), less what may cancel it
+    const double y_floor = te__to_loss(plan) ? 1 : floor; // a loss is log(vocabulary) minus a logit, and the two may cancel
     buffer x(ctx, in * te_dtype_bytes(plan->in_dtype)), dx(ctx, in * te_dtype_bytes(plan->in_dtype)), ids(ctx, rows * 4);
     buffer y(ctx, out * te_dtype_bytes(plan->out_dtype)), yi(ctx, out * te_dtype_bytes(plan->out_dtype)), dy(ctx, out * te_dtype_bytes(plan->out_dtype));
     const reference::vec rx = random.draw(in, plan->in_dtype), rdy = random.draw(out, plan->out_dtype);
@@ -175,13 +175,13 @@ static void check_formats(const subject &s, int batch_count, int seq) {
     check_near("inference", yi.read(plan->out_dtype), reference::forward(m.ops, m.param, rx, ins, call, exact).out.back(), tolerance, y_floor);
 }
 
-TEST_CASE("formats of their own against the reference", "[formats]") {
+TEST_CASE("x, y, the residual stream and inputs in f32 against the reference", "[formats]") {
     for (const subject *s : {FORMATS(FORMATS_SUBJECT, bf16) OTHERS(FORMATS_SUBJECT, FORMATS)}) {
         check_formats(*s, 1, 1);
         check_formats(*s, 2, 19);
     }
 }
-TEST_CASE("a row for each sequence", "[formats]") {
+TEST_CASE("last_token: one row for each sequence", "[formats]") {
     for (const subject *s : {ROWS(FORMATS_SUBJECT, bf16) OTHERS(FORMATS_SUBJECT, ROWS)}) {
         check_formats(*s, 1, 1);
         check_formats(*s, 3, 7);
@@ -189,8 +189,7 @@ TEST_CASE("a row for each sequence", "[formats]") {
     }
 }
 
-// What the plan says of its edges.
-TEST_CASE("the plan knows each edge's format and rows", "[formats]") {
+TEST_CASE("the plan has the format and rows of each edge", "[formats]") {
     const te_plan *p = residual_tokens_bf16_plan();
     for (int i = 0; i < p->op_count; i++) {
         const te_op &o = p->op[i];
@@ -209,11 +208,11 @@ TEST_CASE("the plan knows each edge's format and rows", "[formats]") {
     CHECK(residual_out_bf16_plan()->in_dtype == TE_bf16);
 }
 
-// What a stream in f32 is for: a small addend is not lost in a large value, forward or backward. 1 + 2^-10 + 2^-10 takes 11 bits.
+// The purpose of a residual stream in f32: a small addend is not rounded away. 1 + 2^-10 + 2^-10 needs 11 bits.
 MODEL(stream, (bf16, (residual, f32)), (fork, x), (scale, s, 0.0009765625f), (bias, b, 8), (add, x), (fork, z), (bias, c, 8), (scale, t, 0.0f), (add, z))
 TEST_CASE("a residual stream in f32 loses nothing", "[formats]") {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(stream_subject, ctx);
     const int64_t rows = 5;
     const size_t n = (size_t)rows * 8;

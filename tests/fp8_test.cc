@@ -1,5 +1,5 @@
-// fp8_test.cc -- the FP8 formats: conversions on the host against a search in doubles for the nearest number, on the target
-// against the host bit for bit, one by one and eight at a time.
+// fp8_test.cc -- conversions to and from FP8. On the host they are compared with a search in doubles for the nearest number; those
+// of the target, of one and of eight elements, must have the bits of the host.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -11,7 +11,8 @@
 
 namespace {
 
-// e4m3: 4 exponent bits, bias 7, no infinities, one NaN of each sign. e5m2: 5 and 15, as IEEE has it. By definition.
+// The value of an FP8 number by definition. e4m3: 4 exponent bits, bias 7, no infinities, one NaN of each sign. e5m2: 5 exponent
+// bits, bias 15, infinities and NaNs as in IEEE 754.
 double value_of(int byte, te_dtype t) {
     const int bits = t == TE_e4m3 ? 3 : 2, bias = t == TE_e4m3 ? 7 : 15, e = (byte & 0x7f) >> bits, m = byte & ((1 << bits) - 1);
     const double sign = byte & 0x80 ? -1 : 1;
@@ -19,20 +20,20 @@ double value_of(int byte, te_dtype t) {
     if (t == TE_e5m2 && e == 31) return m ? NAN : sign * INFINITY;
     return e ? sign * std::ldexp(1 + std::ldexp((double)m, -bits), e - bias) : sign * std::ldexp((double)m, 1 - bias - bits);
 }
-// The nearest number, ties to the even one, by search among all; beyond the largest the largest. What a NaN becomes is its own test.
+// The nearest finite number, ties to even, by a search among all; the largest one for larger values. Not for a NaN.
 int nearest(double v, te_dtype t) {
-    const int sign = std::signbit(v) ? 0x80 : 0, most = t == TE_e4m3 ? 0x7e : 0x7b;
+    const int sign = std::signbit(v) ? 0x80 : 0, largest = t == TE_e4m3 ? 0x7e : 0x7b;
     const double a = std::fabs(v);
     int best = 0;
-    if (a >= value_of(most, t)) return sign | most; // doubles would not tell the distances apart
-    for (int h = 1; h <= most; h++) {
+    if (a >= value_of(largest, t)) return sign | largest; // for huge values the distances would be equal in double
+    for (int h = 1; h <= largest; h++) {
         const double d = std::fabs(value_of(h, t) - a), b = std::fabs(value_of(best, t) - a);
         if (d < b || (d == b && h % 2 == 0)) best = h;
     }
     return sign | best;
 }
 
-enum { WAYS = 3 }; // one by one; te_store8, te_load8; te_vec8
+enum { WAYS = 3 }; // the functions: of one element; te_store8 and te_load8; te_vec8
 struct arrays { uint8_t *bytes[WAYS]; float *back[WAYS]; const float *in; int n; te_dtype t; };
 TE_FN void body(const arrays *a, te_block b) {
     int group;
@@ -79,7 +80,7 @@ results on_target(const std::vector<float> &in, te_dtype t) {
     return r;
 }
 
-// Every number of 16 bits, of both formats; every FP8 number, half way to the next and the floats beside that; random bits.
+// Every bf16 and f16 number; every FP8 number, the midpoint to the next one, and the floats beside that midpoint; random bits.
 std::vector<float> interesting(te_dtype t) {
     std::vector<float> x;
     for (int h = 0; h < 65536; h++) x.push_back(te_float_of_bf16((uint16_t)h)), x.push_back(te_float_of_f16((uint16_t)h));
@@ -96,7 +97,7 @@ std::vector<float> interesting(te_dtype t) {
     std::mt19937 random(3);
     for (int i = 0; i < 1 << 18; i++) {
         x.push_back(te_float_of_bits((uint32_t)random()));
-        x.push_back(te_float_of_bits(((uint32_t)random() & 0x8fffffffu) | 0x38000000u)); // 2^-15 and up
+        x.push_back(te_float_of_bits(((uint32_t)random() & 0x8fffffffu) | 0x38000000u)); // of 2^-15 and more
     }
     return x;
 }
@@ -122,7 +123,7 @@ int wrong_bytes(te_dtype t) {
 
 } // namespace
 
-TEST_CASE("every FP8 number is what its format says", "[fp8]") {
+TEST_CASE("every FP8 number has the value that its format defines", "[fp8]") {
     for (const te_dtype t : {TE_e4m3, TE_e5m2})
         for (int h = 0; h < 256; h++) {
             const float back = t == TE_e4m3 ? te_float_of_e4m3((uint8_t)h) : te_float_of_e5m2((uint8_t)h);
@@ -139,7 +140,7 @@ TEST_CASE("FP8 rounds to the nearest, ties to even, and saturates, on host and t
     CHECK(wrong_bytes(TE_e5m2) == 0);
 }
 #if !TE_CUDA
-TEST_CASE("eight FP8 numbers: a short end is read as 0 and not written past", "[fp8]") {
+TEST_CASE("loads and stores of eight FP8 numbers: beyond the end they read 0 and write nothing", "[fp8]") {
     for (const te_dtype t : {TE_e4m3, TE_e5m2})
         for (int n = 0; n <= 8; n++) {
             alignas(16) uint8_t memory[32];

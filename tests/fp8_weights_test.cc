@@ -1,5 +1,5 @@
-// fp8_weights_test.cc -- products' weights in FP8 alone: the bits of inference under the same recipe with weights in 16 bits beside
-// them, from a file in FP8 and from a checkpoint, in about half of the memory.
+// fp8_weights_test.cc -- inference with GEMM weights in FP8 only, loaded from a file in FP8 or from a checkpoint. It has the bits of a list
+// with the same recipe that holds weights in 16 bits beside those in FP8, and needs about half of the memory.
 #include <cstdio>
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include "te/io/fp8_weights.h"
 #include "te/te.h"
 
-// Widths that are no multiples of 128; a product by itself, rows with a bias and an activation, one without a recipe.
+// Widths that are no multiples of 128; a linear alone, linears with a bias and an activation, and one without a recipe.
 #define LIST                                                                                                                     \
     (fork, x1), (rmsnorm, n, 144), (linear, a, 144, 272), (bias, a_b, 272), (gelu, g), (linear, b, 272, 144), (add, x1),          \
         (linear, c, 144, 144), (dropout, d, 0.1f), (linear, e, 144, 48, (recipe, none))
@@ -48,7 +48,7 @@ void refuses(te_status status, te_status want, const char *text, te_context *ctx
     CHECK(std::string(te_last_error(ctx)).find(text) != std::string::npos);
 }
 
-// A list under a recipe, trained for a step, so that fp8_delayed has scales of its inputs.
+// A list with a recipe after one training step, so that fp8_delayed has scales for its inputs.
 template <class M> struct trained {
     te_context *ctx;
     const te_plan *plan;
@@ -72,10 +72,10 @@ template <class M> struct trained {
         memory.reset(new buffer(ctx, te_recipes_bytes(models, 1, &config)));
         REQUIRE(te_recipes_init(&recipes, memory->data(), memory->bytes, models, 1, &config, ctx) == TE_OK);
         const int64_t rows = 16;
-        buffer x(ctx, (size_t)(rows * plan->in) * te_dtype_bytes(plan->in_dtype)), y(ctx, x.bytes), kept(ctx, te_plan_saved_bytes(plan, rows));
+        buffer x(ctx, (size_t)(rows * plan->in) * te_dtype_bytes(plan->in_dtype)), y(ctx, x.bytes), saved_tensors(ctx, te_plan_saved_bytes(plan, rows));
         source random(fresh_seed());
         x.write(random.draw((size_t)(rows * plan->in), plan->in_dtype), plan->in_dtype);
-        saved.memory = kept.data(), saved.bytes = kept.bytes, b.batch = 1, b.seq = (int)rows;
+        saved.memory = saved_tensors.data(), saved.bytes = saved_tensors.bytes, b.batch = 1, b.seq = (int)rows;
         REQUIRE(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &m.model, rows, ctx)) == TE_OK);
         REQUIRE(te_plan_forward(te_matrix(y.data(), plan->out_dtype, rows, plan->out), &saved, te_matrix(x.data(), plan->in_dtype, rows, plan->in), plan,
                                 &m.model, &b, ctx) == TE_OK);
@@ -83,7 +83,7 @@ template <class M> struct trained {
     }
 };
 
-// What a model infers, of some row counts, from the same x each time.
+// The outputs of inference for several numbers of rows, from the same x.
 std::vector<uint8_t> answers(const te_plan *plan, te_model *m, unsigned seed, te_context *ctx) {
     std::vector<uint8_t> all;
     for (int rows : {1, 5, 16, 37}) {
@@ -106,7 +106,7 @@ std::vector<uint8_t> answers(const te_plan *plan, te_model *m, unsigned seed, te
     return all;
 }
 
-// An inference list with the weights of a file.
+// An inference list with the weights from a file.
 template <class M> struct loaded {
     M m;
     te_fp8_weights weights;
@@ -127,16 +127,16 @@ template <class M> struct loaded {
 template <class All, class Alone, class BindAll, class Bind>
 void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, BindAll bind_all, Bind bind) {
     context c;
-    path eighths, checkpoint, again;
+    path fp8_file, checkpoint, resaved;
     trained<All> t(&c.c, all_plan, bind_all(&c.c));
     const unsigned seed = fresh_seed();
     const te_named_model named = {"h0", &t.m.model};
     const std::vector<uint8_t> want = answers(all_plan, &t.m.model, seed, &c.c);
-    REQUIRE(te_fp8_weights_save(eighths.c_str(), &named, 1, &c.c) == TE_OK);
+    REQUIRE(te_fp8_weights_save(fp8_file.c_str(), &named, 1, &c.c) == TE_OK);
     const auto to_none = [&](Alone *m) { return bind(m, &c.c); };
     {
         loaded<Alone> l;
-        const te_status status = l.open(eighths, &c.c, to_none);
+        const te_status status = l.open(fp8_file, &c.c, to_none);
         INFO(te_last_error(&c.c));
         REQUIRE(status == TE_OK);
         CHECK(answers(plan, &l.m.model, seed, &c.c) == want);
@@ -146,15 +146,15 @@ void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, Bin
         te_named_model twice = same;
         refuses(te_model_randomize(&l.m.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "a.weight has no memory", &c.c);
         te_safetensors f;
-        REQUIRE(te_safetensors_open(&f, eighths.c_str(), &c.c) == TE_OK);
+        REQUIRE(te_safetensors_open(&f, fp8_file.c_str(), &c.c) == TE_OK);
         refuses(te_fp8_weights_load(&l.weights, l.memory->data(), l.memory->bytes, &twice, 1, &f, &c.c), TE_ERROR_STATE, "bind its model to none", &c.c);
         te_safetensors_close(&f);
         CHECK(answers(plan, &l.m.model, seed, &c.c) == want);
-        REQUIRE(te_fp8_weights_save(again.c_str(), &same, 1, &c.c) == TE_OK);
-        // the lists' texts differ where one trains and the other does not; what follows them does not
-        CHECK(again.bytes().size() == eighths.bytes().size());
+        REQUIRE(te_fp8_weights_save(resaved.c_str(), &same, 1, &c.c) == TE_OK);
+        // the texts of a trained and an inference list in the files differ; the tensors do not
+        CHECK(resaved.bytes().size() == fp8_file.bytes().size());
         loaded<Alone> more;
-        REQUIRE(more.open(again, &c.c, to_none) == TE_OK);
+        REQUIRE(more.open(resaved, &c.c, to_none) == TE_OK);
         CHECK(answers(plan, &more.m.model, seed, &c.c) == want);
     }
     te_checkpoint whole;
@@ -167,7 +167,7 @@ void check(const te_plan *all_plan, const te_plan *plan, bool scales_differ, Bin
     REQUIRE(status == TE_OK);
     const std::vector<uint8_t> is = answers(plan, &cast.m.model, seed, &c.c);
     if (!scales_differ) CHECK(is == want);
-    std::vector<uint8_t> weight((size_t)(144 * 272)), was(weight.size()); // cast in both from the same numbers
+    std::vector<uint8_t> weight((size_t)(144 * 272)), was(weight.size()); // both were cast from the same numbers
     REQUIRE(te_copy(&c.c, weight.data(), cast.m.a.weight.fp8.data, weight.size()) == TE_OK);
     REQUIRE(te_copy(&c.c, was.data(), t.m.a.weight.fp8.data, was.size()) == TE_OK);
     REQUIRE(te_synchronize(&c.c) == TE_OK);
@@ -184,7 +184,7 @@ TEST_CASE("fp8_current: weights", "[fp8_weights]") { CHECK_OF(current, false); }
 TEST_CASE("fp8_block: weights", "[fp8_weights]") { CHECK_OF(block, false); }
 TEST_CASE("fp8_row: weights", "[fp8_weights]") { CHECK_OF(row, false); }
 
-TEST_CASE("what a file in FP8 cannot be loaded into, or saved from", "[fp8_weights][errors]") {
+TEST_CASE("a file in FP8 that does not match the model, and a model without FP8 weights, are refused", "[fp8_weights][errors]") {
     context c;
     path file;
     std::vector<uint8_t> weight(144 * 272, 0x38); // 1.0
@@ -204,7 +204,7 @@ TEST_CASE("what a file in FP8 cannot be loaded into, or saved from", "[fp8_weigh
             refuses(te_fp8_weights_load(&w, memory.data(), memory.bytes - 1, &named, 1, &f, &c.c), TE_ERROR_MEMORY, "are needed", &c.c);
             refuses(te_fp8_weights_load(&w, (char *)memory.data() + 16, memory.bytes, &named, 1, &f, &c.c), TE_ERROR_ALIGNMENT, "aligned", &c.c);
             refuses(te_fp8_weights_load(nullptr, memory.data(), memory.bytes, &named, 1, &f, &c.c), TE_ERROR_NULL, "null", &c.c);
-            te_batch b; // 144 products of 1 x 1 x 0.5, in a row of x that has one scale
+            te_batch b; // each output is the sum of 144 products 1 * 1 * 0.5
             memset(&b, 0, sizeof b), b.batch = b.seq = 1;
             buffer x(&c.c, 144 * 2), y(&c.c, 272 * 2);
             x.write(reference::vec(144, 1.0), TE_bf16);

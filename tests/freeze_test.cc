@@ -1,47 +1,48 @@
-// freeze_test.cc -- frozen parameters: whatever is frozen, all other gradients and dx have the bits that they have without, and
-// the memory of what is frozen is not touched. And the mean loss over rows that have a label.
+// freeze_test.cc -- frozen parameters. Whichever parameters are frozen, dx and the gradients of the others keep their bits, and the
+// gradient memory of the frozen ones is not touched. Also the mean loss over the rows that have a label.
 #include <algorithm>
 
 #include "harness.h"
 #include "te/te.h"
 
-// Rows with sums of a bias, a norm, a vector and dyt's three; attention with the bias before it; a linear and a fork in one step.
+// Backward patterns that sum the gradients of a bias, a norm, a mul_param and dyt's three parameters; attention with the bias in front of
+// it; a linear and a fork in one step.
 TE_SEQUENTIAL(stream, f32, (gelu, first), (fork, x1), (layernorm, ln, 24), (linear, qkv, 24, 72), (bias, qkv_b, 72), (attention, at, 3, 3, 8), (linear, proj, 24, 24), (bias, proj_b, 24),
               (mul_param, scale1, 24), (add, x1), (fork, x2), (dyt, dy, 24), (linear, fc1, 24, 40), (bias, fc1_b, 40), (swiglu, act), (linear, fc2, 20, 24), (bias, fc2_b, 24), (add, x2),
               (fork, x3), (linear, out, 24, 16), (mul_param, one, 1), (fork, y1), (load, x3), (linear, low, 24, 3), (linear, high, 3, 16), (add, y1))
 // From tokens to the loss: embedding, positions, head norms with rope, sinks, a recompute region, a tied head.
-TE_SEQUENTIAL(words, f32, (embedding, wte, 29, 16), (positions, wpe, 12, 16), (recompute, r), (rmsnorm, ln, 16), (linear, qkv, 16, 48), (head_norm, heads, 2, 2, 8), (rope, turn, 2, 2, 8),
+TE_SEQUENTIAL(words, f32, (embedding, wte, 29, 16), (positions, wpe, 12, 16), (recompute, r), (rmsnorm, ln, 16), (linear, qkv, 16, 48), (head_norm, heads, 2, 2, 8), (rope, rot, 2, 2, 8),
               (attention, at, 2, 2, 8, (sinks, 1)), (linear, proj, 16, 16), (end_recompute, r), (gelu, act), (tied_linear, lm, 16, 29), (cross_entropy, loss, 29))
 TE_SEQUENTIAL(edged, bf16, (input, side, 16), (linear, a, 16, 16), (bias, a_b, 16), (gelu, g), (add, side), (linear, b, 16, 16))
-TE_SEQUENTIAL(eighths, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear, a, 32, 48), (bias, a_b, 48), (gelu, g), (linear, b, 48, 32))
+TE_SEQUENTIAL(fp8_gelu, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear, a, 32, 48), (bias, a_b, 48), (gelu, g), (linear, b, 48, 32))
 TE_SEQUENTIAL(dropped, (bf16, (recipe, fp8_delayed)), (linear, a, 32, 48), (bias, a_b, 48), (dropout, d, 0.2f), (linear, b, 48, 32), (bias, b_b, 32))
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
 #define TE_BACKWARD_cross_entropy_linear TE_FUSED
 TE_SEQUENTIAL(head, bf16, (rmsnorm, n, 16), (linear, lm, 16, 40), (cross_entropy, loss, 40))
-// The same with linears that are frozen while the program runs, or in the list: behind a norm, behind a gated op, between forks with a
-// branch that trains beside it, in a recompute region; with a loss; in FP8.
-#define BESIDE(LINEAR)                                                                                                                          \
+// Lists with linears that are frozen at run time (te_freeze) or in the list (frozen_linear): behind a norm, behind a gated op, beside a
+// branch that trains, in a recompute region; with a loss; in FP8.
+#define ADAPTED(LINEAR)                                                                                                                          \
     (rmsnorm, n, 24), (LINEAR, up, 24, 80), (bias, up_b, 80), (swiglu, act), (LINEAR, down, 40, 24), (fork, x), (LINEAR, w, 24, 24), (fork, y), \
         (load, x), (linear, low, 24, 3), (linear, high, 3, 24), (add, y), (recompute, r), (rmsnorm, n2, 24), (LINEAR, fc, 24, 32), (silu, s),    \
         (LINEAR, out, 32, 16), (end_recompute, r), (scale, half, 0.5f)
 #define TO_LOSS(LINEAR) (rmsnorm, n, 16), (LINEAR, lm, 16, 40), (cross_entropy, loss, 40)
-// Not gelu: forward takes cuBLASLt's, with bits of its own, where backward does not make it again.
-#define IN_EIGHTHS(LINEAR) (rmsnorm, n, 32), (LINEAR, a, 32, 48), (bias, a_b, 48), (silu, g), (LINEAR, b, 48, 32), (bias, b_b, 32), (dropout, d, 0.2f)
-TE_SEQUENTIAL(beside, f32, BESIDE(linear))
-TE_SEQUENTIAL(beside_fixed, f32, BESIDE(frozen_linear))
+// No gelu here: where backward does not recompute it, forward uses cuBLASLt's gelu, which has other bits.
+#define FP8_SILU(LINEAR) (rmsnorm, n, 32), (LINEAR, a, 32, 48), (bias, a_b, 48), (silu, g), (LINEAR, b, 48, 32), (bias, b_b, 32), (dropout, d, 0.2f)
+TE_SEQUENTIAL(adapted, f32, ADAPTED(linear))
+TE_SEQUENTIAL(adapted_fixed, f32, ADAPTED(frozen_linear))
 TE_SEQUENTIAL(to_loss, bf16, TO_LOSS(linear))
 TE_SEQUENTIAL(to_loss_fixed, bf16, TO_LOSS(frozen_linear))
-TE_SEQUENTIAL(in_eighths, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(linear))
-TE_SEQUENTIAL(in_eighths_fixed, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(frozen_linear))
+TE_SEQUENTIAL(fp8_silu, (bf16, (recipe, fp8_delayed)), FP8_SILU(linear))
+TE_SEQUENTIAL(fp8_silu_fixed, (bf16, (recipe, fp8_delayed)), FP8_SILU(frozen_linear))
 
 namespace {
 
 typedef std::vector<uint8_t> bytes;
 
-// A list in memory, with one forward behind it. The workspace has what te_plan_workspace_bytes said when all trained.
+// A list with its memory. The workspace has the size that te_plan_workspace_bytes returns while no parameter is frozen.
 struct list {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const te_plan *plan;
     int rows;
     std::vector<te_param> param;
@@ -111,7 +112,7 @@ struct list {
     void freeze(size_t k, bool is = true) { REQUIRE((is ? te_freeze : te_unfreeze)(&model, param[k].op, param[k].field, ctx) == TE_OK); }
 };
 
-// What trains by a mask has the bits of `all`, the rest is untouched.
+// Freezes the parameters in the mask: the gradients of the others must have the bits of `all`, and those of the frozen stay untouched.
 void check_masked(list &l, const std::vector<bytes> &all, uint64_t mask, bool wants_dx, const bytes &dx) {
     for (size_t k = 0; k < l.param.size(); k++)
         if (!l.param[k].tied) l.freeze(k, mask >> k & 1);
@@ -137,11 +138,11 @@ void check_list(list &l) {
     for (size_t k = 0; k < n; k++) {
         if (l.param[k].tied) continue;
         check_masked(l, all, UINT64_C(1) << k, has_dx, dx);
-        check_masked(l, all, every & ~(UINT64_C(1) << k), false, dx); // it alone trains
+        check_masked(l, all, every & ~(UINT64_C(1) << k), false, dx); // only this one trains
     }
     for (int i = 0; i < 8; i++) check_masked(l, all, (uint64_t)random.random() & (uint64_t)random.random() & every, i % 2 && has_dx, dx);
     if (has_dx) check_masked(l, all, every, true, dx);
-    // Gradients without room for the frozen ones.
+    // Gradient memory for the trained parameters only.
     const uint64_t mask = 0x5555555555555555u & every;
     for (size_t k = 0; k < n; k++)
         if (!l.param[k].tied) l.freeze(k, mask >> k & 1);
@@ -164,11 +165,11 @@ void check_list(list &l) {
     for (size_t i = rest; i < used.size(); i++)
         if (used[i] != 0xff) FAIL("written behind the gradients that were bound");
     if (has_dx) CHECK(l.dx.raw() == dx);
-    // Memory for less than what trains: said by name.
+    // Unfreezing all then makes that memory too small, which is refused.
     REQUIRE(te_unfreeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
     CHECK(l.try_backward(has_dx) == TE_ERROR_STATE);
     CHECK(std::string(te_last_error(l.ctx)).find("call te_bind_trained_grads again") != std::string::npos);
-    // No gradients at all: dx alone.
+    // Bound without gradients: backward computes dx only.
     l.bind(false);
     if (has_dx) {
         l.backward(true);
@@ -181,7 +182,7 @@ void check_list(list &l) {
 
 } // namespace
 
-TEST_CASE("each parameter frozen, each alone, and some", "[freeze]") {
+TEST_CASE("each parameter frozen, all others frozen, and random sets", "[freeze]") {
     {
         list l(stream_plan(), 2, 5);
         check_list(l);
@@ -194,7 +195,7 @@ TEST_CASE("each parameter frozen, each alone, and some", "[freeze]") {
     check_list(l);
 }
 
-TEST_CASE("a head whose loss is left to backward, frozen", "[freeze]") {
+TEST_CASE("a frozen head with loss_in_backward", "[freeze]") {
     list l(head_plan(), 3, 300);
     l.batch.loss_in_backward = 1;
     l.forward(), l.backward(true);
@@ -202,7 +203,7 @@ TEST_CASE("a head whose loss is left to backward, frozen", "[freeze]") {
     REQUIRE(te_freeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
     for (bool wants_dx : {true, false}) {
         l.y.poison(), l.forward(), l.backward(wants_dx);
-        CHECK(l.y.raw() == y); // the losses come whether or not anything trains
+        CHECK(l.y.raw() == y); // the losses are computed although no parameter trains
         if (wants_dx) CHECK(l.dx.raw() == dx);
         CHECK(l.grads.poisoned());
     }
@@ -216,7 +217,7 @@ TEST_CASE("a tied weight trains as its owner does", "[freeze]") {
     REQUIRE(te_freeze(&l.model, "wte", nullptr, l.ctx) == TE_OK);
     CHECK(!te_is_trained(l.named("lm")));
     l.backward(true);
-    CHECK(l.gradient(0) == bytes(l.elements(0) * sizeof(float), 0xff)); // neither its own nor the head's part
+    CHECK(l.gradient(0) == bytes(l.elements(0) * sizeof(float), 0xff)); // neither the gradient of the embedding nor that of the tied head
     REQUIRE(te_freeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
     CHECK(l.try_backward(false) == TE_ERROR_STATE);
     CHECK(std::string(te_last_error(l.ctx)) == "words: backward has nothing to compute: there is no dx, and all parameters are frozen");
@@ -224,12 +225,12 @@ TEST_CASE("a tied weight trains as its owner does", "[freeze]") {
     CHECK(std::string(te_last_error(l.ctx)).find("is tied already") != std::string::npos);
 }
 
-TEST_CASE("an owner that gets gradients behind the back of its user", "[freeze]") {
+TEST_CASE("an owner whose gradients are bound after its user was tied", "[freeze]") {
     list user(words_plan(), 2, 7, "lm", "wte"), owner(words_plan(), 2, 7, "lm", "wte");
     user.bind(), owner.bind(false);
     REQUIRE(te_tie(user.named("lm"), owner.named("wte"), user.ctx) == TE_OK);
     user.forward();
-    user.backward(true); // the owner has no gradients: the user's part is of nobody
+    user.backward(true); // the owner has no gradients, so the user's gradient is not stored
     REQUIRE(te_bind_trained_grads(&owner.model, (float *)owner.compact.data(), owner.ctx) == TE_OK);
     CHECK(user.try_backward(false) == TE_ERROR_STATE);
     CHECK(std::string(te_last_error(user.ctx)).find("the owner of lm.weight was bound again since; te_tie them again") != std::string::npos);
@@ -239,7 +240,7 @@ TEST_CASE("an owner that gets gradients behind the back of its user", "[freeze]"
     CHECK(user.gradient(0) != bytes(user.elements(0) * sizeof(float), 0xff));
 }
 
-TEST_CASE("an extra input's gradient alone", "[freeze]") {
+TEST_CASE("only the gradient of an extra input", "[freeze]") {
     list l(edged_plan(), 1, 9);
     l.edge.grad = te_matrix(l.dside.data(), TE_bf16, 9, 16);
     l.forward(), l.backward(true);
@@ -253,17 +254,18 @@ TEST_CASE("an extra input's gradient alone", "[freeze]") {
     CHECK(l.try_backward(false) == TE_ERROR_STATE);
 }
 
-// The sums of a bias behind a dropout are of tiles (pointwise_quantize_transpose.h), and stay so.
+// With fp8_delayed, the gradient of a bias with a dropout behind it is summed by tiles (pointwise_quantize_transpose.h), also if weights
+// are frozen.
 static void check_in_fp8(const te_plan *plan, int seq, bool delayed) {
     list l(plan, 2, seq);
     te_recipes recipes;
     te_model *models[] = {&l.model};
     te_recipes_config config = te_recipes_defaults();
     config.current = !delayed;
-    buffer room(l.ctx, te_recipes_bytes(models, 1, &config));
-    REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l.ctx) == TE_OK);
+    buffer state(l.ctx, te_recipes_bytes(models, 1, &config));
+    REQUIRE(te_recipes_init(&recipes, state.data(), state.bytes, models, 1, &config, l.ctx) == TE_OK);
     l.forward(), l.backward(true);
-    REQUIRE(te_recipes_step(&recipes, l.ctx) == TE_OK); // delayed from here on
+    REQUIRE(te_recipes_step(&recipes, l.ctx) == TE_OK); // from here on delayed scales are known
     l.forward(), l.backward(true);
     const bytes dx = l.dx.raw();
     std::vector<bytes> all;
@@ -274,16 +276,17 @@ static void check_in_fp8(const te_plan *plan, int seq, bool delayed) {
         if (mask != every) check_masked(l, all, mask, false, dx);
     }
 }
-TEST_CASE("products in FP8 with frozen weights", "[freeze]") {
+TEST_CASE("FP8 GEMMs with frozen weights", "[freeze]") {
     for (bool delayed : {false, true}) {
-        check_in_fp8(eighths_plan(), 24, delayed);
+        check_in_fp8(fp8_gelu_plan(), 24, delayed);
         check_in_fp8(dropped_plan(), 80, delayed);
     }
 }
 
-// Forward leaves x as it lies or transposed, by which kernel made it; the workspace is sized before any has run.
-TEST_CASE("the workspace for a backward in FP8, however forward has saved the inputs of the GEMMs", "[freeze]") {
-    for (const te_plan *plan : {eighths_plan(), dropped_plan(), in_eighths_plan()})
+// Forward saves the FP8 input of a GEMM row-wise or transposed, depending on the kernel that produces it. The size of backward's workspace is
+// computed before that is known, so it must be enough for every combination.
+TEST_CASE("the workspace of an FP8 backward is enough whichever saved inputs are transposed", "[freeze]") {
+    for (const te_plan *plan : {fp8_gelu_plan(), dropped_plan(), fp8_silu_plan()})
         for (const int rows : {1, 33, 160, 500})
             for (const int current : {0, 1}) {
                 list l(plan, 1, rows);
@@ -292,8 +295,8 @@ TEST_CASE("the workspace for a backward in FP8, however forward has saved the in
                 te_model *models[] = {&l.model};
                 te_recipes_config config = te_recipes_defaults();
                 config.current = current;
-                buffer room(l.ctx, te_recipes_bytes(models, 1, &config));
-                REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l.ctx) == TE_OK);
+                buffer state(l.ctx, te_recipes_bytes(models, 1, &config));
+                REQUIRE(te_recipes_init(&recipes, state.data(), state.bytes, models, 1, &config, l.ctx) == TE_OK);
                 for (int transposed = 0; transposed < 1 << plan->op_count; transposed++) {
                     te_run r;
                     te__begin_batch(&r, plan, TE_BACKWARD, &l.model, &l.batch, l.ctx);
@@ -301,14 +304,15 @@ TEST_CASE("the workspace for a backward in FP8, however forward has saved the in
                     for (int i = 0; i < plan->op_count; i++) te__set_saved_transposed(&r, i, transposed >> i & 1);
                     r.saved_bytes = te__lay_out(&r, (char *)l.memory.data()), r.backward_stop = te__backward_stop_of(&r);
                     INFO(plan->name << ", " << rows << " rows, transposed: " << transposed);
-                    REQUIRE(te__run_pass(&r) == TE_OK); // dry
+                    REQUIRE(te__run_pass(&r) == TE_OK); // a dry run
                     if (r.pool.high > sized) CHECK(r.pool.high <= sized);
                 }
                 CHECK(sized > 0);
             }
 }
 
-// What trains has the bits that it has where the same weights are frozen by name, and forward keeps `less` bytes less.
+// The list with frozen_linear (fixed) computes the bits of the list in which the same weights are frozen by te_freeze (loose), and its forward
+// saves `less` bytes less.
 static void check_fixed(list &loose, list &fixed, const std::vector<const char *> &names, size_t less, bool in_fp8 = false) {
     CAPTURE(fixed.plan->name);
     CHECK(te_plan_saved_bytes(loose.plan, loose.rows) - te_plan_saved_bytes(fixed.plan, fixed.rows) == less);
@@ -319,39 +323,41 @@ static void check_fixed(list &loose, list &fixed, const std::vector<const char *
         CHECK(std::string(te_last_error(fixed.ctx)).find(std::string(name) + ".* belongs to a frozen_linear, for which forward saves no input") != std::string::npos);
     }
     REQUIRE(te_freeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK);
-    REQUIRE(te_unfreeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK); // all that can
+    REQUIRE(te_unfreeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK); // unfreezes all that may be
     char texts[2][1024];
     te__text was = {texts[0], 0}, is = {texts[1], 0};
     te__plan_text(&was, loose.plan, 1), te__text_char(&was, 0), te__plan_text(&is, fixed.plan, 1), te__text_char(&is, 0);
-    CHECK(std::string(texts[0]) == texts[1]); // a checkpoint of the one is one of the other
+    CHECK(std::string(texts[0]) == texts[1]); // so a checkpoint of one list can be loaded by the other
     CHECK(te_trained_grad_bytes(&fixed.model) == te_trained_grad_bytes(&loose.model));
     for (list *l : {&loose, &fixed}) {
         te_recipes recipes;
         te_model *models[] = {&l->model};
         te_recipes_config config = te_recipes_defaults();
-        buffer room(l->ctx, in_fp8 ? te_recipes_bytes(models, 1, &config) : 16);
-        if (in_fp8) REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l->ctx) == TE_OK);
+        buffer state(l->ctx, in_fp8 ? te_recipes_bytes(models, 1, &config) : 16);
+        if (in_fp8) REQUIRE(te_recipes_init(&recipes, state.data(), state.bytes, models, 1, &config, l->ctx) == TE_OK);
         l->memory.poison(), l->forward(), l->backward(true);
         if (in_fp8) REQUIRE(te_recipes_step(&recipes, l->ctx) == TE_OK);
         l->memory.poison(), l->forward(), l->backward(true);
     }
     CHECK(fixed.y.raw() == loose.y.raw());
     CHECK(fixed.dx.raw() == loose.dx.raw());
-    CHECK(fixed.grads.raw() == loose.grads.raw()); // poison where nothing trains
+    CHECK(fixed.grads.raw() == loose.grads.raw()); // including the poison of the frozen gradients
 }
 
-TEST_CASE("a frozen_linear keeps no x", "[freeze]") {
-    const size_t rows = TE_ROW_PAD; // saved memory is sized for these
+TEST_CASE("a frozen_linear saves no input", "[freeze]") {
+const size_t rows = TE_ROW_PAD; // saved tensors have at least these rows
     {
-        list loose(beside_plan(), 2, 9), fixed(beside_fixed_plan(), 2, 9);
-        check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float)); // those of the span are not saved
+        list loose(adapted_plan(), 2, 9), fixed(adapted_fixed_plan(), 2, 9);
+        // the inputs within the recompute region are not saved in either list
+        check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float));
     }
     {
         list loose(to_loss_plan(), 2, 9), fixed(to_loss_fixed_plan(), 2, 9);
-        check_fixed(loose, fixed, {"lm"}, 0); // backward makes the logits again, of x
+        check_fixed(loose, fixed, {"lm"}, 0); // backward recomputes the logits from the saved input of lm
     }
-    list loose(in_eighths_plan(), 2, 9), fixed(in_eighths_fixed_plan(), 2, 9);
-    check_fixed(loose, fixed, {"a", "b"}, 2 * TE_ALIGN, true); // their scales: backward would make x again, of a norm and a silu
+    list loose(fp8_silu_plan(), 2, 9), fixed(fp8_silu_fixed_plan(), 2, 9);
+    // only the scales: backward would recompute these inputs, of a norm and a silu
+    check_fixed(loose, fixed, {"a", "b"}, 2 * TE_ALIGN, true);
 }
 
 // ---- the mean over rows that have a label ---------------------------------------------------------------------------------
@@ -365,7 +371,7 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         memcpy(labels.data(), raw.data(), raw.size());
         const int with = (int)std::count_if(labels.begin(), labels.end(), [](int32_t v) { return v != -100; });
         REQUIRE((with > 0 && with < l.rows));
-        // The same bits as a scale that the host has worked out.
+        // A count on the device gives the bits of a loss_scale that the host computes.
         l.batch.loss_scale = 1.0f / (float)with;
         l.forward(), l.backward(true);
         const bytes want = l.grads.raw(), dx = l.dx.raw();
@@ -376,7 +382,7 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         l.backward(true);
         CHECK(l.grads.raw() == want);
         CHECK(l.dx.raw() == dx);
-        // Two micro-batches, one count: half of each gradient.
+        // With the count of two micro-batches, each has half of its gradient.
         REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, -100, 1, l.ctx) == TE_OK);
         CHECK(l.count.read(TE_f32)[0] == 2 * with);
         l.backward(true);
@@ -386,14 +392,14 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
         const reference::vec two = l.grads.read(TE_f32);
         for (size_t k = 0, at = 0; k < l.param.size(); at += (size_t)te_round_up((int64_t)l.elements(k), TE_PARAM_ALIGN) * !l.param[k].tied, k++)
             for (size_t i = 0; !l.param[k].tied && i < l.elements(k); i++) CHECK(two[at + i] == Approx(one[at + i]).epsilon(1e-4).margin(1e-6));
-        // The loss itself.
+        // te_mean_loss.
         double sum = 0;
         for (double v : l.y.read(TE_f32)) sum += v;
         buffer mean(l.ctx, 4);
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 1, l.ctx) == TE_OK);
         CHECK(mean.read(TE_f32)[0] == Approx(sum / with).epsilon(1e-6));
-        // No row has a label: no loss, no gradient, no NaN.
+        // If no row has a label, loss and gradients are 0, not NaN.
         l.labels.write_ints(std::vector<int32_t>((size_t)l.rows, -100));
         REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, 0, 0, l.ctx) == TE_OK);
         l.forward(), l.backward(true);
@@ -401,22 +407,22 @@ TEST_CASE("the mean loss over the rows with a label, counted on the device", "[f
             if (!l.param[k].tied) CHECK(l.gradient(k) == bytes(l.elements(k) * sizeof(float), 0));
         REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
         CHECK(mean.read(TE_f32)[0] == 0);
-        // A dy and a count.
+        // A dy together with a count.
         CHECK(te_plan_backward(l.in(l.dx), l.out(l.dy), &l.saved, l.plan, &l.model, &l.batch, l.ctx) == TE_ERROR_VALUE);
         CHECK(std::string(te_last_error(ctx)).find("dy and batch.loss_count are both given") != std::string::npos);
     }
 }
 
-TEST_CASE("labels are counted whatever their number", "[freeze]") {
-    context own;
+TEST_CASE("te_count_labels with any number of labels", "[freeze]") {
+    context ctx_owner;
     for (int n : {0, 1, 2, 31, 1023, 1024, 1025, 70001}) {
         source random((unsigned)n + 1);
-        buffer labels(&own.c, (size_t)n * 4 + 4), count(&own.c, 4);
+        buffer labels(&ctx_owner.c, (size_t)n * 4 + 4), count(&ctx_owner.c, 4);
         std::vector<int32_t> v((size_t)n + 1);
         int with = 0;
         for (size_t i = 0; i + 1 < v.size(); i++) v[i] = random.below(2) ? -5 : random.below(9), with += v[i] != -5;
         labels.write_ints(v);
-        REQUIRE(te_count_labels((float *)count.data(), (const int32_t *)labels.data(), n, -5, 0, &own.c) == TE_OK);
+        REQUIRE(te_count_labels((float *)count.data(), (const int32_t *)labels.data(), n, -5, 0, &ctx_owner.c) == TE_OK);
         CHECK(count.read(TE_f32)[0] == with);
     }
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Files that were changed by chance: nothing crashes, nothing is read out of bounds, no damaged checkpoint is taken. Each target
-# runs for a few seconds here; name more for a search.
+# Randomly changed files must not cause a crash or a read out of bounds, and no damaged checkpoint may be accepted. Each target runs for
+# a few seconds; for a search, pass a larger number.
 #
-#     tests/fuzz.sh [SECONDS]              for each of tests/fuzz/*_fuzz.c (default 12); BUILD=folder to keep what it found
+#     tests/fuzz.sh [SECONDS]              for each of tests/fuzz/*_fuzz.c (default 12); BUILD=folder to keep the inputs that it finds
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-12} build=${BUILD:-$(mktemp -d)}
@@ -21,7 +21,7 @@ for source in tests/fuzz/*_fuzz.c; do
         "$build/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
             -artifact_prefix="$build/" "$build/$name.corpus" >"$build/$name.log" 2>&1 || { tail -n 40 "$build/$name.log" && exit 1; }
         inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$name.log")
-    else # no libFuzzer: inputs by chance alone
+    else # without libFuzzer: random inputs
         "${CC:-gcc}" "${flags[@]}" -fsanitize=$sanitizers -fno-sanitize-recover=all "$source" tests/fuzz/main.c -o "$build/$name" -lm
         "$build/$name" "$seconds" >"$build/$name.log" 2>&1 || { tail -n 40 "$build/$name.log" && exit 1; }
         inputs=$(sed -n 's/ inputs$//p' "$build/$name.log")

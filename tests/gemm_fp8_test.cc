@@ -1,5 +1,5 @@
-// gemm_fp8_test.cc -- products in FP8 against doubles of the same quantised operands: on the host, by cuBLASLt and by the kernel of
-// our own, alone and in the rows of a list; what no back end has is refused; what tuning found goes through a file.
+// gemm_fp8_test.cc -- FP8 GEMMs against doubles of the same quantised operands: on the host, by cuBLASLt and by the library's custom
+// kernels, alone and in the patterns of a list. Unsupported GEMMs are refused. A tuning file restores the choices of autotuning.
 #include <functional>
 #include <random>
 #include <sstream>
@@ -14,16 +14,16 @@
 #include "te/ops/residual.h"
 
 // Forward linear_bias_gelu and linear_bias_add, backward add_bias, linear_gelu_bias and linear_fork.
-#define ROWS (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x)
-MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), ROWS)
-MODEL(same_fp8, (bf16, (recipe, fp8_delayed), (gradients, e4m3)), ROWS)
-MODEL(kept_fp8, (bf16, (recipe, fp8_delayed)), ROWS, (recompute, r), (scale, one, 1.0f), (end_recompute, r)) // a list with a span keeps what its products read
-// Forward linear_swiglu and linear_bias_swiglu; rows of the second have halves that fill no tile.
+#define PATTERNS (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x)
+MODEL(patterns_fp8, (bf16, (recipe, fp8_delayed)), PATTERNS)
+MODEL(same_fp8, (bf16, (recipe, fp8_delayed), (gradients, e4m3)), PATTERNS)
+MODEL(saved_fp8, (bf16, (recipe, fp8_delayed)), PATTERNS, (recompute, r), (scale, one, 1.0f), (end_recompute, r)) // a list with a recompute region saves the inputs of its GEMMs
+// Forward linear_swiglu and linear_bias_swiglu; the width of the second is no multiple of a tile.
 #define GATED (linear, a, 528, 1088), (swiglu, g), (linear, b, 544, 544)
 #define GATED_BIAS (linear, a, 2064, 288), (bias, ab, 288), (swiglu, g), (linear, b, 144, 144)
 MODEL(gated_fp8, (bf16, (recipe, fp8_delayed)), GATED)
 MODEL(gated_f16_fp8, (f16, (recipe, fp8_delayed)), GATED_BIAS)
-MODEL(gated_now_fp8, (bf16, (recipe, fp8_current)), GATED)
+MODEL(gated_current_fp8, (bf16, (recipe, fp8_current)), GATED)
 MODEL(gated_16_fp8, (bf16, (recipe, fp8_delayed)), (linear, a, 528, 1088, (recipe, none)), (swiglu, g), (linear, b, 544, 544))
 
 namespace {
@@ -76,7 +76,7 @@ struct operands {
         if (p.bias) g.epilogue = TE_EPILOGUE_BIAS, g.bias = bias.data();
         return g;
     }
-    // In doubles, and how far off each may be.
+    // The expected values in double, and their error bounds.
     void should_be(reference::vec *y, reference::vec *bound) const {
         const double u = std::ldexp(1.0, -24), factor = 0.5 * (double)scale[0] * (double)scale[1];
         for (int64_t i = 0; i < p.m; i++)
@@ -90,25 +90,25 @@ struct operands {
     }
 };
 
-enum { BACK_END, OWN };
-// 1: it ran.
+enum { BACK_END, CUSTOM };
+// Checks a GEMM, and returns 1 if it ran, 0 if it is not supported.
 int check(const product &p, int who, int processors = 0) {
     const unsigned seed = fresh_seed();
-    context own;
-    te_context *ctx = &own.c;
-    ctx->gemm_custom = who == OWN ? 2 : 0;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    ctx->gemm_custom = who == CUSTOM ? 2 : 0;
     if (processors) ctx->processors = processors;
     operands o(ctx, p, seed);
     const te_gemm g = o.gemm();
-    INFO(name_of(p) << (who == OWN ? ", a kernel of our own" : "") << ", TE_SEED=" << seed);
-    if (who == OWN && !te__gemm_fp8_is_custom(&g, ctx)) {
+    INFO(name_of(p) << (who == CUSTOM ? ", a custom kernel" : "") << ", TE_SEED=" << seed);
+    if (who == CUSTOM && !te__gemm_fp8_is_custom(&g, ctx)) {
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-        CHECK((!p.fast || p.out == TE_f32 || p.k <= 6 * TE_TILE_K || ctx->capability != 900)); // said no for a reason
+        CHECK((!p.fast || p.out == TE_f32 || p.k <= 6 * TE_TILE_K || ctx->capability != 900)); // the only reasons not to have a kernel
 #endif
         return 0;
     }
     if (who == BACK_END && !te__gemm_supports(&g, ctx)) {
-        CHECK((!TE_CUDA && p.bias)); // the host leaves it to the kernel behind
+        CHECK((!TE_CUDA && p.bias)); // on CUDA, cuBLASLt must support it; on the host a bias is left to the next kernel
         return 0;
     }
     const auto run = [&] {
@@ -135,23 +135,24 @@ TEST_CASE("an FP8 GEMM by cuBLASLt or the host", "[gemm_fp8]") {
         for (const te_dtype dtype : {TE_bf16, TE_f16})
             for (int fast = 0; fast < 2; fast++) {
                 ran += check({128, 192, 256, pair[0], pair[1], dtype, dtype, fast, 0, 0}, BACK_END);
-                ran += check({64, 96, 1040, pair[0], pair[1], dtype, TE_f32, fast, 1, 0}, BACK_END); // a weight's gradient, accumulated
+                // the gradient of a weight, accumulated
+                ran += check({64, 96, 1040, pair[0], pair[1], dtype, TE_f32, fast, 1, 0}, BACK_END);
                 ran += check({1, 16, 16, pair[0], pair[1], dtype, dtype, fast, 0, 0}, BACK_END);
                 ran += check({131, 48, 80, pair[0], pair[1], dtype, dtype, fast, 1, 0}, BACK_END);
                 ran += check({131, 48, 80, pair[0], pair[1], dtype, dtype, fast, 0, 1}, BACK_END);
             }
     CHECK(ran == 3 * 2 * 2 * (TE_CUDA ? 5 : 4));
-    if (!TE_CUDA) CHECK(check({16, 32, 48, TE_e4m3, TE_e4m3, TE_f32, TE_f32, 0, 1, 0}, BACK_END) == 1); // a list in f32
+    if (!TE_CUDA) CHECK(check({16, 32, 48, TE_e4m3, TE_e4m3, TE_f32, TE_f32, 0, 1, 0}, BACK_END) == 1); // for a list in f32
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
-// y[m, n] = x[m, k] w[n, k]^T of up to 128 rows, with scales of tensors or of rows, or, up to eight rows, of tiles and blocks, and a residual
-// or none.
-template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
+// Checks a skinny or small-m GEMM y[m, n] = x[m, k] w[n, k]^T, m <= 128, with tensorwise or rowwise scales or, if skinny, blockwise ones, with or
+// without a residual.
+template <te_dtype T, te_gemm_operands FORM> void check_small_m(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << " by " << te_scaling_name(of_x) << (added ? " added" : "") << ", TE_SEED=" << seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     const auto size = [](int64_t rows, int64_t cols) { return (size_t)(rows * cols); };
     const reference::vec x = random.draw(size(m, k), TE_e4m3), w = random.draw(size(n, k), TE_e4m3), c = random.draw(size(m, n), T);
@@ -173,7 +174,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double v = 0, may = 0;
-            for (int64_t l = 0; l < k; l += of_x == TE_SCALING_BLOCKWISE_1D ? 128 : k) { // what has one scale
+            for (int64_t l = 0; l < k; l += of_x == TE_SCALING_BLOCKWISE_1D ? 128 : k) { // the part of k that has one scale
                 const fp8_sum s(&x[size(i, k) + (size_t)l], 1, &w[size(j, k) + (size_t)l], 1, (size_t)(of_x == TE_SCALING_BLOCKWISE_1D ? std::min<int64_t>(128, k - l) : k), true);
                 const double factor = 0.5 * sx[(size_t)te_scale_at(of_x, m, k, i, l)] * sw[(size_t)te_scale_at(of_w, n, k, j, l)];
                 v += factor * s.sum, may += std::fabs(factor) * (s.error + 16 * u * std::fabs(s.sum));
@@ -194,25 +195,25 @@ TEST_CASE("skinny FP8 GEMMs by a custom kernel", "[gemm_fp8]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {2, 48, 272}, {3, 4112, 528}, {4, 16, 128}, {5, 272, 2064}, {7, 528, 4096}, {8, 144, 10000}};
     for (const auto &s : sizes)
         for (const bool added : {false, true}) {
-            check_few<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added);
-            check_few<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added);
-            check_few<TE_bf16, TE_OPERANDS_FP8_BLOCKWISE>(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, added);
+            check_small_m<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added);
+            check_small_m<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added);
+            check_small_m<TE_bf16, TE_OPERANDS_FP8_BLOCKWISE>(s[0], s[1], s[2], TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D, added);
         }
     const int64_t more[][4] = {{9, 16, 16, 0}, {17, 272, 528, 4}, {63, 48, 80, 0}, {64, 528, 2064, 12}, {65, 272, 1040, 2}, {127, 16, 272, 0}, {128, 1040, 1552, 14}};
     for (const auto &s : more)
         for (const bool added : {false, true}) {
             if (brief() && s[2] > 600) continue;
-            check_few<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added, (int)s[3]);
-            check_few<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added, (int)s[3]);
+            check_small_m<TE_bf16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_ROWWISE, TE_SCALING_ROWWISE, added, (int)s[3]);
+            check_small_m<TE_f16, TE_OPERANDS_FP8>(s[0], s[1], s[2], TE_SCALING_TENSORWISE, TE_SCALING_TENSORWISE, added, (int)s[3]);
         }
     te_gemm g = te_gemm_of(8, 64, 64);
     g.trans_b = 1, g.dtype = g.out = TE_bf16, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROWWISE, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
     CHECK(te__skinny_can(&g));
-    g.a_fp8.dtype = TE_e5m2; // a gradient
+    g.a_fp8.dtype = TE_e5m2; // not for a gradient in e5m2
     CHECK(!te__skinny_can(&g));
     g.a_fp8.dtype = TE_e4m3, g.m = 9;
     CHECK(!te__skinny_can(&g));
-    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D; // a weight's gradient
+    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_BLOCKWISE_1D; // not for the gradient of a weight
     CHECK(!te__skinny_can(&g));
 }
 TEST_CASE("an FP8 GEMM by a custom kernel", "[gemm_fp8]") {
@@ -223,17 +224,17 @@ TEST_CASE("an FP8 GEMM by a custom kernel", "[gemm_fp8]") {
                 for (const int64_t k : {400, 528, 2048})
                     for (const int64_t m : {3, 131, 300}) {
                         if (brief() && (k != 528 || m == 3 || (dtype == TE_bf16) == (pair[0] == TE_e5m2))) continue;
-                        ran += check({m, m == 131 ? 528 : 272, k, pair[0], pair[1], dtype, dtype, 1, added, !added}, OWN), all++;
+                        ran += check({m, m == 131 ? 528 : 272, k, pair[0], pair[1], dtype, dtype, 1, added, !added}, CUSTOM), all++;
                     }
     CHECK(ran == all);
     CHECK(all >= 12);
-    CHECK(check({200, 272, 384, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0}, OWN) == 0); // too short a k
-    CHECK(check({200, 272, 2048, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 0, 0, 0}, OWN) == 0); // sums in float
-    // processors, columns, k: parts of a tile's k go to clusters that have none
+    CHECK(check({200, 272, 384, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0}, CUSTOM) == 0); // k is too small
+    CHECK(check({200, 272, 2048, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 0, 0, 0}, CUSTOM) == 0); // not fast: sums in f32
+    // processors, columns, k: clusters without a tile of their own compute a part of another tile's k
     const int64_t uneven[][3] = {{12, 528, 2064}, {18, 528, 3200}, {132, 528, 4112}, {10, 1296, 4112}, {10, 528, 12400}};
-    for (const auto &u : uneven) CHECK(check({200, u[1], u[2], TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, OWN, (int)u[0]) == 1);
+    for (const auto &u : uneven) CHECK(check({200, u[1], u[2], TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, CUSTOM, (int)u[0]) == 1);
 }
-TEST_CASE("a tuned FP8 GEMM computes the same bits, also from its tuning file", "[gemm_fp8]") {
+TEST_CASE("an autotuned FP8 GEMM computes the same bits, also after its tuning file was loaded", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
     const int fd = mkstemp(path);
     REQUIRE(fd >= 0);
@@ -242,8 +243,8 @@ TEST_CASE("a tuned FP8 GEMM computes the same bits, also from its tuning file", 
                             {96, 64, 512, TE_e5m2, TE_e4m3, TE_bf16, TE_f32, 0, 1, 0}};
     std::vector<uint8_t> bits[3];
     for (int pass = 0; pass < 2; pass++) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         ctx->gemm_custom = 0, ctx->gemm_tune = pass == 0;
         if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
         for (int i = 0; i < 3; i++) {
@@ -264,7 +265,7 @@ TEST_CASE("a tuned FP8 GEMM computes the same bits, also from its tuning file", 
 }
 #endif
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which is faster", "[gemm_fp8]") {
+TEST_CASE("autotuning times a custom kernel and cuBLASLt, and a tuning file restores the choice", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
     const int fd = mkstemp(path);
     REQUIRE(fd >= 0);
@@ -272,8 +273,8 @@ TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which 
     const product list[] = {{300, 528, 1040, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, {300, 528, 1040, TE_e5m2, TE_e4m3, TE_bf16, TE_bf16, 1, 1, 0}};
     int own_runs[2];
     for (int pass = 0; pass < 2; pass++) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         ctx->gemm_tune = pass == 0;
         if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
         for (int i = 0; i < 2; i++) {
@@ -300,9 +301,9 @@ TEST_CASE("a custom kernel and cuBLASLt are timed, and a tuning file says which 
     std::remove(path);
 }
 #endif
-TEST_CASE("products in FP8 that nobody has are refused, with the sizes", "[gemm_fp8]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("unsupported FP8 GEMMs are refused with their sizes", "[gemm_fp8]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const product p = {32, 48, 64, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     operands o(ctx, p, 1);
     const auto refused = [&](const te_gemm &g, te_status status, const char *text) {
@@ -328,11 +329,11 @@ TEST_CASE("products in FP8 that nobody has are refused, with the sizes", "[gemm_
     ctx->capability = 860, refused(g, TE_ERROR_DEVICE, "8.9; device 0 has 8.6");
 }
 
-// ---- rows of a list ------------------------------------------------------------------------------------------------------
+// ---- patterns of a list --------------------------------------------------------------------------------------------------
 
 namespace {
 
-// n numbers of target memory.
+// Reads n numbers from target memory, and multiplies them by `factor`.
 reference::vec read_at(te_context *ctx, const void *p, te_dtype t, size_t n, double factor = 1) {
     std::vector<uint8_t> bytes(n * te_dtype_bytes(t));
     REQUIRE(te_copy(ctx, bytes.data(), p, bytes.size()) == TE_OK);
@@ -342,17 +343,17 @@ reference::vec read_at(te_context *ctx, const void *p, te_dtype t, size_t n, dou
     return v;
 }
 double largest(const reference::vec &v) {
-    double most = 0;
-    for (double e : v) most = std::max(most, std::fabs(e));
-    return most;
+    double amax = 0;
+    for (double e : v) amax = std::max(amax, std::fabs(e));
+    return amax;
 }
-enum { IN = 2064, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // widths of rows_fp8, and where its ops stand
+enum { IN = 2064, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // widths of patterns_fp8, and indices of its ops
 
-// One forward and backward of rows_fp8, step by step from what the step before has stored. stored: pointwise kernels store FP8.
-void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
+// Checks each step of a forward and backward of patterns_fp8 from the values that the step before has stored. stored: pointwise kernels store FP8.
+void check_patterns(under_recipe &u, micro_batch &b, bool stored, bool custom) {
     const size_t m = u.rows;
-    const bool narrow = u.plan->fp8->gradients == TE_e4m3; // what rounding moves a gradient by: an eighth of it, a sixteenth in e4m3
-    const double moves = std::ldexp(1.0, narrow ? -4 : -3);
+    const bool in_e4m3 = u.plan->fp8->gradients == TE_e4m3; // the relative error of rounding a gradient: 1/8 in e5m2, 1/16 in e4m3
+    const double moves = std::ldexp(1.0, in_e4m3 ? -4 : -3);
     const reference::vec bias_a = u.m.param[1], bias_b = u.m.param[3], x_given = b.x.read(TE_bf16), dy_given = b.dy.read(TE_bf16);
     const te_fp8_product *const a = &u.m.model()->param[0].fp8, *const c = &u.m.model()->param[2].fp8;
     const auto scale_of = [&](int i) { return read_at(u.ctx, u.state.scales.scale + i, TE_f32, 1)[0]; };
@@ -366,20 +367,21 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     te__take_params(&r, u.m.model());
     te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
-    const auto kept = [&](int op, size_t cols, int scale) { // or recomputed, as backward does
+    // the saved FP8 input of a GEMM, or the one that backward would recompute
+    const auto saved_input = [&](int op, size_t cols, int scale) {
         const te_saved_input k = te__saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
-        const int again = te__policy(&r, op)->input != TE_INPUT_saved_fp8;
-        buffer room(u.ctx, (size_t)te__capacity_rows(&r) * cols + 2 * TE_ALIGN);
+        const int recomputed = te__policy(&r, op)->input != TE_INPUT_saved_fp8;
+        buffer memory(u.ctx, (size_t)te__capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
-        if (again) {
-            r.pass = TE_BACKWARD, r.dry = 0, r.pool.count = 0, r.pool.high = 0, r.pool.base = (char *)room.data();
+        if (recomputed) {
+            r.pass = TE_BACKWARD, r.dry = 0, r.pool.count = 0, r.pool.high = 0, r.pool.base = (char *)memory.data();
             REQUIRE(te__fp8_recompute_input(&r, op, &at, 1) == TE_OK);
             r.pass = TE_FORWARD;
         }
-        if (!again && !te__saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        if (!recomputed && !te__saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
         const reference::vec transposed = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
@@ -388,11 +390,12 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(transposed[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
-    const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
+    // a cast, and the GEMM of more than 128 rows, save the transpose
+    if (u.ctx->capability == 900 && custom && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128));
+    const reference::vec xa = saved_input(LINEAR_A, IN, a->x), xb = saved_input(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
-    // y = x w^T, rounded, + bias (+ c)
+    // y = round(x w^T) + bias (+ c)
     const auto product = [&](const reference::vec &x, const reference::vec &w, const reference::vec &bias, const reference::vec *added, size_t n, size_t k, reference::vec *v,
                              reference::vec *off) {
         for (size_t i = 0; i < m; i++)
@@ -406,39 +409,41 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     reference::vec v, off;
     product(xa, wa, bias_a, nullptr, MIDDLE, IN, &v, &off);
     check_within("pre-activation", pre, v, off);
-    // gelu of that in FP8: what its errors, those of a split that rounds it on its way as well, leave possible
+    // the gelu of it in FP8 must lie between the roundings of gelu - e and gelu + e; the error e includes the rounding between two kernels
     const double xb_scale = scale_of(c->x);
     size_t wrong = 0;
-    double most = 0, most_off = 0;
+    double amax = 0, amax_error = 0;
     for (size_t i = 0; i < pre.size(); i++) {
-        const double g = reference::activation("gelu", pre[i]), e = bounds::functions * (1 + std::fabs(pre[i])) + (own && stored ? 0 : 1.2 * bounds::ulp(std::fabs(pre[i]), TE_bf16) + bounds::ulp(std::fabs(g), TE_bf16));
+        const double g = reference::activation("gelu", pre[i]), e = bounds::functions * (1 + std::fabs(pre[i])) + (custom && stored ? 0 : 1.2 * bounds::ulp(std::fabs(pre[i]), TE_bf16) + bounds::ulp(std::fabs(g), TE_bf16));
         const double low = te_round_to((float)((g - e) * xb_scale), TE_e4m3) / xb_scale, high = te_round_to((float)((g + e) * xb_scale), TE_e4m3) / xb_scale;
         wrong += !(xb[i] >= low * (1 - 1e-6 * (low > 0 ? 1 : -1)) - 1e-30 && xb[i] <= high * (1 + 1e-6 * (high > 0 ? 1 : -1)) + 1e-30);
-        if (std::fabs(g) > most) most = std::fabs(g), most_off = e;
+        if (std::fabs(g) > amax) amax = std::fabs(g), amax_error = e;
     }
     CHECK(wrong == 0);
-    if (stored) CHECK(std::fabs(amax_of(c->x) - most) <= most_off + 1e-6 * most);
-    CHECK(std::fabs(448 / xb_scale - most) <= most_off + bounds::ulp(most, TE_bf16) + 1e-6 * most); // its own in the first step, and the same numbers in the second
+    if (stored) CHECK(std::fabs(amax_of(c->x) - amax) <= amax_error + 1e-6 * amax);
+    // the scale comes from this amax: in the first step its own, in the second that of the first, which had the same numbers
+    CHECK(std::fabs(448 / xb_scale - amax) <= amax_error + bounds::ulp(amax, TE_bf16) + 1e-6 * amax);
     v.clear(), off.clear();
     product(xb, wb, bias_b, &x_given, IN, MIDDLE, &v, &off);
     check_within("y", b.y.read(TE_bf16), v, off);
 
-    // dy of b in FP8; through gelu; the sums of its columns; and as dy of a, which is rounded to FP8
-    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = (narrow ? std::ldexp(1.0, -10) : std::ldexp(1.0, -17)) / dya_scale; // half the least number
+    // dy of b in FP8; then its product, through the gelu; the column sums of that; and the same as dy of a, rounded to FP8
+    // half of the smallest FP8 number
+    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = (in_e4m3 ? std::ldexp(1.0, -10) : std::ldexp(1.0, -17)) / dya_scale;
     reference::vec dyb(dy_given.size()), g, g_off, sum(MIDDLE), sum_off(MIDDLE);
     for (size_t i = 0; i < dyb.size(); i++) dyb[i] = (double)te_round_to((float)dy_given[i] * (float)dyb_scale, u.plan->fp8->gradients) / dyb_scale;
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < MIDDLE; j++) {
-            const fp8_sum s(&dyb[i * IN], 1, &wb[j], MIDDLE, IN, own);
+            const fp8_sum s(&dyb[i * IN], 1, &wb[j], MIDDLE, IN, custom);
             const double p = pre[i * MIDDLE + j], slope = reference::activation_slope("gelu", p), e = s.error + bounds::ulp(std::fabs(s.sum) + s.error, TE_bf16);
             g.push_back(s.sum * slope), g_off.push_back(e * std::fabs(slope) + bounds::functions * (1 + std::fabs(p)) * (std::fabs(s.sum) + e));
             sum[j] += g.back(), sum_off[j] += g_off.back() + bounds::sums * std::fabs(g.back());
         }
     check_within("dbias", grad(1), sum, sum_off);
-    most = largest(g);
-    if (stored) CHECK(std::fabs(amax_of(a->dy) - most) <= largest(g_off) + 1e-6 * most);
-    CHECK(std::fabs(te_fp8_max(u.plan->fp8->gradients) / dya_scale - most) <= largest(g_off) + bounds::ulp(most, TE_bf16) + 1e-6 * most);
-    // what rounding to FP8 may do to a sum: six standard deviations of errors spread evenly
+    amax = largest(g);
+    if (stored) CHECK(std::fabs(amax_of(a->dy) - amax) <= largest(g_off) + 1e-6 * amax);
+    CHECK(std::fabs(te_fp8_max(u.plan->fp8->gradients) / dya_scale - amax) <= largest(g_off) + bounds::ulp(amax, TE_bf16) + 1e-6 * amax);
+    // the bound of a sum of values rounded to FP8: six standard deviations of uniformly distributed errors
     const double largest_wa = largest(wa), largest_xa = largest(xa);
     const auto rounded = [&](const reference::vec &w, double largest_w, size_t i, size_t i_step, size_t j, size_t j_step, size_t k, double *s, double *o) {
         double squares = 0, certain = 0;
@@ -447,9 +452,9 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
             squares += e * e, certain += g_off[i + l * i_step] * std::fabs(x);
         }
         const fp8_sum f(&g[i], i_step, &w[j], j_step, k, false);
-        *s = f.sum, *o = f.error + certain + 6 * std::sqrt(squares / 3) + (stored ? 0 : bounds::ulp(most, TE_bf16) * std::sqrt((double)k) * largest_w);
+        *s = f.sum, *o = f.error + certain + 6 * std::sqrt(squares / 3) + (stored ? 0 : bounds::ulp(amax, TE_bf16) * std::sqrt((double)k) * largest_w);
     };
-    // some rows of what is left, the last among them
+    // compares every 23rd row, and the last one
     const auto some = [&](const char *what, const reference::vec &all, size_t rows, size_t cols, const std::function<void(size_t, size_t, double *, double *)> &f) {
         reference::vec got;
         v.clear(), off.clear();
@@ -472,29 +477,29 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     });
 }
 
-void check_list(const subject &list, int rows, bool own, int processors = 0) {
+void check_list(const subject &list, int rows, bool custom, int processors = 0) {
     const unsigned seed = fresh_seed();
-    CAPTURE(rows, own, processors, seed);
+    CAPTURE(rows, custom, processors, seed);
     under_recipe u(list, 1, rows, seed);
     if (processors) u.ctx->processors = processors;
     micro_batch b(u, list.saved_bytes(rows));
-    for (int step = 0; step < 2; step++) { // in the first one products give 16 bits, and casts make FP8 of them
+    for (int step = 0; step < 2; step++) { // in the first step GEMMs store 16 bits, and cast kernels convert them to FP8
         CAPTURE(step);
-        check_rows(u, b, step > 0, own);
+        check_patterns(u, b, step > 0, custom);
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
-    CHECK(u.memory->raw().size() == u.memory->bytes); // their guards
+    CHECK(u.memory->raw().size() == u.memory->bytes); // raw() checks the guards
     CHECK(u.workspace->raw().size() == u.workspace->bytes);
     CHECK(b.memory.raw().size() == b.memory.bytes);
 }
 
 } // namespace
 
-TEST_CASE("rows that begin with an FP8 GEMM by cuBLASLt or the host and a kernel behind it", "[gemm_fp8]") {
-    for (int rows : {5, 37, 300}) check_list(rows_fp8_subject, rows, false), check_list(kept_fp8_subject, rows, false), check_list(same_fp8_subject, rows, false);
+TEST_CASE("patterns that begin with an FP8 GEMM, by cuBLASLt or the host and a second kernel", "[gemm_fp8]") {
+    for (int rows : {5, 37, 300}) check_list(patterns_fp8_subject, rows, false), check_list(saved_fp8_subject, rows, false), check_list(same_fp8_subject, rows, false);
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-// How often `run` launches `kernel`.
+// The number of launches of `kernel` in `run`.
 template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
     cudaFunction_t function;
     REQUIRE(cudaGetFuncBySymbol(&function, kernel) == cudaSuccess);
@@ -503,64 +508,64 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
 TEST_CASE("patterns that begin with an FP8 GEMM, as one kernel", "[gemm_fp8]") {
     const custom_gemms on;
     for (int rows : {5, 37, 300})
-        for (const subject *s : {&rows_fp8_subject, &kept_fp8_subject, &same_fp8_subject})
+        for (const subject *s : {&patterns_fp8_subject, &saved_fp8_subject, &same_fp8_subject})
             if (!brief() || rows < 300) check_list(*s, rows, true);
-    check_list(rows_fp8_subject, 140, true, 12); // parts of a tile's k go to clusters that have none
-    if (brief()) return; // a sanitizer takes what the runtime says of a kernel of cuBLASLt (launches_of) for an error
+    check_list(patterns_fp8_subject, 140, true, 12); // parts of a tile's k go to clusters that have none
+    if (brief()) return; // not under a sanitizer, which reports the failed lookup of a cuBLASLt kernel (launches_of) as an error
     {
-        under_recipe few(rows_fp8_subject, 1, 7, 1);
-        micro_batch b(few, rows_fp8_saved_bytes(7));
-        if (few.ctx->capability != 900) return;
-        b.forward(few);
-        const auto forward = [&] { return few.m.s.forward(few.y_of(b.y), &b.saved, few.x_of(b.x), few.m.memory.data(), &few.batch, few.ctx); };
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->skinny_fp8.kernel, few.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->skinny_fp8.kernel, few.ctx, forward) == 1);
+        under_recipe skinny(patterns_fp8_subject, 1, 7, 1);
+        micro_batch b(skinny, patterns_fp8_saved_bytes(7));
+        if (skinny.ctx->capability != 900) return;
+        b.forward(skinny);
+        const auto forward = [&] { return skinny.m.s.forward(skinny.y_of(b.y), &b.saved, skinny.x_of(b.x), skinny.m.memory.data(), &skinny.batch, skinny.ctx); };
+        CHECK(launches_of(patterns_fp8_a_linear_bias_gelu_kernels()->skinny_fp8.kernel, skinny.ctx, forward) == 1);
+        CHECK(launches_of(patterns_fp8_b_linear_bias_add_kernels()->skinny_fp8.kernel, skinny.ctx, forward) == 1);
     }
     {
-        under_recipe batch(rows_fp8_subject, 1, 37, 1);
-        micro_batch b(batch, rows_fp8_saved_bytes(37));
+        under_recipe batch(patterns_fp8_subject, 1, 37, 1);
+        micro_batch b(batch, patterns_fp8_saved_bytes(37));
         b.forward(batch);
         const auto forward = [&] { return batch.m.s.forward(batch.y_of(b.y), &b.saved, batch.x_of(b.x), batch.m.memory.data(), &batch.batch, batch.ctx); };
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
+        CHECK(launches_of(patterns_fp8_a_linear_bias_gelu_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
+        CHECK(launches_of(patterns_fp8_b_linear_bias_add_kernels()->small_m_fp8.kernel, batch.ctx, forward) == 1);
     }
-    under_recipe u(rows_fp8_subject, 1, 300, 1);
-    micro_batch b(u, rows_fp8_saved_bytes(300));
+    under_recipe u(patterns_fp8_subject, 1, 300, 1);
+    micro_batch b(u, patterns_fp8_saved_bytes(300));
     for (int step = 0; step < 2; step++) {
         const auto forward = [&] { return u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx); };
         const auto backward = [&] { return u.m.s.backward(u.x_of(b.dx), u.y_of(b.dy), &b.saved, u.m.memory.data(), &u.batch, u.ctx); };
         b.forward(u);
-        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
-        CHECK(launches_of(rows_fp8_b_linear_gelu_bias_backward_kernels()->persistent_fp8.kernel, u.ctx, backward) == 1);
-        // x of a: its amax and its cast, later the cast alone; x of b: gelu runs a second time once its scale is known, later nothing. dy: its amax and
-        // two casts, later one. In backward x of a is cast again, and gelu recomputed.
-        CHECK(launches_of((const void *)rows_fp8_quantize_of, u.ctx, forward) == (step ? 1 : 2));
-        CHECK(launches_of((const void *)rows_fp8_a_linear_bias_gelu_row, u.ctx, forward) == (step ? 0 : 1));
-        CHECK(launches_of((const void *)rows_fp8_quantize_of, u.ctx, backward) == (step ? 1 : 3) + 1);
-        CHECK(launches_of((const void *)rows_fp8_a_linear_bias_gelu_tiles, u.ctx, backward) == 1);
-        CHECK(launches_of((const void *)rows_fp8_turn_kernel, u.ctx, backward) == 0);
+        CHECK(launches_of(patterns_fp8_a_linear_bias_gelu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
+        CHECK(launches_of(patterns_fp8_b_linear_bias_add_kernels()->persistent_fp8.kernel, u.ctx, forward) == 1);
+        CHECK(launches_of(patterns_fp8_b_linear_gelu_bias_backward_kernels()->persistent_fp8.kernel, u.ctx, backward) == 1);
+        // First step, then later ones: x of a needs an amax kernel and a cast, then only the cast. For x of b the gelu kernel runs a second time once
+        // the scale is known, then not. dy needs an amax kernel and two casts, then one cast. Backward casts x of a once more and recomputes the gelu.
+        CHECK(launches_of((const void *)patterns_fp8_quantize_of, u.ctx, forward) == (step ? 1 : 2));
+        CHECK(launches_of((const void *)patterns_fp8_a_linear_bias_gelu_row, u.ctx, forward) == (step ? 0 : 1));
+        CHECK(launches_of((const void *)patterns_fp8_quantize_of, u.ctx, backward) == (step ? 1 : 3) + 1);
+        CHECK(launches_of((const void *)patterns_fp8_a_linear_bias_gelu_tiles, u.ctx, backward) == 1);
+        CHECK(launches_of((const void *)patterns_fp8_turn_kernel, u.ctx, backward) == 0);
         b.backward(u);
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
-        // All weights are measured in one launch and cast in another, once a step and not in a pass.
+        // One launch finds the amax of all weights and another one casts them, once in an optimizer step and not in a pass.
         const auto next = [&] { return te_recipes_step(&u.state, u.ctx); };
-        for (const int pass : {0, 1}) CHECK(launches_of((const void *)rows_fp8_quantize_multi_tensor, u.ctx, [&] { return pass ? backward() : forward(); }) == 0);
-        CHECK(launches_of((const void *)rows_fp8_quantize_multi_tensor, u.ctx, next) == 2);
+        for (const int pass : {0, 1}) CHECK(launches_of((const void *)patterns_fp8_quantize_multi_tensor, u.ctx, [&] { return pass ? backward() : forward(); }) == 0);
+        CHECK(launches_of((const void *)patterns_fp8_quantize_multi_tensor, u.ctx, next) == 2);
     }
 }
 namespace {
-// Some of -1, 0 and 1, whose products FP8 has no error in.
+// Random -1, 0 and 1, whose products are exact in FP8.
 reference::vec signs(size_t n, unsigned seed) {
     std::mt19937 bits(seed);
     reference::vec v(n);
     for (double &e : v) e = (double)(bits() % 3) - 1;
     return v;
 }
-// What steps of a list with a gated op give, whose second product stores its operand as it is: y, y of inference, the
-// pre-activation, the scale and the amax of what the gated op gives.
-std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int own, unsigned seed) {
+// The results of three steps of a list with a gated op, whose second weight is the identity: y, the pre-activation, scale and amax of the
+// gated op's output, and y of inference.
+std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int custom, unsigned seed) {
     under_recipe u(list, 1, rows, seed);
-    u.ctx->gemm_custom = own;
+    u.ctx->gemm_custom = custom;
     u.workspace.reset(new buffer(u.ctx, list.workspace_bytes(u.m.memory.data(), rows, u.ctx)));
     u.ctx->workspace = u.workspace->data(), u.ctx->workspace_bytes = u.workspace->bytes;
     const te_dtype dtype = u.plan->dtype;
@@ -580,30 +585,30 @@ std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int
     std::vector<std::vector<uint8_t>> all;
     const te_fp8_product *const f = &u.m.model()->param[last].fp8;
     for (int step = 0; step < 3; step++) {
-        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK); // the weights as they are now
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK); // casts the current weights
         b.forward(u);
         all.push_back(b.y.raw());
         te_run r = te__run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
         te__take_params(&r, u.m.model());
         te__set_recipe_use(&r, TE_USE_as_bound);
         (void)te__lay_out(&r, (char *)b.memory.data());
-        std::vector<uint8_t> kept(u.rows * 2 * half * 2), scales(8);
-        REQUIRE(te_copy(u.ctx, kept.data(), r.act[last == 2], kept.size()) == TE_OK);
+        std::vector<uint8_t> activation(u.rows * 2 * half * 2), scales(8);
+        REQUIRE(te_copy(u.ctx, activation.data(), r.act[last == 2], activation.size()) == TE_OK);
         REQUIRE(te_copy(u.ctx, scales.data(), u.state.scales.scale + f->x, 4) == TE_OK);
         REQUIRE(te_copy(u.ctx, scales.data() + 4, u.state.scales.amax + f->x, 4) == TE_OK);
         REQUIRE(te_synchronize(u.ctx) == TE_OK);
-        all.push_back(kept), all.push_back(scales);
+        all.push_back(activation), all.push_back(scales);
         b.y.poison();
         REQUIRE(list.infer(u.y_of(b.y), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
         all.push_back(b.y.raw());
     }
-    CHECK(b.memory.raw().size() == b.memory.bytes); // their guards
+    CHECK(b.memory.raw().size() == b.memory.bytes); // raw() checks the guards
     CHECK(u.workspace->raw().size() == u.workspace->bytes);
     return all;
 }
 } // namespace
-TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference, with the bits of two", "[gemm_fp8]") {
-    for (const subject *list : {&gated_fp8_subject, &gated_f16_fp8_subject, &gated_now_fp8_subject, &gated_16_fp8_subject})
+TEST_CASE("a pattern of an FP8 GEMM and a gated op is one kernel in inference, with the bits of two", "[gemm_fp8]") {
+    for (const subject *list : {&gated_fp8_subject, &gated_f16_fp8_subject, &gated_current_fp8_subject, &gated_16_fp8_subject})
         for (const int rows : {130, 300}) {
             const unsigned seed = fresh_seed();
             CAPTURE(list->text, rows, seed);
@@ -614,7 +619,7 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
                 CHECK(one[i] == two[i]);
             }
         }
-    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->persistent.kernel); // the pointwise kernel behind it stores FP8
+    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->persistent.kernel); // the pointwise kernel that stores FP8 stays separate
     if (brief()) return;
     const custom_gemms on;
     under_recipe u(gated_fp8_subject, 1, 300, 1);
@@ -626,41 +631,43 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
         b.forward(u);
         REQUIRE(infer() == TE_OK);
         CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, infer) == 1);
-        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 0); // two are faster in training
+        // in training two kernels are faster
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->persistent_fp8.kernel, u.ctx, forward) == 0);
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
 TEST_CASE("large FP8 patterns are fused into one kernel by default", "[gemm_fp8]") {
-    context own;
-    if (own.c.capability != 900) return;
+    context ctx_owner;
+    if (ctx_owner.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     te_gemm g = operands::shape_of(p);
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
-    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
-    g.m = 1024; // two rounds of tiles
-    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
-    g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
-    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(patterns_fp8_b_linear_bias_add_kernels(), &g, &ctx_owner.c) == 1);
+    CHECK(te__gemm_is_fused(patterns_fp8_a_linear_bias_gelu_kernels(), &g, &ctx_owner.c) == 1);
+    CHECK(te__gemm_is_fused(patterns_fp8_b_linear_gelu_bias_backward_kernels(), &g, &ctx_owner.c) == 1);
+    g.m = 1024; // only two tiles for each block
+    CHECK(te__gemm_is_fused(patterns_fp8_a_linear_bias_gelu_kernels(), &g, &ctx_owner.c) == 0);
+    g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // without scales there is no FP8 kernel
+    CHECK(te__gemm_is_fused(patterns_fp8_b_linear_bias_add_kernels(), &g, &ctx_owner.c) == 0);
 }
-TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, and a tuning file says which is fastest", "[gemm_fp8]") {
+TEST_CASE("autotuning times the strategies of a pattern that begins with an FP8 GEMM, and a tuning file restores the choice", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";
     const int fd = mkstemp(path);
     REQUIRE(fd >= 0);
     close(fd);
     std::vector<uint8_t> y;
-    const int rows = 37; // few, for doubles of them take their time
+    const int rows = 37; // few, because the comparison in double is slow
     for (int pass = 0; pass < 2; pass++) {
-        under_recipe u(rows_fp8_subject, 1, rows, 3, 3, pass == 0);
+        under_recipe u(patterns_fp8_subject, 1, rows, 3, 3, pass == 0);
         if (pass) {
             REQUIRE(te_gemm_load(path, u.ctx) == TE_OK);
-            u.workspace.reset(new buffer(u.ctx, rows_fp8_subject.workspace_bytes(u.m.memory.data(), rows, u.ctx))); // another way to run a row, another size
+            // the loaded strategy may need another size
+            u.workspace.reset(new buffer(u.ctx, patterns_fp8_subject.workspace_bytes(u.m.memory.data(), rows, u.ctx)));
             u.ctx->workspace = u.workspace->data(), u.ctx->workspace_bytes = u.workspace->bytes;
         }
-        micro_batch b(u, rows_fp8_saved_bytes(rows));
+        micro_batch b(u, patterns_fp8_saved_bytes(rows));
         for (int step = 0; step < 2; step++) {
-            if (pass) b.forward(u), b.backward(u); // the same kernels, as the file says
-            else check_rows(u, b, false, false); // whichever they are
+            if (pass) b.forward(u), b.backward(u); // runs the kernels that the file names
+            else check_patterns(u, b, false, false); // checks the kernels that autotuning chose
             REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
         }
         if (pass) CHECK(b.y.raw() == y);
@@ -670,9 +677,9 @@ TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, an
         REQUIRE(count <= 16);
         int timed = 0, with_gelu = 0;
         for (int i = 0; i < count; i++) {
-            const bool own = found[i].ns[TE_STRATEGY_CUSTOM] > 0 && found[i].ns[TE_STRATEGY_BARE] > 0;
-            timed += own && !strcmp(found[i].pattern, "linear_bias_add:e4m3*e4m3.bf16.fast");
-            with_gelu += own && !strcmp(found[i].pattern, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
+            const bool custom = found[i].ns[TE_STRATEGY_CUSTOM] > 0 && found[i].ns[TE_STRATEGY_BARE] > 0;
+            timed += custom && !strcmp(found[i].pattern, "linear_bias_add:e4m3*e4m3.bf16.fast");
+            with_gelu += custom && !strcmp(found[i].pattern, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
         }
         if (u.ctx->capability == 900) CHECK((timed >= 1 && with_gelu >= 1));
         if (!pass) REQUIRE(te_gemm_save(path, u.ctx) == TE_OK);

@@ -1,7 +1,7 @@
-// gemm_tune_test.cc -- tuned matrix products: within tolerance of the untuned ones, the same bits each time, nothing of the
-// caller's touched by the timing; what was found goes through a file and back; a file that is not right is refused with its
-// line, and leaves the context as it was. On the host nothing is timed, and the same calls must work.
-#define TE_SMALL_M_16BIT 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
+// gemm_tune_test.cc -- autotuned GEMMs: they are within tolerance of GEMMs without tuning and have the same bits in each run, and timing
+// them writes to no tensor of the caller. A tuning file restores the choices. An invalid file is refused with the number of its line and
+// leaves the context as it was. On the host nothing is timed, and the same calls must work.
+#define TE_SMALL_M_16BIT 1 // also the small-m kernels (9 to 128 rows) for 16 bits, instead of cuBLASLt alone
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// ---- one product --------------------------------------------------------------------------------------------------
+// ---- one GEMM -----------------------------------------------------------------------------------------------------
 
 struct product {
     int64_t m, n, k;
@@ -28,7 +28,7 @@ const product products[] = {
     {128, 192, 64, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_GELU_BIAS, 0},     // inference
     {128, 192, 64, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_GELU_AUX_BIAS, 0}, // training
     {128, 192, 64, 0, 1, TE_f16, TE_f16, TE_EPILOGUE_GELU_AUX_BIAS, 0},
-    {128, 192, 64, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_BIAS, 1},     // and a residual
+    {128, 192, 64, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_BIAS, 1},     // with bias and residual
     {128, 64, 192, 0, 0, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0},     // dx
     {192, 64, 2048, 1, 0, TE_bf16, TE_f32, TE_EPILOGUE_NONE, 0},     // dweight: a long k, so that candidates split it
     {192, 64, 2048, 1, 0, TE_bf16, TE_f32, TE_EPILOGUE_NONE, 1},     // dweight, accumulated
@@ -37,7 +37,7 @@ const product products[] = {
     {1, 512, 1024, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0},     // one row
 };
 
-// Operands of one product, the same numbers for the same seed.
+// The operands of one GEMM, which have the same numbers for the same seed.
 struct operands {
     te_context *ctx;
     product p;
@@ -67,7 +67,7 @@ struct operands {
         const te_gemm g = gemm();
         return te__gemm_supports(&g, ctx) != 0;
     }
-    // In double. `before`: what went into a gelu.
+    // The expected values in double. *before: the pre-activation of a gelu.
     reference::vec should_be(reference::vec *before) const {
         reference::vec y((size_t)(p.m * p.n));
         for (int64_t i = 0; i < p.m; i++)
@@ -90,7 +90,7 @@ struct operands {
         INFO(te_last_error(ctx));
         REQUIRE(status == TE_OK);
     }
-    std::vector<uint8_t> bits() { // of all that it writes; and it wrote nothing else
+    std::vector<uint8_t> bits() { // of the outputs; raw() also checks that nothing else was written
         run();
         std::vector<uint8_t> v = d.raw(), w = aux.raw();
         v.insert(v.end(), w.begin(), w.end());
@@ -105,7 +105,7 @@ std::string name_of(const product &p) {
     return s.str();
 }
 
-// Counts what a context allocates: timing does, and nothing else here.
+// Counts the allocations of a context. In these tests only autotuning allocates.
 int allocations;
 const te_target *real;
 te_status counted_allocate(te_context *ctx, void **p, size_t bytes) { return allocations++, real->allocate(ctx, p, bytes); }
@@ -154,7 +154,7 @@ te_status loaded(te_context *ctx, const std::string &text) {
     p.write(text);
     return te_gemm_load(p.name.c_str(), ctx);
 }
-// The lines of a file without its last; and such lines with an end that fits them.
+// lines_of: the lines of a file without the last one, `end`; ended: the text of such lines with the right last line.
 std::vector<std::string> lines_of(const std::string &text) {
     std::vector<std::string> lines;
     std::istringstream s(text);
@@ -170,7 +170,7 @@ std::string ended(const std::vector<std::string> &lines) {
     return text + end;
 }
 const char *const good_step = "step linear_bias_gelu infer 64 128 32 bf16 6 0 1500 0 2000 0";
-// Its algorithm is none that cuBLASLt has; on the host nobody looks at it.
+// cuBLASLt has no such algorithm; on the host the algorithm is not checked.
 const char *const good_gemm = "gemm 64 128 32 nt bf16 f32 none 1 32 32 128 16 20 9000 8000 0000000000000001 0000000000000002 0000000000000003 "
                               "0000000000000004 0000000000000005 0000000000000006 0000000000000007 00000000000000ff";
 
@@ -182,13 +182,13 @@ std::string changed(const std::string &line, size_t word, const std::string &to)
 }
 
 struct tuned_context {
-    context own;
+    context ctx_owner;
     te_context *ctx;
-    explicit tuned_context(int tune = 1) : ctx(&own.c) { ctx->gemm_tune = tune; }
+    explicit tuned_context(int tune = 1) : ctx(&ctx_owner.c) { ctx->gemm_tune = tune; }
     int products() const { return te_gemm_report(nullptr, 0, ctx); }
 };
 
-// The context is as before and works.
+// Checks that the context still works.
 void check_usable(te_context *ctx) {
     const product p = products[0];
     operands o(ctx, p);
@@ -214,9 +214,9 @@ void refused(const std::string &text, te_status status, const std::vector<std::s
 
 } // namespace
 
-// ---- timing ------------------------------------------------------------------------------------------------------------
+// ---- autotuning --------------------------------------------------------------------------------------------------------
 
-TEST_CASE("a tuned product is right, the same bits each time, and touches nothing of the caller's", "[gemm_tune]") {
+TEST_CASE("an autotuned GEMM is right, has the same bits each time, and timing writes to no tensor of the caller", "[gemm_tune]") {
     for (const product &p : products) {
         tuned_context plain(0), t;
         operands o(t.ctx, p), u(plain.ctx, p);
@@ -253,11 +253,11 @@ TEST_CASE("a tuned product is right, the same bits each time, and touches nothin
             o.d.poison();
             CHECK(o.bits() == first);
         }
-        CHECK(allocations == 0); // timed once
+        CHECK(allocations == 0); // it was timed by the first call
     }
 }
 
-TEST_CASE("gradients are accumulated in place, once a call, also by the call that times", "[gemm_tune]") {
+TEST_CASE("a call that accumulates in place adds once, also if it times candidates", "[gemm_tune]") {
     tuned_context t;
     const product p = products[8];
     operands o(t.ctx, p);
@@ -272,7 +272,7 @@ TEST_CASE("gradients are accumulated in place, once a call, also by the call tha
     CHECK(o.d.poisoned());
 }
 
-TEST_CASE("the report has a line for each product that was timed", "[gemm_tune]") {
+TEST_CASE("the report has an entry for each GEMM that was timed", "[gemm_tune]") {
     tuned_context t;
     std::vector<product> run;
     for (const product &p : products) {
@@ -294,7 +294,7 @@ TEST_CASE("the report has a line for each product that was timed", "[gemm_tune]"
         CHECK(list[i].best_ns > 0);
         CHECK(list[i].best_ns <= list[i].first_ns);
     }
-    if (n > 1) CHECK(te_gemm_report(list, 1, t.ctx) == n); // no more than there is room for
+    if (n > 1) CHECK(te_gemm_report(list, 1, t.ctx) == n); // writes no more than the given number of entries
     FILE *f = std::tmpfile();
     REQUIRE(f);
     te_gemm_print(f, t.ctx);
@@ -304,7 +304,7 @@ TEST_CASE("the report has a line for each product that was timed", "[gemm_tune]"
 }
 
 #if TE_CUDA
-TEST_CASE("a call that is being captured times nothing; the next eager one does", "[gemm_tune]") {
+TEST_CASE("a call during a stream capture times nothing; the next eager call does", "[gemm_tune]") {
     tuned_context t;
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -322,7 +322,8 @@ TEST_CASE("a call that is being captured times nothing; the next eager one does"
         REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
         {
             counted count(t.ctx);
-            REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess); // refuses allocations and waits
+            // in this mode allocations and synchronisations fail
+            REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
             o.run();
             REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
             CHECK(allocations == 0);
@@ -335,7 +336,7 @@ TEST_CASE("a call that is being captured times nothing; the next eager one does"
         o.run();
         CHECK(t.products() == 1);
         check_close("tuned", o.d.read(TE_bf16), y, tolerance_of(TE_bf16));
-        REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess); // what was recorded still runs
+        REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess); // the captured graph still runs
         check_close("replayed after tuning", o.d.read(TE_bf16), y, tolerance_of(TE_bf16));
         REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
         REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
@@ -346,9 +347,9 @@ TEST_CASE("a call that is being captured times nothing; the next eager one does"
 }
 #endif
 
-// ---- the file -----------------------------------------------------------------------------------------------------------
+// ---- the tuning file ----------------------------------------------------------------------------------------------------
 
-TEST_CASE("a tuning file restores the choices: the same bits, and nothing is timed a second time", "[gemm_tune]") {
+TEST_CASE("a tuning file restores the choices: the same bits, without timing", "[gemm_tune]") {
     tuned_context t;
     std::vector<std::vector<uint8_t>> bits;
     for (const product &p : products) {
@@ -371,7 +372,7 @@ TEST_CASE("a tuning file restores the choices: the same bits, and nothing is tim
             CHECK(o.bits() == bits[i]);
             CHECK(allocations == 0);
         }
-        REQUIRE(loaded(u.ctx, text) == TE_OK); // over products that are in use
+        REQUIRE(loaded(u.ctx, text) == TE_OK); // also if these GEMMs have choices already
         CHECK(saved(u.ctx) == text);
         operands o(u.ctx, products[0]);
         CHECK(o.bits() == bits[0]);
@@ -416,8 +417,8 @@ TEST_CASE("a file of another kind, device or version", "[gemm_tune]") {
     check_usable(t.ctx);
 }
 
-#if !TE_CUDA // the host has no algorithms: it takes all
-TEST_CASE("a context takes products of any number of sizes, and keeps those that were timed", "[gemm_tune]") {
+#if !TE_CUDA // the host has no algorithms, and accepts any
+TEST_CASE("a context runs GEMMs of any number of sizes, and remembers those that were timed", "[gemm_tune]") {
     tuned_context t;
     const product first = {128, 16, 16, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
     operands o(t.ctx, first);
@@ -438,13 +439,13 @@ TEST_CASE("a context takes products of any number of sizes, and keeps those that
     CHECK(o.bits() == bits);
     CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? 1 : 0));
     if (brief()) return;
-    t.ctx->gemm_tune = 1; // as many as it remembers: the others run, too
+    t.ctx->gemm_tune = 1; // the memory for choices is full, and further GEMMs still run
     for (int64_t m = 1; m <= TE_GEMM_MAX_PLANS + 40; m++) right(m);
     CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? (int)TE_GEMM_MAX_PLANS : 0));
     CHECK(o.bits() == bits);
 }
 
-TEST_CASE("products in FP8 are told apart by their operands", "[gemm_tune]") {
+TEST_CASE("FP8 GEMMs with different operand formats are different entries of a tuning file", "[gemm_tune]") {
     tuned_context t(0);
     std::vector<std::string> l = lines_of(saved(t.ctx));
     for (const char *what : {"bf16", "e4m3*e4m3.bf16", "e4m3*e4m3.bf16.fast", "e4m3*e5m2.f16", "e5m2*e4m3.f32.fast"}) {
@@ -456,7 +457,7 @@ TEST_CASE("products in FP8 are told apart by their operands", "[gemm_tune]") {
     refused(ended(l), TE_ERROR_FORMAT, {"line 9", "was there before, as product 3"});
 }
 #endif
-TEST_CASE("a line that is not right is refused with its number and the reason", "[gemm_tune]") {
+TEST_CASE("an invalid line is refused with its number and the reason", "[gemm_tune]") {
     tuned_context t(0);
     const std::vector<std::string> header = lines_of(saved(t.ctx));
     const auto with = [&](const std::string &line) {
@@ -513,7 +514,7 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
     refused(with(good_step), TE_ERROR_FORMAT, {"line 5", "was there before"});
     if (TE_CUDA) refused(with(good_gemm), TE_ERROR_FORMAT, {"line 5", "cuBLASLt refuses the algorithm for 64 x 128 x 32"});
     else {
-        CHECK(loaded(t.ctx, with(good_gemm)) == TE_OK); // checked, and of no use
+        CHECK(loaded(t.ctx, with(good_gemm)) == TE_OK); // on the host a GEMM line is checked and not used
         std::vector<std::string> twice = header;
         twice.push_back(good_gemm), twice.push_back(good_gemm);
         refused(ended(twice), TE_ERROR_FORMAT, {"line 5", "was there before"});
@@ -535,7 +536,7 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
     check_usable(t.ctx);
 }
 
-TEST_CASE("a file that is cut short or damaged anywhere is refused", "[gemm_tune]") {
+TEST_CASE("a file that is truncated or damaged anywhere is refused", "[gemm_tune]") {
     tuned_context t;
     for (int i = 0; i < 2; i++) {
         operands o(t.ctx, products[i ? 7 : 0]);
@@ -564,9 +565,9 @@ TEST_CASE("a file that is cut short or damaged anywhere is refused", "[gemm_tune
     check_usable(u.ctx);
 }
 
-// ---- whole steps --------------------------------------------------------------------------------------------------------
+// ---- whole models -------------------------------------------------------------------------------------------------------
 
-enum { IN = 264, HIDDEN = 328, ROWS = 96 }; // wide enough for the kernels of te/linear/impl/linear_epilogue.h
+enum { IN = 264, HIDDEN = 328, ROWS = 96 }; // large enough for the kernels of te/linear/impl/linear_epilogue.h
 TE_SEQUENTIAL(mlp, bf16, (fork, x1), (layernorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (gelu, act), (linear, fc2, HIDDEN, IN),
               (bias, fc2_b, IN), (add, x1), (fork, x2), (linear, up, IN, HIDDEN), (bias, up_b, HIDDEN), (silu, act2), (linear, down, HIDDEN,
                                   IN), (bias, down_b, IN),
@@ -577,13 +578,13 @@ TE_SEQUENTIAL(wide, bf16, (fork, x1), (linear, up, 1024, 2048), (bias, up_b, 204
 namespace {
 
 struct trained {
-    tuned_context own;
+    tuned_context tuned;
     te_context *ctx;
     mlp m;
     std::unique_ptr<buffer> params, grads, memory, x, y, dx, dy;
-    mlp_saved kept;
+    mlp_saved tensors;
     te_batch batch;
-    explicit trained(int tune, const std::string &file = "") : own(tune), ctx(own.ctx) {
+    explicit trained(int tune, const std::string &file = "") : tuned(tune), ctx(tuned.ctx) {
         if (!file.empty()) {
             const te_status status = loaded(ctx, file);
             INFO(te_last_error(ctx));
@@ -595,16 +596,16 @@ struct trained {
         REQUIRE(te_model_randomize(&m.model, 0.1f, 3, 0, ctx) == TE_OK);
         REQUIRE(te_fill_normal(x->data(), TE_bf16, ROWS * IN, 0, 1, 3, 90, ctx) == TE_OK);
         REQUIRE(te_fill_normal(dy->data(), TE_bf16, ROWS * IN, 0, 1, 3, 91, ctx) == TE_OK);
-        memset(&kept, 0, sizeof kept), memset(&batch, 0, sizeof batch);
-        kept.memory = memory->data(), kept.bytes = memory->bytes, batch.batch = 2, batch.seq = ROWS / 2;
+        memset(&tensors, 0, sizeof tensors), memset(&batch, 0, sizeof batch);
+        tensors.memory = memory->data(), tensors.bytes = memory->bytes, batch.batch = 2, batch.seq = ROWS / 2;
         REQUIRE(te_context_reserve(ctx, mlp_workspace_bytes(&m, ROWS, ctx)) == TE_OK);
     }
     static te_tensor of(const std::unique_ptr<buffer> &b) { return te_matrix(b->data(), TE_bf16, ROWS, IN); }
     void step(int accumulate) {
         set_rng(ctx, 1, 1);
         batch.accumulate = accumulate;
-        te_status status = mlp_forward(of(y), &kept, of(x), &m, &batch, ctx);
-        if (status == TE_OK) status = mlp_backward(of(dx), of(dy), &kept, &m, &batch, ctx);
+        te_status status = mlp_forward(of(y), &tensors, of(x), &m, &batch, ctx);
+        if (status == TE_OK) status = mlp_backward(of(dx), of(dy), &tensors, &m, &batch, ctx);
         INFO(te_last_error(ctx));
         REQUIRE(status == TE_OK);
     }
@@ -627,13 +628,13 @@ struct trained {
 
 } // namespace
 
-TEST_CASE("a tuned model is right, in all passes; its splits go through a file", "[gemm_tune]") {
+TEST_CASE("an autotuned model is right in all passes; a file restores the strategies of its patterns", "[gemm_tune]") {
     trained plain(0), tuned(1);
     const std::vector<uint8_t> weights = tuned.params->raw(), x = tuned.x->raw();
     plain.step(0), tuned.step(0);
     CHECK(tuned.params->raw() == weights);
     CHECK(tuned.x->raw() == x);
-    const double tolerance = 3 * tolerance_of(TE_bf16); // several layers of roundings of each
+    const double tolerance = 3 * tolerance_of(TE_bf16); // both have the roundings of several layers
     check_close("y", tuned.y->read(TE_bf16), plain.y->read(TE_bf16), tolerance);
     check_close("dx", tuned.dx->read(TE_bf16), plain.dx->read(TE_bf16), tolerance);
     const te_param *p = tuned.m.model.param, *q = plain.m.model.param;
@@ -647,10 +648,10 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
     {
         counted count(tuned.ctx);
         tuned.step(0);
-        CHECK(allocations == 0); // all was timed before
+        CHECK(allocations == 0); // everything was timed by the first step
     }
     CHECK(tuned.bits() == first);
-    tuned.step(1); // the accumulating products are timed here, and add once
+    tuned.step(1); // times the accumulating GEMMs, which must add once
     for (int i = 0; i < tuned.m.model.param_count; i++) {
         const size_t n = (size_t)(p[i].rows * p[i].cols);
         reference::vec twice = plain.grads->read(TE_f32, (size_t)(q[i].grad - (float *)plain.grads->data()), n);
@@ -666,23 +667,23 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
 #if TE_CUDA
     std::vector<te_gemm_choice> list((size_t)choices);
     CHECK(te_gemm_report_choices(list.data(), choices, tuned.ctx) == choices);
-    int own = 0;
-    for (const te_gemm_choice &c : list) own += c.ns[TE_STRATEGY_CUSTOM] > 0;
-    CHECK((own > 0) == (te__tensor_map_encoder(tuned.ctx) != nullptr)); // the kernels of linear_epilogue.h took part
+    int custom = 0;
+    for (const te_gemm_choice &c : list) custom += c.ns[TE_STRATEGY_CUSTOM] > 0;
+    CHECK((custom > 0) == (te__tensor_map_encoder(tuned.ctx) != nullptr)); // the kernels of linear_epilogue.h were timed, too
 #endif
     for (int tune = 0; tune < 2; tune++) {
-        trained again(tune, text);
-        counted count(again.ctx);
-        again.step(0);
-        CHECK(again.bits() == first);
-        (void)again.inferred();
+        trained reloaded(tune, text);
+        counted count(reloaded.ctx);
+        reloaded.step(0);
+        CHECK(reloaded.bits() == first);
+        (void)reloaded.inferred();
         CHECK(allocations == 0);
-        CHECK(saved(again.ctx) == text);
+        CHECK(saved(reloaded.ctx) == text);
     }
     if (TE_CUDA) te_gemm_print(stdout, tuned.ctx);
 }
 
-TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
+TEST_CASE("each strategy that a tuning file may select is right", "[gemm_tune]") {
     trained plain(0);
     plain.step(0);
     const std::vector<std::string> header = lines_of(saved(plain.ctx));
@@ -695,11 +696,11 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
             for (int i = 0; i < (training ? plan->forward_count : plan->infer_count); i++) {
                 const te_step &s = training ? plan->forward[i] : plan->infer[i];
                 const te_op &op = plan->op[s.op[0]];
-                unsigned kept = 0;
+                unsigned saved_ops = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te__policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) saved_ops |= te__policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
                 std::ostringstream line;
-                line << "step " << s.pattern << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
+                line << "step " << s.pattern << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << saved_ops << " " << split << " 1 1 1 1";
                 bool there = false;
                 for (const std::string &l : lines) there = there || l == line.str();
                 if (!there) lines.push_back(line.str());
@@ -713,21 +714,21 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
     }
 }
 
-TEST_CASE("room for many rows is room for fewer, whichever kernels their number picks", "[gemm_tune]") {
+TEST_CASE("a workspace for many rows is enough for fewer, whichever kernels they use", "[gemm_tune]") {
     std::vector<int64_t> rows = {1, 7, 128, 1000, 4224};
-    for (int64_t tile = 60; tile < 72; tile++) // where rows of `wide` begin to be one kernel on 132 processors
+    for (int64_t tile = 60; tile < 72; tile++) // around the size at which patterns of `wide` become one kernel on 132 multiprocessors
         for (int64_t more : {0, 1, 127}) rows.push_back(tile * 128 + more);
     rows.push_back(20000), rows.push_back(100000);
-    for (int own = 0; own < 3; own++) {
+    for (int custom = 0; custom < 3; custom++) {
         context c;
         wide m;
-        c.c.gemm_custom = own;
+        c.c.gemm_custom = custom;
         buffer params(&c.c, wide_param_bytes()), grads(&c.c, wide_grad_bytes());
         REQUIRE(wide_bind(&m, params.data(), (float *)grads.data(), &c.c) == TE_OK);
         size_t before = 0;
         for (int64_t r : rows) {
             const size_t bytes = wide_workspace_bytes(&m, r, &c.c);
-            CAPTURE(own, r);
+            CAPTURE(custom, r);
             CHECK(bytes >= before);
             before = bytes;
         }
@@ -736,29 +737,30 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
-// A GEMM by a custom kernel against doubles, with C added or not; what lies around D stays as it was.
+// Checks a GEMM by a custom kernel against doubles, with and without C; the guards around D must not change.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
     te_product_kernels *kernels = te__unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
-        context own;
+        context ctx_owner;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
         const unsigned seed = fresh_seed();
-        operands o(&own.c, p, seed);
+        operands o(&ctx_owner.c, p, seed);
         te_gemm g = o.gemm();
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
-        own.c.gemm_custom = 2, own.c.processors = processors;
-        if (!te__gemm_can_fuse(kernels, &g, &own.c)) {
-            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
+        ctx_owner.c.gemm_custom = 2, ctx_owner.c.processors = processors;
+        if (!te__gemm_can_fuse(kernels, &g, &ctx_owner.c)) {
+            // the only reasons not to have a kernel
+            CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || ctx_owner.c.capability != 900));
             continue;
         }
-        const te_status status = te__unfused_gemm_run(kernels, &g, &own.c);
-        INFO(te_last_error(&own.c));
+        const te_status status = te__unfused_gemm_run(kernels, &g, &ctx_owner.c);
+        INFO(te_last_error(&ctx_owner.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te__unfused_gemm_run(kernels, &g, &own.c) == TE_OK);
+        REQUIRE(te__unfused_gemm_run(kernels, &g, &ctx_owner.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }
@@ -771,37 +773,37 @@ TEST_CASE("GEMMs by custom kernels, skinny, small-m and persistent", "[gemm_tune
         for (int64_t n : {8, 264, 520})
             for (int64_t k : {200, 264, 1000})
                 check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
-    check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
+    check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than all blocks compute at once
 }
 TEST_CASE("small-m GEMMs by a custom kernel", "[gemm_tune]") {
     const int64_t widths[][2] = {{8, 8}, {8, 1000}, {264, 72}, {520, 200}, {776, 1032}};
     for (int64_t m : {9, 16, 17, 63, 64, 65, 127, 128})
-        for (const auto &w : widths) { // one cluster for all tiles, and one for each
+        for (const auto &w : widths) { // one cluster for all tiles, and one for each tile
             if (brief() && w[1] > 200) continue;
             check_bare<TE_bf16, 1>(m, w[0], w[1]), check_bare<TE_f16, 1>(m, w[0], w[1], 8);
         }
-    // processors, columns, k: parts of k of all tiles, and of the one that is left after a round
+    // processors, columns, k: the k of every tile is split among clusters, or only that of the tiles of the last round
     const int64_t uneven[][3] = {{12, 520, 1032}, {26, 264, 2056}, {132, 520, 2056}, {4, 776, 1032}, {6, 1032, 1288}};
     for (const auto &u : uneven)
         for (int64_t m : {13, 31, 64, 100})
             if (!brief() || m == 31) check_bare<TE_bf16, 1>(m, u[1], u[2], (int)u[0]);
-    context own;
+    context ctx_owner;
     const product p = {64, 520, 1032, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
-    operands o(&own.c, p);
+    operands o(&ctx_owner.c, p);
     te_gemm g = o.gemm();
-    own.c.gemm_custom = 2;
-    if (own.c.capability != 900) return;
+    ctx_owner.c.gemm_custom = 2;
+    if (ctx_owner.c.capability != 900) return;
     te_product_kernels *kernels = te__unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
-    CHECK(te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = TE_SKINNY_ROWS;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = TE_SMALL_M_ROWS + 1;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
     g.m = 64, g.trans_b = 0;
-    CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));
+    CHECK(!te__gemm_is_small_m(kernels, &g, &ctx_owner.c));
 }
-TEST_CASE("clusters without a tile take a part of those that are left", "[gemm_tune]") {
-    // processors, columns, k: one to three parts for a tile, without and with rounds before; one cluster for several tiles
+TEST_CASE("clusters without a tile take a part of the k of the last tiles", "[gemm_tune]") {
+// processors, columns, k: one to three parts for a tile, without and with full rounds before; one cluster for several tiles
     const int64_t uneven[][3] = {{12, 520, 1032}, {18, 520, 1600}, {26, 520, 2056}, {132, 520, 2056}, {8, 1288, 1032}, {10, 1288, 2056}, {10, 520, 6200}};
     for (const auto &u : uneven) {
         const int processors = (int)u[0];

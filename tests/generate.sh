@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# examples/generate, one static binary: what it writes is what train_gpt itself samples at --temperature 0 from the same
-# checkpoint, with the weights from the file and linked in. A file that does not fit is refused, and the message says why.
+# examples/generate, one static binary: from the same checkpoint it must write the text that train_gpt samples at --temperature 0,
+# with the weights in a file and linked in. A file that does not match is refused with a message that says why.
 #
 #     tests/generate.sh [TRAIN_GPT]       the binary; built here if none is given
 set -euo pipefail
@@ -15,7 +15,7 @@ passed=0
 bad() { echo "FAIL: $1" && exit 1; }
 ok() { passed=$((passed + 1)) && echo "ok: $1"; }
 
-# ---- the same text; more bytes than the window has, so that it moves
+# ---- the same text, longer than the context window, so that the window moves
 mkdir "$work/text" && cp te/core/*.h "$work/text"
 prompt='static int ' checkpoint=$work/out/checkpoint.safetensors
 "$train" --out "$work/out" --steps 20 --batch 2 --seq 32 --log 100 --validate 0 --sample 60 --temperature 0 --prompt "$prompt" "$work/text" >"$work/log"
@@ -33,7 +33,7 @@ ok "the same with the weights linked in, and no file"
 [[ $("$work/half" "$work/checkpoint" --bytes 5 "$prompt" | wc -c) == $((${#prompt} + 6)) ]] || bad "weights that are converted to bf16"
 ok "weights that are converted to bf16"
 
-# ---- files that do not fit
+# ---- invalid files
 refuses() { # WHAT SAYS ARGUMENT...
     local status=0
     "$work/generate" "${@:3}" >"$work/log" 2>&1 </dev/null || status=$?

@@ -1,4 +1,5 @@
-// The global gradient norm: against double, the same bits again and with any number of threads, gaps and tied parameters left out.
+// grad_norm_test.cc -- the global gradient norm against a norm in double. It has the same bits in each run and with any number of threads,
+// and omits the gaps between parameters and the tied parameters.
 #include "hand_model.h"
 #include "te/optim/grad_norm.h"
 
@@ -39,7 +40,7 @@ TEST_CASE("the norm of odd sizes and several models") {
     target t;
     std::mt19937 random(7);
     hand_model a(t, "a", TE_bf16, odd_params()), b(t, "b", TE_f32, {{"fc", "weight", 1000, 333}, {"fc", "bias", 1, 333}});
-    hand_model c(t, "c", TE_f16, {{"none", "weight", 3, 3, 1}}); // nothing of its own
+    hand_model c(t, "c", TE_f16, {{"none", "weight", 3, 3, 1}}); // its only parameter is tied
     for (float size : {1.0f, 1e-6f, 1e6f}) {
         a.draw_grad(random, size), b.draw_grad(random, size / 3);
         const double want = sum_of_squares(a) + sum_of_squares(b);
@@ -52,7 +53,7 @@ TEST_CASE("the norm of odd sizes and several models") {
     }
 }
 
-TEST_CASE("each size alone") {
+TEST_CASE("the norm of one parameter of each size") {
     target t;
     std::mt19937 random(8);
     for (int64_t n : {1, 2, 3, 4, 5, 15, 16, 17, 1023, 4096, 8191, 8192, 8193, 16384, 24577, 100003}) {
@@ -64,7 +65,7 @@ TEST_CASE("each size alone") {
     }
 }
 
-TEST_CASE("many chunks, whatever the number of threads") {
+TEST_CASE("many chunks, with any number of threads") {
     target t;
     std::mt19937 random(9);
     hand_model m(t, "m", TE_f32, {{"x", "weight", 3001, 1009}, {"y", "weight", 1000, 1000}});
@@ -81,7 +82,7 @@ TEST_CASE("many chunks, whatever the number of threads") {
     }
 }
 
-TEST_CASE("infinities and NaN arrive, and no models have the norm 0") {
+TEST_CASE("an infinity or a NaN makes the norm infinite or NaN; without models it is 0") {
     target t;
     hand_model m(t, "m", TE_f32, {{"x", "bias", 1, 9000}});
     std::vector<float> g(9000, 1.0f);
@@ -95,11 +96,11 @@ TEST_CASE("infinities and NaN arrive, and no models have the norm 0") {
     CHECK(none.run() == std::vector<float>{0, 0});
 }
 
-TEST_CASE("squares that do not fit f32") {
+TEST_CASE("squares that overflow f32") {
     target t;
     std::mt19937 random(10);
     for (int64_t n : {1, 5, 8191, 8192, 40000})
-        for (double size : {1e19, 1e20, 1e30, 1e38}) { // of the largest; most are near 1
+        for (double size : {1e19, 1e20, 1e30, 1e38}) { // of the largest gradient; most are near 1
             hand_model m(t, "m", TE_f32, {{"x", "bias", 1, n}, {"y", "bias", 1, 20000}});
             m.draw_grad(random, 1);
             std::vector<float> g = read_floats(t, m.param[0].grad, (size_t)n);
@@ -122,7 +123,7 @@ TEST_CASE("squares that do not fit f32") {
                 CHECK(!std::isfinite(exact));
             }
         }
-    // the largest floats: finite, though neither the sum nor the root fits f32
+    // of the largest floats the result is finite, though neither the sum nor its root fits f32
     hand_model m(t, "m", TE_f32, {{"x", "bias", 1, 20000}});
     m.set_grad(0, std::vector<float>(20000, 3.4e38f));
     norm_of norm(t, {&m.model});
@@ -133,31 +134,31 @@ TEST_CASE("squares that do not fit f32") {
     CHECK(exact == Approx(3.4e38 * std::sqrt(20000.0)).epsilon(1e-6));
 }
 
-TEST_CASE("what is refused") {
+TEST_CASE("invalid arguments are refused") {
     target t;
     hand_model m(t, "m", TE_f32, {{"x", "bias", 1, 100}}), frozen(t, "frozen", TE_f32, {{"x", "bias", 1, 100}}, false);
     te_model *models[] = {&m.model, &m.model, nullptr, &frozen.model};
     const size_t bytes = te_grad_norm_bytes(models, 1);
-    memory room(t, bytes);
+    memory norm_memory(t, bytes);
     te_grad_norm norm;
     const auto text = [&] { return std::string(te_last_error(t)); };
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, 1, t) == TE_OK);
-    CHECK(te_grad_norm_init(nullptr, room.p, bytes, models, 1, t) == TE_ERROR_NULL);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, 1, t) == TE_OK);
+    CHECK(te_grad_norm_init(nullptr, norm_memory.p, bytes, models, 1, t) == TE_ERROR_NULL);
     CHECK(te_grad_norm_init(&norm, nullptr, bytes, models, 1, t) == TE_ERROR_NULL);
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, nullptr, 1, t) == TE_ERROR_NULL);
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, 1, nullptr) == TE_ERROR_NULL);
-    CHECK(te_grad_norm_init(&norm, (char *)room.p + 16, bytes, models, 1, t) == TE_ERROR_ALIGNMENT);
-    CHECK(te_grad_norm_init(&norm, room.p, bytes - 1, models, 1, t) == TE_ERROR_MEMORY);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, nullptr, 1, t) == TE_ERROR_NULL);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, 1, nullptr) == TE_ERROR_NULL);
+    CHECK(te_grad_norm_init(&norm, (char *)norm_memory.p + 16, bytes, models, 1, t) == TE_ERROR_ALIGNMENT);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes - 1, models, 1, t) == TE_ERROR_MEMORY);
     CHECK(text() == "gradient norm: memory has " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, -1, t) == TE_ERROR_SHAPE);
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, 2, t) == TE_ERROR_VALUE);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, -1, t) == TE_ERROR_SHAPE);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, 2, t) == TE_ERROR_VALUE);
     CHECK(text() == "gradient norm: model 1 (m) is model 0 again");
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models + 2, 1, t) == TE_ERROR_NULL);
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models + 3, 1, t) == TE_ERROR_NULL);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models + 2, 1, t) == TE_ERROR_NULL);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models + 3, 1, t) == TE_ERROR_NULL);
     CHECK(text().find("x.bias has no gradient") != std::string::npos);
     m.param[0].rows = INT64_MAX / 2;
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, 1, t) == TE_ERROR_OVERFLOW);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, 1, t) == TE_ERROR_OVERFLOW);
     m.param[0].rows = -1;
-    CHECK(te_grad_norm_init(&norm, room.p, bytes, models, 1, t) == TE_ERROR_SHAPE);
+    CHECK(te_grad_norm_init(&norm, norm_memory.p, bytes, models, 1, t) == TE_ERROR_SHAPE);
     CHECK(te_grad_norm_run(nullptr, t) == TE_ERROR_NULL);
 }

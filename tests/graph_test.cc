@@ -1,5 +1,5 @@
-// graph_test.cc -- graphs of forward, backward and whole steps replay to the bits of the eager run, also with micro-batches
-// in the order of a pipeline and on a shared pool; what is given wrongly is refused before anything is copied or run.
+// graph_test.cc -- replays of graphs of forward, backward and whole steps have the bits of the eager run, also with micro-batches
+// in the order of a pipeline and with a shared pool. A replay with invalid inputs is refused before anything is copied or run.
 #include <catch2/catch.hpp>
 
 #include <initializer_list>
@@ -28,7 +28,7 @@ te_status counted_allocate(te_context *ctx, void **p, size_t n) { return allocat
 te_status counted_synchronize(te_context *ctx) { return waits++, real->synchronize(ctx); }
 te_status counted_copy(te_context *ctx, void *dst, const void *src, size_t n) { return copies++, real->copy(ctx, dst, src, n); }
 
-// A context and memory that lives as long. `own_stream`: on CUDA not the default stream.
+// A context, and memory that is released with it. own_stream: on CUDA it has a stream that is not the default one.
 struct machine {
     te_context ctx;
     std::vector<void *> held;
@@ -54,7 +54,7 @@ struct machine {
         te_context_destroy(&ctx);
 #endif
     }
-    void *memory(size_t n, int byte = 0xff) { // poisoned: NaN in every format
+    void *memory(size_t n, int byte = 0xff) { // 0xff bytes are NaN in every format
         void *p = nullptr;
         REQUIRE(te_allocate(&ctx, &p, n) == TE_OK);
         held.push_back(p);
@@ -79,7 +79,7 @@ struct machine {
         REQUIRE(te_rng_get(&rng, &ctx) == TE_OK);
         return rng.offset;
     }
-    // Refused with this status, and a text that has these words.
+    // Checks that a call was refused with this status and a text that contains these words.
     void refused(te_status status, te_status expected, std::initializer_list<const char *> words) {
         const std::string text = te_last_error(&ctx);
         INFO(te_status_string(status) << ": " << text);
@@ -106,10 +106,10 @@ bytes floats(unsigned seed) { // [ROWS, 1]
     return b;
 }
 
-// What one micro-batch keeps from its forward to its backward.
+// The memory of one micro-batch between its forward and its backward.
 struct lane {
     te_saved saved[4];
-    te_tensor h[3]; // [ROWS, H], between the four parts
+    te_tensor h[3]; // [ROWS, H], the activations between the four models
     te_batch batch;
     static size_t size() {
         size_t n = 3 * ROWS * H * 2;
@@ -138,8 +138,8 @@ struct gpt : machine {
     te_adamw opt;
     char *params, *grads;
     size_t param_bytes, grad_bytes;
-    te_tensor d[2]; // [ROWS, H], gradients on their way
-    lane own;
+    te_tensor d[2]; // [ROWS, H], the gradients between the models
+    lane single;
 
     explicit gpt(uint64_t seed, bool own_stream = false) : machine(seed, own_stream) {
         param_bytes = stem_param_bytes() + 2 * block_param_bytes() + head_param_bytes();
@@ -163,7 +163,7 @@ struct gpt : machine {
         const size_t n = te_adamw_bytes(models, 4);
         REQUIRE(te_adamw_init(&opt, memory(n), n, models, 4, &config, &ctx) == TE_OK);
         for (te_tensor &t : d) t = te_matrix(memory(ROWS * H * 2), TE_bf16, ROWS, H);
-        own.bind(memory(lane::size()));
+        single.bind(memory(lane::size()));
         REQUIRE(te_synchronize(&ctx) == TE_OK);
     }
     te_status forward(te_tensor loss, lane *l, const void *tokens, const void *labels) {
@@ -173,7 +173,7 @@ struct gpt : machine {
         TE_TRY(block_forward(l->h[2], &l->saved[2], l->h[1], &b[1], &l->batch, &ctx));
         return head_forward(loss, &l->saved[3], l->h[2], &h, &l->batch, &ctx);
     }
-    // dh: [ROWS, H], the gradient of what goes into the first block
+    // dh: [ROWS, H], the gradient of the input of the first block
     te_status backward(te_tensor dh, te_tensor dloss, lane *l, int accumulate) {
         l->batch.accumulate = accumulate;
         TE_TRY(head_backward(d[0], dloss, &l->saved[3], &h, &l->batch, &ctx));
@@ -182,8 +182,8 @@ struct gpt : machine {
         return stem_backward(te_none(), dh, &l->saved[0], &s, &l->batch, &ctx);
     }
     te_status step(te_tensor loss, te_tensor dh, const void *tokens, const void *labels) {
-        TE_TRY(forward(loss, &own, tokens, labels));
-        TE_TRY(backward(dh, te_none(), &own, 0));
+        TE_TRY(forward(loss, &single, tokens, labels));
+        TE_TRY(backward(dh, te_none(), &single, 0));
         return te_adamw_step(&opt, &ctx);
     }
     te_tensor new_loss() { return te_matrix(memory(ROWS * sizeof(float)), TE_f32, ROWS, 1); }
@@ -194,21 +194,21 @@ struct gpt : machine {
     }
     bytes weights() { return read(params, param_bytes); }
     bytes gradients() { return read(grads, grad_bytes); }
-    // Kernels get loaded, cuBLASLt sets itself up. The random state is put back, the gradients are overwritten later.
+    // Runs both passes once, which loads the kernels and initialises cuBLASLt. Then it restores the random state; later passes overwrite the gradients.
     void warm_up() {
         te_rng rng;
         REQUIRE(te_rng_get(&rng, &ctx) == TE_OK);
         const int32_t *x = upload(numbers(0));
-        REQUIRE(forward(new_loss(), &own, x, x) == TE_OK);
-        for (int i = 0; i < 2; i++) REQUIRE(backward(new_dh(), te_none(), &own, i) == TE_OK);
+        REQUIRE(forward(new_loss(), &single, x, x) == TE_OK);
+        for (int i = 0; i < 2; i++) REQUIRE(backward(new_dh(), te_none(), &single, i) == TE_OK);
         const te_tensor dloss = new_loss();
         REQUIRE(te_fill(&ctx, dloss.data, 0, te__tensor_bytes(dloss)) == TE_OK);
-        for (int i = 0; i < 2; i++) REQUIRE(backward(new_dh(), dloss, &own, i) == TE_OK);
+        for (int i = 0; i < 2; i++) REQUIRE(backward(new_dh(), dloss, &single, i) == TE_OK);
         REQUIRE(te_rng_set(&rng, &ctx) == TE_OK);
     }
 };
 
-// ---- functions to capture; what they work on, copied at the capture --------------------------------------------------
+// ---- functions to capture, and their argument, which is copied at the capture ----------------------------------------
 
 struct work { gpt *t; lane *l; int accumulate; };
 
@@ -257,15 +257,15 @@ te_named dloss_at(const char *name, void *p) { return te_named_tensor(name, te_m
 
 } // namespace
 
-TEST_CASE("graphs of a forward and of a backward replay to the bits of the eager run, each with fresh dropout") {
+TEST_CASE("replays of a forward and a backward have the bits of the eager run, with new dropout masks each time") {
     for (const bool own_stream : {false, true}) {
         gpt eager(3, own_stream), t(3, own_stream);
         eager.warm_up(), t.warm_up();
         te_graph_pool pool;
         te_graph f, b;
-        OK(t, capture_forward(&f, &t, &t.own, t.pool(&pool, 1 << 20)));
-        OK(t, capture_backward(&b, &t, &t.own, 0, &pool));
-        CHECK(t.offset() == 0); // nothing has run
+        OK(t, capture_forward(&f, &t, &t.single, t.pool(&pool, 1 << 20)));
+        OK(t, capture_backward(&b, &t, &t.single, 0, &pool));
+        CHECK(t.offset() == 0); // a capture runs nothing
         const te_tensor loss = eager.new_loss(), dh = eager.new_dh(), graph_loss = te_graph_output(&f, "loss"), graph_dh = te_graph_output_at(&b, 0);
         CHECK(graph_loss.data == te_graph_output_at(&f, 0).data);
         CHECK(graph_dh.data == te_graph_output(&b, "dh").data);
@@ -279,16 +279,17 @@ TEST_CASE("graphs of a forward and of a backward replay to the bits of the eager
             const ints x = numbers(10 + same), y = numbers(20 + same);
             bytes dy = floats(30 + same);
             const int32_t *tx = t.upload(x), *ty = t.upload(y);
-            OK(eager, eager.forward(loss, &eager.own, eager.upload(x), eager.upload(y)));
+            OK(eager, eager.forward(loss, &eager.single, eager.upload(x), eager.upload(y)));
             void *edy = eager.memory(dy.size()), *tdy = t.memory(dy.size());
             OK(eager, te_copy(&eager.ctx, edy, dy.data(), dy.size()));
             OK(t, te_copy(&t.ctx, tdy, dy.data(), dy.size()));
-            OK(eager, eager.backward(dh, te_matrix(edy, TE_f32, ROWS, 1), &eager.own, 0));
+            OK(eager, eager.backward(dh, te_matrix(edy, TE_f32, ROWS, 1), &eager.single, 0));
 
             const te_named a = te_named_ints("tokens", tx, ROWS), c = te_named_ints("labels", ty, ROWS);
-            if (i % 3 == 0) OK(t, replay(&f, &t.ctx, {c, a}));                                                                // by name
-            else if (i % 3 == 1) OK(t, replay(&f, &t.ctx, {te_named_ints(nullptr, tx, ROWS), te_named_ints(nullptr, ty, ROWS)})); // by place
-            else { // by name where it lies already, by place from host memory
+            // inputs by name
+            if (i % 3 == 0) OK(t, replay(&f, &t.ctx, {c, a}));
+            else if (i % 3 == 1) OK(t, replay(&f, &t.ctx, {te_named_ints(nullptr, tx, ROWS), te_named_ints(nullptr, ty, ROWS)})); // inputs by position
+            else { // by name, with the data already in the graph's input; by position, from host memory
                 OK(t, te_copy(&t.ctx, te_graph_input(&f, "tokens").data, tx, ROWS * 4));
                 OK(t, replay(&f, &t.ctx, {te_named_tensor("tokens", te_graph_input(&f, "tokens")), te_named_ints(nullptr, y.data(), ROWS)}));
             }
@@ -300,10 +301,10 @@ TEST_CASE("graphs of a forward and of a backward replay to the bits of the eager
             CHECK(t.read(graph_dh) == eager.read(dh));
             CHECK(t.gradients() == eager.gradients());
             CHECK(t.offset() == eager.offset());
-            if (i == 1) CHECK(now != last); // the same inputs, other dropout
+            if (i == 1) CHECK(now != last); // the same inputs with another dropout mask
             last = now;
         }
-        // and from the same random state the same bits again
+        // the same random state gives the same bits
         te_rng rng = {3, 2};
         const int32_t *x = t.upload(numbers(1));
         bytes two[2];
@@ -318,7 +319,7 @@ TEST_CASE("graphs of a forward and of a backward replay to the bits of the eager
     }
 }
 
-TEST_CASE("a graph of a whole training step trains to the bits of the eager run, and allocates and waits for nothing") {
+TEST_CASE("replays of a whole training step have the bits of the eager run, without allocations and waits") {
     gpt eager(7), t(7, true);
     const te_tensor loss = eager.new_loss(), dh = eager.new_dh();
     const ints first = numbers(99);
@@ -354,7 +355,7 @@ TEST_CASE("a graph of a whole training step trains to the bits of the eager run,
     CHECK(b.step == (int64_t)steps + 1);
     CHECK(a.norm == b.norm);
     te_graph_destroy(&g);
-    // the eager step still works beside it
+    // an eager step still works with the same context
     const ints x = numbers(77);
     OK(eager, eager.step(loss, dh, eager.upload(x), eager.upload(x)));
     OK(t, t.step(t.new_loss(), t.new_dh(), t.upload(x), t.upload(x)));
@@ -369,7 +370,7 @@ struct event { bool backward; int micro; };
 typedef std::vector<event> schedule;
 enum { MICROS = 4 };
 
-// Every graph of a schedule, captured in its order.
+// The graphs of all passes of a schedule, captured in its order. share: retire the graphs of a micro-batch and release its memory after its backward.
 struct pipeline {
     te_graph_pool pool;
     te_graph f[MICROS], b[MICROS];
@@ -415,7 +416,7 @@ schedule random_schedule(unsigned seed) {
 
 } // namespace
 
-TEST_CASE("micro-batches in the order of a pipeline: graphs on one pool against the eager run") {
+TEST_CASE("micro-batches in the order of a pipeline: graphs with one pool have the bits of the eager run") {
     const schedule orders[] = {{{false, 0}, {false, 1}, {true, 0}, {false, 2}, {true, 1}, {true, 2}}, // F0 F1 B0 F2 B1 B2
                                {{false, 0}, {false, 1}, {true, 1}, {true, 0}},
                                random_schedule(1),
@@ -428,8 +429,8 @@ TEST_CASE("micro-batches in the order of a pipeline: graphs on one pool against 
         gpt eager(5), t(5);
         eager.warm_up(), t.warm_up();
 
-        // measure, with and without sharing; then exactly the room that is needed, and 256 bytes less
-        std::vector<pipeline> hold(1); // large
+        // measures the pool with and without sharing; then captures with 256 bytes too few, and with exactly enough
+        std::vector<pipeline> hold(1); // on the heap, because it is large
         pipeline &p = hold[0];
         OK(t, p.capture(t, order, nullptr, 0, false));
         const size_t alone = p.pool.high;
@@ -491,7 +492,7 @@ te_status infer_of(const te_graph *g, const void *arg, te_context *ctx) {
     batch.batch = B, batch.seq = T;
     return block_infer(te_graph_output(g, "y"), te_graph_input(g, "x"), (const block *)arg, &batch, ctx);
 }
-// y = 0, whatever the inputs are
+// y = 0 for any inputs
 te_status zero_of(const te_graph *g, const void *, te_context *ctx) {
     const te_tensor y = te_graph_output(g, "y");
     return te_fill(ctx, y.data, 0, te__tensor_bytes(y));
@@ -560,34 +561,34 @@ TEST_CASE("two graphs share a pool when the first is retired, and both can still
     te_graph_pool apart, shared;
     te_graph f[2];
     t.pool(&apart, 1 << 20), t.pool(&shared, 1 << 20);
-    OK(t, capture_forward(&f[0], &t, &t.own, &apart));
+    OK(t, capture_forward(&f[0], &t, &t.single, &apart));
     const size_t one = apart.high;
-    CHECK(one == 3 * TE_ALIGN); // tokens, labels, loss: 128 bytes each
-    OK(t, capture_forward(&f[1], &t, &t.own, &apart));
+    CHECK(one == 3 * TE_ALIGN); // tokens, labels and loss have 128 bytes each
+    OK(t, capture_forward(&f[1], &t, &t.single, &apart));
     CHECK(apart.high == 2 * one);
     te_graph_destroy(&f[0]), te_graph_destroy(&f[1]);
     CHECK(apart.used == 0);
 
-    OK(t, capture_forward(&f[0], &t, &t.own, &shared));
+    OK(t, capture_forward(&f[0], &t, &t.single, &shared));
     te_graph_retire(&f[0]);
-    OK(t, capture_forward(&f[1], &t, &t.own, &shared));
+    OK(t, capture_forward(&f[1], &t, &t.single, &shared));
     CHECK(shared.high == one);
     CHECK(te_graph_output(&f[0], "loss").data == te_graph_output(&f[1], "loss").data);
     const te_tensor loss = eager.new_loss();
     for (unsigned i = 0; i < 4; i++) {
         const ints x = numbers(i), y = numbers(9 + i);
-        OK(eager, eager.forward(loss, &eager.own, eager.upload(x), eager.upload(y)));
+        OK(eager, eager.forward(loss, &eager.single, eager.upload(x), eager.upload(y)));
         OK(t, replay(&f[i % 2], &t.ctx, {te_named_ints("labels", t.upload(y), ROWS), te_named_ints("tokens", t.upload(x), ROWS)}));
         CHECK(t.read(te_graph_output(&f[i % 2], "loss")) == eager.read(loss));
     }
-    te_graph_destroy(&f[0]); // does not take from the second what once was the first's
+    te_graph_destroy(&f[0]); // the first graph was retired, so its memory belongs to the second now
     CHECK(shared.used == one);
     te_graph_retire(&f[1]), te_graph_retire(&f[1]);
     CHECK(shared.used == 0);
     te_graph_destroy(&f[1]);
 }
 
-TEST_CASE("a pool gives the first gap that is large enough, and says what is missing") {
+TEST_CASE("a pool returns the first gap that is large enough; its error says how much is missing") {
     machine m;
     te_graph_pool pool;
     te_status status = te_graph_pool_init(nullptr, nullptr, 0, &m.ctx);
@@ -605,7 +606,7 @@ TEST_CASE("a pool gives the first gap that is large enough, and says what is mis
     OK(m, te_graph_pool_release(&pool, a, &m.ctx));
     m.refused(te_graph_pool_release(&pool, a, &m.ctx), TE_ERROR_VALUE, {"no piece"});
     m.refused(te_graph_pool_acquire(&pool, &d, 5 * TE_ALIGN, "saved of micro-batch 3", &m.ctx), TE_ERROR_MEMORY,
-              {"saved of micro-batch 3", "1280", "2560", "1792", "1024"}); // needs; of all; available; in one piece
+              {"saved of micro-batch 3", "1280", "2560", "1792", "1024"}); // bytes needed; of the pool; free; the largest gap
     m.refused(te_graph_pool_acquire(&pool, &d, SIZE_MAX, "d", &m.ctx), TE_ERROR_MEMORY, {"needs"});
     m.refused(te_graph_pool_acquire(&pool, &d, 0, "d", &m.ctx), TE_ERROR_SHAPE, {"0 bytes are wanted for d"});
     m.refused(te_graph_pool_acquire(nullptr, &d, 1, "d", &m.ctx), TE_ERROR_NULL, {"pool"});
@@ -614,14 +615,14 @@ TEST_CASE("a pool gives the first gap that is large enough, and says what is mis
     OK(m, te_graph_pool_acquire(&pool, &a, 3 * TE_ALIGN, "a", &m.ctx));
     CHECK(a == base);
     CHECK(pool.used == pool.bytes);
-    OK(m, te_graph_pool_init(&pool, nullptr, 0, &m.ctx)); // measures
+    OK(m, te_graph_pool_init(&pool, nullptr, 0, &m.ctx)); // a pool without memory, which measures
     for (int i = 0; i < TE_GRAPH_BLOCKS; i++) OK(m, te_graph_pool_acquire(&pool, &a, 1, "a", &m.ctx));
     m.refused(te_graph_pool_acquire(&pool, &a, 1, "a", &m.ctx), TE_ERROR_MEMORY, {"1025", "1024"});
 }
 
-// ---- mistakes --------------------------------------------------------------------------------------------------------
+// ---- misuse ----------------------------------------------------------------------------------------------------------
 
-TEST_CASE("a replay that is given the wrong inputs is refused before anything is copied or run") {
+TEST_CASE("a replay with invalid inputs is refused before anything is copied or run") {
     machine m, another;
     te_graph_pool pool;
     OK(m, te_graph_pool_init(&pool, m.memory(4096), 4096, &m.ctx));
@@ -643,14 +644,14 @@ TEST_CASE("a replay that is given the wrong inputs is refused before anything is
     m.refused(replay(&g, &m.ctx, {a, b, as(b, "y")}), TE_ERROR_VALUE, {"no input is named y"}); // an output
     m.refused(replay(&g, &m.ctx, {a, b, as(b, nullptr)}), TE_ERROR_VALUE, {"place 2", "2 inputs"});
     m.refused(replay(&g, &m.ctx, {a, b, b}), TE_ERROR_VALUE, {"input b", "twice"});
-    m.refused(replay(&g, &m.ctx, {as(a, nullptr), b, a}), TE_ERROR_VALUE, {"input a", "twice"}); // by place and by name
+    m.refused(replay(&g, &m.ctx, {as(a, nullptr), b, a}), TE_ERROR_VALUE, {"input a", "twice"}); // once by position and once by name
     m.refused(replay(&g, &m.ctx, {b, with(a, source, TE_f32, 8, 4)}), TE_ERROR_SHAPE, {"input a", "[8, 4]", "[4, 8]"});
     m.refused(replay(&g, &m.ctx, {a, with(b, source, TE_bf16, 2, 9)}), TE_ERROR_SHAPE, {"input b", "[2, 9]", "[2, 8]"});
     m.refused(replay(&g, &m.ctx, {a, with(b, source, TE_f16, 2, 8)}), TE_ERROR_DTYPE, {"input b", "f16", "bf16"});
     m.refused(replay(&g, &m.ctx, {a, with(b, nullptr, TE_bf16, 2, 8)}), TE_ERROR_NULL, {"input b", "null"});
     m.refused(te_graph_replay(&g, nullptr, 2, &m.ctx), TE_ERROR_NULL, {"zero", "2 inputs"});
     m.refused(te_graph_replay(&g, &a, -1, &m.ctx), TE_ERROR_NULL, {"-1"});
-    // from where the replay itself writes to: the inputs changed over, and one moved by a row
+    // sources that the replay itself overwrites: an input shifted by a row, and another input's memory
     const te_tensor sa = te_graph_input(&g, "a"), sb = te_graph_input(&g, "b");
     m.refused(replay(&g, &m.ctx, {with(a, (char *)sa.data + 32, TE_f32, 4, 8), b}), TE_ERROR_VALUE, {"input a", "copies"});
     m.refused(replay(&g, &m.ctx, {a, with(b, sa.data, TE_bf16, 2, 8)}), TE_ERROR_VALUE, {"input b", "input a", "copies"});
@@ -663,9 +664,10 @@ TEST_CASE("a replay that is given the wrong inputs is refused before anything is
     CHECK(m.read(te_graph_output(&g, "y")) == bytes(128, 0));
     CHECK(m.read(sa) == bytes(128, 1));
     CHECK(m.read(sb) == bytes(32, 1));
-    OK(m, replay(&g, &m.ctx, {te_named_tensor("a", sa), with(b, sa.data, TE_bf16, 2, 8)})); // a stays, so b may be read from it
+    // a is in its place and is not written, so b may be copied from it
+    OK(m, replay(&g, &m.ctx, {te_named_tensor("a", sa), with(b, sa.data, TE_bf16, 2, 8)}));
 
-    OK(m, te_context_reserve(&m.ctx, 1 << 16)); // the graph has the address of the old one
+    OK(m, te_context_reserve(&m.ctx, 1 << 16)); // replaces the workspace, whose address the graph contains
     m.refused(replay(&g, &m.ctx, {b, a}), TE_ERROR_STATE, {"zero", "workspace"});
     te_graph_destroy(&g);
     m.refused(replay(&g, &m.ctx, {b, a}), TE_ERROR_STATE, {"captured"});
@@ -673,10 +675,10 @@ TEST_CASE("a replay that is given the wrong inputs is refused before anything is
     te_graph_destroy(nullptr);
 }
 
-TEST_CASE("a capture of a wrong spec is refused and takes nothing from the pool") {
+TEST_CASE("a capture with an invalid spec is refused and takes nothing from the pool") {
     machine m;
     te_graph_pool pool;
-    OK(m, te_graph_pool_init(&pool, m.memory(4096), 1024, &m.ctx)); // room for four pieces
+    OK(m, te_graph_pool_init(&pool, m.memory(4096), 1024, &m.ctx)); // four pieces of 256 bytes
     te_graph g;
     const auto capture = [&](std::vector<te_named> in, std::vector<te_named> out, te_graph_pool *p) {
         memset(&g, 0xff, sizeof g);
@@ -696,7 +698,8 @@ TEST_CASE("a capture of a wrong spec is refused and takes nothing from the pool"
     m.refused(capture({with(a, nullptr, TE_DTYPE_COUNT, 4, 8)}, {y}, &pool), TE_ERROR_DTYPE, {"input a", "dtype"});
     m.refused(capture({with(a, (void *)8, TE_f32, 4, 8)}, {y}, &pool), TE_ERROR_ALIGNMENT, {"input a", "16"});
     m.refused(capture({a, b}, {y}, nullptr), TE_ERROR_NULL, {"input a", "pool"});
-    m.refused(capture({a, b}, {with(y, nullptr, TE_f32, 16, 16)}, &pool), TE_ERROR_MEMORY, {"output y of graph wrong", "1024", "512"}); // needs; available
+    // bytes needed; free
+    m.refused(capture({a, b}, {with(y, nullptr, TE_f32, 16, 16)}, &pool), TE_ERROR_MEMORY, {"output y of graph wrong", "1024", "512"});
     m.refused(capture({a, b, with(te_named_ints(nullptr, nullptr, 1), nullptr, TE_f32, 16, 16)}, {y}, &pool), TE_ERROR_MEMORY, {"input #2"});
 
     te_graph_spec spec = te_graph_spec_of("wrong", nullptr, nullptr, 0, two_in, 2, y_out, 1);
@@ -710,19 +713,19 @@ TEST_CASE("a capture of a wrong spec is refused and takes nothing from the pool"
     m.refused(te_graph_capture(&g, &spec, &pool, &m.ctx), TE_ERROR_NULL, {"wrong", "inputs"});
     spec = te_graph_spec_of("wrong", zero_of, nullptr, 0, two_in, -1, y_out, 1);
     m.refused(te_graph_capture(&g, &spec, &pool, &m.ctx), TE_ERROR_SHAPE, {"wrong", "-1"});
-    spec = te_graph_spec_of(nullptr, zero_of, nullptr, 0, two_in, 2, y_out, 1); // a name is not needed
+    spec = te_graph_spec_of(nullptr, zero_of, nullptr, 0, two_in, 2, y_out, 1); // the name is optional
     OK(m, te_graph_capture(&g, &spec, &pool, &m.ctx));
     te_graph_destroy(&g);
 }
 
 namespace {
 
-// Functions that do what a graph cannot: each ends with the forward, so that what came before it has to be noticed.
+// Functions with calls that cannot be captured. Each ends with a valid forward, so the capture must notice the call before it.
 struct mistake { gpt *t; void *held; te_graph *other; te_graph_pool *pool; bool goes_on; };
 
 te_status after(te_status status, const te_graph *g, const mistake *w) {
     if (status != TE_OK && !w->goes_on) return status;
-    return w->t->forward(te_graph_output(g, "loss"), &w->t->own, te_graph_input(g, "tokens").data, te_graph_input(g, "labels").data);
+    return w->t->forward(te_graph_output(g, "loss"), &w->t->single, te_graph_input(g, "tokens").data, te_graph_input(g, "labels").data);
 }
 te_status allocates(const te_graph *g, const void *arg, te_context *ctx) {
     void *p = nullptr;
@@ -736,7 +739,7 @@ te_status asks_rng(const te_graph *g, const void *arg, te_context *ctx) {
 }
 te_status wrong_shape(const te_graph *g, const void *arg, te_context *ctx) {
     const mistake *w = (const mistake *)arg;
-    return stem_forward(te_matrix(w->held, TE_bf16, ROWS, H + 1), &w->t->own.saved[0], te_none(), &w->t->s, &w->t->own.batch, ctx) == TE_OK
+    return stem_forward(te_matrix(w->held, TE_bf16, ROWS, H + 1), &w->t->single.saved[0], te_none(), &w->t->s, &w->t->single.batch, ctx) == TE_OK
                ? after(TE_OK, g, w) : TE_ERROR_SHAPE;
 }
 te_status replays(const te_graph *g, const void *arg, te_context *ctx) {
@@ -766,7 +769,7 @@ TEST_CASE("a function that cannot be captured gives a clear error and leaves the
     const int32_t *tx = t.upload(x), *ex = eager.upload(x);
     const te_tensor loss = eager.new_loss(), t_loss = t.new_loss();
 
-    // On CUDA the capture itself fails. The host has none: there it is the first replay.
+    // On CUDA the capture fails. The host has no capture: there the first replay fails.
     const auto try_it = [&](te_graph_fn fn, te_status expected, std::initializer_list<const char *> words) {
         te_graph g;
         const te_graph_spec spec = te_graph_spec_of("bad", fn, &w, sizeof w, tokens_and_labels, 2, just_loss, 1);
@@ -787,12 +790,12 @@ TEST_CASE("a function that cannot be captured gives a clear error and leaves the
         CHECK(pool.used == used);
         CHECK(t.ctx.stream == stream);
         CHECK(t.ctx.target == target);
-        // the next calls work, and give what they would have given
+        // the next calls work, with the same results as in the eager run
         const te_rng rng = {17, 5};
         OK(t, te_rng_set(&rng, &t.ctx));
         OK(eager, te_rng_set(&rng, &eager.ctx));
-        OK(t, t.forward(t_loss, &t.own, tx, tx));
-        OK(eager, eager.forward(loss, &eager.own, ex, ex));
+        OK(t, t.forward(t_loss, &t.single, tx, tx));
+        OK(eager, eager.forward(loss, &eager.single, ex, ex));
         CHECK(t.read(t_loss) == eager.read(loss));
     };
     SECTION("allocates") { try_it(allocates, TE_ERROR_STATE, {"bad", "allocates"}); }
@@ -810,7 +813,7 @@ TEST_CASE("a function that cannot be captured gives a clear error and leaves the
 #if TE_CUDA
     SECTION("waits behind the context's back") {
         const te_graph_fn fn = [](const te_graph *g, const void *arg, te_context *ctx) {
-            (void)cudaStreamSynchronize((cudaStream_t)ctx->stream); // refused, and what was captured is lost
+            (void)cudaStreamSynchronize((cudaStream_t)ctx->stream); // fails, and invalidates the capture
             const te_status status = after(TE_OK, g, (const mistake *)arg);
             return status == TE_OK ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "cannot be captured");
         };
@@ -836,7 +839,7 @@ TEST_CASE("a function that cannot be captured gives a clear error and leaves the
     te_graph_destroy(&other);
 }
 
-TEST_CASE("the argument is copied at the capture, or handed on as it is") {
+TEST_CASE("the argument is copied at the capture, or passed by pointer if arg_bytes is 0") {
     machine m;
     te_graph_pool pool;
     OK(m, te_graph_pool_init(&pool, m.memory(4096), 4096, &m.ctx));
@@ -888,10 +891,10 @@ void run(cudaGraph_t graph, machine &m) {
 
 } // namespace
 
-TEST_CASE("small fills of a graph become kernels that write the same bytes in the same order") {
+TEST_CASE("small memsets of a graph are replaced by kernels that write the same bytes in the same order") {
     machine m(1, true);
-    const size_t room = 1 << 16;
-    char *const a = (char *)m.memory(room);
+    const size_t pool_memory = 1 << 16;
+    char *const a = (char *)m.memory(pool_memory);
     te__small_fills_by_kernels(&m.ctx);
     const void *kernel = ((const te_launches *)m.ctx.launches)->small_fill_kernel;
     const unsigned seed = fresh_seed();
@@ -899,7 +902,7 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
     std::mt19937 random(seed);
     cudaGraph_t graph;
     REQUIRE(cudaGraphCreate(&graph, 0) == cudaSuccess);
-    // Fills that overlap, each behind the last one and some of those before; some large, some of two dimensions.
+    // Memsets that overlap. Each depends on the last one and on some of those before; some are large, some have two dimensions.
     struct fill { cudaGraphNode_t node; int small, before, behind; };
     std::vector<fill> fills;
     int small = 0, stay = 0;
@@ -909,7 +912,7 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
         p.width = i % 7 == 3 ? 4000 : 1 + random() % (TE_SMALL_FILL_MAX_BYTES / p.elementSize), p.height = i % 11 == 5 ? 3 : 1;
         p.dst = a + random() % 1000 * 4;
         std::vector<cudaGraphNode_t> before;
-        for (size_t k = 1, most = 1 + random() % 6; k <= most && k <= fills.size(); k++) {
+        for (size_t k = 1, largest = 1 + random() % 6; k <= largest && k <= fills.size(); k++) {
             before.push_back(fills[fills.size() - k].node);
             fills[fills.size() - k].behind++;
         }
@@ -920,19 +923,19 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
     for (const fill &f : fills) small += f.small, stay += f.small && (f.before > TE_SMALL_FILL_MAX_EDGES || f.behind > TE_SMALL_FILL_MAX_EDGES);
     CHECK(small_fills(graph) == small);
     run(graph, m);
-    const bytes expected = m.read(a, room);
-    OK(m, te_fill(&m.ctx, a, 0xff, room));
+    const bytes expected = m.read(a, pool_memory);
+    OK(m, te_fill(&m.ctx, a, 0xff, pool_memory));
     te_small_fills_to_kernels(nullptr, graph);
     CHECK(small_fills(graph) == small);
     te_small_fills_to_kernels(kernel, graph);
     CHECK(small_fills(graph) == stay);
     CHECK(stay < small);
     run(graph, m);
-    CHECK(m.read(a, room) == expected);
+    CHECK(m.read(a, pool_memory) == expected);
     cudaGraphDestroy(graph);
 }
 
-TEST_CASE("a pass of a model is a graph without small fills") {
+TEST_CASE("the graph of a model's pass has no small memsets") {
     machine m(1, true);
     te_context *const ctx = &m.ctx;
     block one;

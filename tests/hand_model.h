@@ -1,5 +1,5 @@
-// hand_model.h -- a model made by hand: a plan that is nothing but a table of ops with parameters, bound to memory of its
-// own. For what walks parameters and never runs a plan: optimizer, gradient norm, checkpoint.
+// hand_model.h -- a model made without TE_SEQUENTIAL: its plan is only a table of ops with parameters, bound to memory that the
+// model owns. For tests of code that uses the parameters and never runs the plan: optimizer, gradient norm, checkpoint.
 //
 // Do this:
 //     target t;
@@ -68,7 +68,7 @@ inline void write_floats(te_context *ctx, void *p, const std::vector<float> &v, 
     REQUIRE(te_synchronize(ctx) == TE_OK);
 }
 
-// A tensor's m or v, of any format of moments. root: of v.
+// The moment m or v of a parameter as floats, from any format of moments. root: it is v, of which e4m3 stores the root.
 inline std::vector<float> read_moment(te_context *ctx, const void *p, size_t n, te_dtype moments, int root) {
     if (moments != TE_e4m3) return read_floats(ctx, p, n, moments);
     std::vector<float> v = read_floats(ctx, p, n, TE_e4m3);
@@ -131,7 +131,7 @@ struct hand_model {
         for (float &e : v) e = normal(random);
         return v;
     }
-    // The gaps between parameters are still poisoned.
+    // Whether the gaps between the parameters still hold their poison.
     void check_gaps() const {
         std::vector<uint8_t> p = params->raw(), g = grads ? grads->raw() : std::vector<uint8_t>();
         for (size_t i = 0; i < param.size(); i++) {
@@ -147,7 +147,7 @@ struct hand_model {
     }
 };
 
-// Sizes around what kernels take at once: one element, primes, exact chunks and one more or less.
+// Sizes around the chunk that a block processes: one element, primes, whole chunks, and one more or less.
 inline std::vector<hand_param> odd_params() {
     return {{"one", "weight", 1, 1},      {"seven", "bias", 1, 7},     {"odd", "weight", 3, 5},       {"chunk", "weight", 2, 1024},
             {"more", "bias", 1, 2049},    {"less", "weight", 23, 89},  {"square", "weight", 64, 64},  {"norm", "weight", 2, 4096},

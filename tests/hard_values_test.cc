@@ -1,4 +1,4 @@
-// hard_values_test.cc -- numbers at the edges of what a format holds: NaN goes through, large and far off numbers are right.
+// hard_values_test.cc -- extreme inputs: NaN propagates, and results are right for very large numbers and for numbers far from 0.
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
@@ -15,15 +15,15 @@ MODEL(attend, f32, (attention, a, 1, 1, 8, (causal, 0)))
 MODEL(loss, f32, (cross_entropy, ce, 1003))
 MODEL(loss_bf16, bf16, (cross_entropy, ce, 1003))
 MODEL(wide, f32, (layernorm, n, 65536))
-MODEL(dropped, f32, (bias, b, 8), (dropout, tenth, 0.1f), (dropout, most, 0.9999999f), (dropout, none, 0), (dropout, third, 1.0 / 3))
+MODEL(dropped, f32, (bias, b, 8), (dropout, tenth, 0.1f), (dropout, largest, 0.9999999f), (dropout, none, 0), (dropout, third, 1.0 / 3))
 
 namespace {
 struct outcome { reference::vec y, dx; };
 
-// y, and dx of `dy`, of x; parameters are 0, gammas `weight`.
+// y of x, and dx of dy. Parameters are 0, gammas `weight`.
 outcome run(const subject &s, int rows, const reference::vec &x, const reference::vec &dy, double weight = 0, const te_batch &with = te_batch()) {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const te_plan *p = s.plan();
     std::vector<uint64_t> m(s.bytes / 8 + 1, 0);
     buffer params(ctx, s.param_bytes()), grads(ctx, s.grad_bytes()), in(ctx, x.size() * te_dtype_bytes(p->in_dtype)), memory(ctx, s.saved_bytes(rows));
@@ -46,7 +46,7 @@ outcome run(const subject &s, int rows, const reference::vec &x, const reference
 }
 } // namespace
 
-TEST_CASE("NaN goes through every activation, forward and backward", "[hard_values]") {
+TEST_CASE("NaN propagates through every activation, forward and backward", "[hard_values]") {
     reference::vec x(16, 0.5);
     x[3] = x[7] = x[11] = NAN;
     const auto check_one = [&](const char *kind, const outcome &o) {
@@ -57,16 +57,16 @@ TEST_CASE("NaN goes through every activation, forward and backward", "[hard_valu
 #define CHECK_GATED(kind, of) check_one(#kind, run(of_##kind##_subject, 1, x, reference::vec(8, 1)));
     TE_ACTIVATIONS(CHECK_ACTIVATION)
     TE_GATED_ACTIVATIONS(CHECK_GATED)
-    const outcome o = run(of_relu_subject, 1, x, reference::vec(16, 3)); // as in PyTorch: only x <= 0 stops a gradient
+    const outcome o = run(of_relu_subject, 1, x, reference::vec(16, 3)); // as in PyTorch, the gradient of relu is 0 only if x <= 0, which is false for NaN
     for (size_t i = 0; i < 16; i++) CHECK(o.dx[i] == 3);
     CHECK(std::isnan(run(of_srelu_subject, 1, x, reference::vec(16, 3)).dx[3]));
 }
 
-TEST_CASE("activations of large numbers, and their slopes", "[hard_values]") {
+TEST_CASE("activations of large numbers, and their derivatives", "[hard_values]") {
     const reference::vec x = {1e20, -1e20, 3e38, -3e38, 1e10, -1e10, 1e4, -1e4, 50, -50, 20, -20, 100, -100, 1e30, -1e30};
     const auto check_one = [&](const char *kind, const outcome &o) {
         CAPTURE(kind);
-        if (!strcmp(kind, "srelu")) return; // its square is infinite
+        if (!strcmp(kind, "srelu")) return; // the square of such a number is infinite
         for (size_t i = 0; i < 16; i++) {
             CHECK(o.y[i] == Approx(x[i] > 0 ? x[i] : 0).margin(1e-6));
             CHECK(o.dx[i] == Approx(x[i] > 0).margin(1e-6));
@@ -76,11 +76,11 @@ TEST_CASE("activations of large numbers, and their slopes", "[hard_values]") {
     TE_ACTIVATIONS(CHECK_LARGE)
 }
 
-TEST_CASE("attention: NaN in a key reaches every query, and scores far below zero are weighed", "[hard_values]") {
+TEST_CASE("attention: a NaN in a key reaches every query, and very negative scores have the right softmax", "[hard_values]") {
     const int rows = 70;
     source random(3);
     reference::vec x = random.draw(rows * 24, TE_f32);
-    x[5 * 24 + 8 + 2] = NAN; // of the key of row 5
+    x[5 * 24 + 8 + 2] = NAN; // in the key of row 5
     outcome o = run(attend_subject, rows, x, reference::vec(rows * 8, 1));
     for (double e : o.y) CHECK(std::isnan(e));
     for (int r = 0; r < rows; r++)
@@ -93,7 +93,7 @@ TEST_CASE("attention: NaN in a key reaches every query, and scores far below zer
     for (double e : o.y) CHECK(e == Approx(mean).epsilon(1e-5));
 }
 
-TEST_CASE("cross-entropy does not depend on what all logits have in common", "[hard_values]") {
+TEST_CASE("cross-entropy does not change if a constant is added to all logits", "[hard_values]") {
     const int rows = 5, width = 1003;
     source random(4);
     const reference::vec x = random.draw(rows * width, TE_bf16);
@@ -117,11 +117,11 @@ TEST_CASE("cross-entropy does not depend on what all logits have in common", "[h
             }
         }
     }
-    reference::vec large(rows * width, -3e38); // one logit has all the probability
+    reference::vec large(rows * width, -3e38); // one logit, set below, has all of the probability
     for (int r = 0; r < rows; r++) large[(size_t)(r * width + 7)] = 3e38;
     const outcome o = run(loss_subject, rows, large, reference::vec(rows, 1), 0, batch);
     CHECK(o.y[4] == 0);
-    CHECK(o.y[0] == INFINITY); // 6e38 does not fit
+    CHECK(o.y[0] == INFINITY); // 6e38 exceeds f32
     for (size_t i = 0; i < o.dx.size(); i++) CHECK(std::isfinite(o.dx[i]));
     CHECK(o.dx[0] == -1);
     CHECK(o.dx[7] == 1);
@@ -131,7 +131,7 @@ TEST_CASE("cross-entropy does not depend on what all logits have in common", "[h
     CHECK(h.dx[7] == 1);
 }
 
-TEST_CASE("a batch that is zero but for its labels leaves none of them out, and -100 is no label", "[hard_values]") {
+TEST_CASE("a zeroed batch ignores no label but -100", "[hard_values]") {
     const int rows = 4, width = 1003;
     const reference::vec x(rows * width, 0);
     const std::vector<int32_t> labels = {0, -100, 1, 0};
@@ -159,11 +159,11 @@ TEST_CASE("layernorm of many columns far from zero", "[hard_values]") {
         const double xhat = (x[i] - mean) * rstd, dx = rstd * (dy[i] - of_dy - xhat * of_both);
         worst = std::max(worst, std::fabs(o.y[i] - xhat)), worst_dx = std::max(worst_dx, std::fabs(o.dx[i] - dx));
     }
-    CHECK(worst <= 4e-5); // half a unit in the last place of the mean, 100, is 3.8e-6, and that of rstd times 5
-    CHECK(worst_dx <= 4e-5); // the same mean, in xhat, times that of dy
+    CHECK(worst <= 4e-5); // half a unit in the last place of the mean (100) is 3.8e-6, times an rstd of about 5, plus the error of rstd
+    CHECK(worst_dx <= 4e-5); // the error of the mean in xhat, times the mean of dy
 }
 
-TEST_CASE("dropout scales by the probability that is left", "[hard_values]") {
+TEST_CASE("dropout scales by 1 / (1 - p)", "[hard_values]") {
     const te_plan *p = dropped_plan();
     const uint32_t limits[] = {6554, 65535, 0, 21845};
     for (int i = 0; i < 4; i++) {

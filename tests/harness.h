@@ -1,11 +1,11 @@
-// harness.h -- runs a model against the reference: forward, inference, backward, with poisoned memory and guarded buffers.
+// harness.h -- compares a model with the reference: forward, inference and backward, on poisoned memory and guarded buffers.
 //
 // Do this:
 //     MODEL(mlp, bf16, (linear, fc, 64, 96), (bias, b, 96), (gelu, act))      // declares mlp and mlp_subject
 //     check(mlp_subject, shape(1, 131));
 //
 // Every run draws fresh numbers; a failure prints the seed, and TE_SEED=<seed> in the environment repeats it.
-// Move data through te_copy alone: target memory may lie on a GPU.
+// A test moves data by te_copy only, because target memory may lie on a GPU.
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
 
@@ -23,11 +23,11 @@
 
 namespace {
 
-// ---- a model, whatever its type -------------------------------------------------------------------------------------
+// ---- a model of any list: the functions that TE_SEQUENTIAL made for it -------------------------------------------------
 
 struct subject {
-    const char *text; // the list
-    size_t bytes;     // of the instance
+    const char *text; // of the list
+    size_t bytes;     // sizeof the struct of the model
     const te_plan *(*plan)();
     size_t (*param_bytes)();
     size_t (*grad_bytes)();
@@ -49,16 +49,16 @@ struct subject {
 
 #define MODEL(name, dtype, ...) MODEL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 #define UNFUSED(name, dtype, ...) MODEL_WITH(TE_UNFUSED_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-#define MODEL_WITH(rows, rows_b, name, dtype, ...)                    \
-    TE_SEQUENTIAL_WITH(rows, rows_b, name, dtype, __VA_ARGS__)        \
+#define MODEL_WITH(forward_patterns, backward_patterns, name, dtype, ...)                    \
+    TE_SEQUENTIAL_WITH(forward_patterns, backward_patterns, name, dtype, __VA_ARGS__)        \
     [[maybe_unused]] const subject name##_subject = SUBJECT(name, TE_STRING(__VA_ARGS__));
 
 // ---- memory ------------------------------------------------------------------------------------------------------
 
 const size_t guard_bytes = 512;
 
-// Target memory with a guard behind it. 0xff bytes are NaN in every format: what is not written, and what is read from
-// beyond the end, shows. `offset` moves the start off the allocation's alignment.
+// Target memory with a guard behind it. All of it begins as 0xff bytes, which are NaN in every format, so that an element that
+// was not written, or was read from beyond the end, is noticed. `offset` bytes in front of the data break its alignment.
 struct buffer {
     te_context *ctx;
     size_t bytes, offset;
@@ -101,14 +101,14 @@ struct buffer {
     }
 };
 
-// While one of these lives, patterns that begin with a GEMM run as one fused kernel wherever there is one (CUDA).
+// While an object of this type lives, a pattern that begins with a GEMM runs as one fused kernel wherever one exists (CUDA).
 struct custom_gemms {
     static int &count() {
         static int n = 0;
         return n;
     }
     custom_gemms() { count()++; }
-    ~custom_gemms() { count()--; } // when a check throws, too
+    ~custom_gemms() { count()--; } // also when a check throws
     custom_gemms(const custom_gemms &) = delete;
     custom_gemms &operator=(const custom_gemms &) = delete;
 };
@@ -117,7 +117,7 @@ struct context {
     te_context c;
     explicit context(uint64_t seed = 1) {
         REQUIRE(te_context_create(&c, 0, seed) == TE_OK);
-        if (custom_gemms::count()) c.gemm_custom = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
+        if (custom_gemms::count()) c.gemm_custom = 2, c.processors = 2; // two blocks compute all tiles of a GEMM
     }
     context(const context &) = delete;
     context &operator=(const context &) = delete;
@@ -129,7 +129,7 @@ struct context {
 struct source {
     std::mt19937 random;
     explicit source(unsigned seed) : random(seed) {}
-    // Normal numbers as they are after rounding to the dtype.
+    // Normal numbers, rounded to the dtype.
     reference::vec draw(size_t n, te_dtype t, double mean = 0, double std = 1) {
         return numbers::drawn(random, std::normal_distribution<double>(mean, std), n, t);
     }
@@ -140,8 +140,8 @@ inline double tolerance_of(te_dtype t) { return t == TE_f32 ? 1e-5 : t == TE_f16
 
 using numbers::rms;
 
-// ||out - ref|| / ||ref|| <= tolerance, and no element further off than 16 times that of the RMS (and of itself, where it
-// stands out). For two results of the library; against the reference call_checks.h has what each element may be off by.
+// ||out - ref|| / ||ref|| <= tolerance, and the error of each element is at most 16 tolerance (RMS of ref + |ref of it|). For two
+// results of the library; a comparison with the reference has a bound for each element (check_within in check.h).
 inline void check_close(const std::string &name, const reference::vec &out, const reference::vec &ref, double tolerance) {
     REQUIRE(out.size() == ref.size());
     const double scale = rms(ref);
@@ -150,8 +150,8 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
     for (size_t i = 0; i < ref.size(); i++) {
         const double e = std::fabs(out[i] - ref[i]);
         squares += e * e;
-        const double share = e / (scale + std::fabs(ref[i]));
-        if (!(share <= worst) && !std::isnan(worst) && e > 0) worst = share, at = i;
+        const double relative = e / (scale + std::fabs(ref[i]));
+        if (!(relative <= worst) && !std::isnan(worst) && e > 0) worst = relative, at = i;
         if (std::isnan(e)) worst = NAN, at = i;
     }
     const double error = ref.empty() ? 0 : std::sqrt(squares / (double)ref.size()) / (scale > 0 ? scale : 1);
@@ -167,15 +167,16 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
 
 // ---- where the library rounds ------------------------------------------------------------------------------------
 
-// Whether a rope of the same step rotates the output of GEMM i: two kernels round it in between, one kernel does not.
+// Whether op i is in front of a rope in a step that begins with a GEMM. If that step is two kernels, they round the value in
+// between; if it is one kernel, it does not.
 inline bool rotated_in_pattern(const te_plan *p, const te_step *steps, int count, int i) {
     for (int k = 0; k < count; k++)
         for (int j = 0; j + 1 < steps[k].count; j++)
             if (steps[k].op[j] == i && p->op[steps[k].op[0]].op_class == TE_CLASS_gemm && !strcmp(p->op[i + 1].kind, "rope")) return true;
     return false;
 }
-// On the host the output of a GEMM is rounded before the rest of its pattern, unless the GEMM itself adds the residual; on CUDA it may be, and is not
-// here (trial::may_round).
+// The ops whose output forward rounds. On the host that includes a GEMM in front of the rest of its pattern, unless the GEMM
+// itself adds the residual. On CUDA a GEMM may round there or not: it is not included, and trial::may_round allows for it.
 inline reference::rounding stored_forward(const te_plan *p, bool training) {
     reference::rounding r;
     r.dtype = p->dtype, r.at.assign((size_t)p->op_count, 0);
@@ -189,8 +190,9 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
             if (!TE_CUDA && rotated_in_pattern(p, s, count, o)) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
-            const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
-            const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time
+            const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // a norm reads a stored, rounded row
+            // the logits are stored, some rows at a time
+            const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS);
             if (j + 1 == s[i].count || lossy || forked || normed || (training && te__policy(&sizes, o)->output_saved) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
@@ -202,8 +204,8 @@ inline reference::rounding stored_backward(const te_plan *p) {
     for (int i = 0; i < p->backward_count; i++) {
         const te_step &s = p->backward[i];
         r.at[(size_t)s.op[s.count - 1]] = 1;
-        if (p->op[s.op[0]].flags & TE_TO_LOSS) r.at[(size_t)s.op[0]] = 1; // so is their gradient
-        // a matrix product, but not one that adds to the gradient of a fork
+        if (p->op[s.op[0]].flags & TE_TO_LOSS) r.at[(size_t)s.op[0]] = 1; // the gradient of the logits is stored, too
+        // the output of a GEMM is stored in front of the rest of its pattern, unless the GEMM adds to the gradient of a fork
         if (s.count > 1 && p->op[s.op[0]].op_class == TE_CLASS_gemm && !(p->op[s.op[1]].flags & TE_IS_FORK)) r.at[(size_t)s.op[0]] = 1;
     }
     return r;
@@ -218,12 +220,12 @@ inline reference::rounding at_adds(const te_plan *p) {
 
 struct shape {
     int batch, seq;
-    int position = 0, memory = 0; // memory: rows of it for each sequence
-    bool loss_from_dy = false; // a list that ends in cross_entropy: bring a dy
+    int position = 0, memory = 0; // memory: its number of rows for each sequence
+    bool loss_from_dy = false; // of a list that ends in cross_entropy: pass a dy instead of batch.loss_scale
     shape(int b, int s, int m = 0) : batch(b), seq(s), memory(m) {}
 };
 
-// Parameter k of an op, of the size that training has: weights 1 / sqrt(in), gammas around 1 (or 0), biases around 0.
+// Parameter k of an op, of a size as in training: weights of 1 / sqrt(in), gammas around 1 (0 in the 1p norms), biases around 0.
 inline reference::vec draw_param(source &random, const reference::op &o, int k, size_t n, te_dtype t) {
     const bool weight = o.kind == "linear" || o.kind == "tied_linear";
     const bool gamma = (reference::is_norm(o.kind) && k == 0) || o.kind.compare(0, 9, "head_norm") == 0;
@@ -235,10 +237,10 @@ struct instance {
     const te_plan *plan;
     te_context *ctx;
     reference::list ops;
-    std::vector<uint64_t> memory; // the struct
+    std::vector<uint64_t> memory; // of the struct of the model
     buffer params, grads;
-    std::vector<reference::vec> param; // as in the list, flat
-    std::vector<int> owner;            // of a tied parameter: the one that it is tied to; else itself
+    std::vector<reference::vec> param; // of all ops, in list order
+    std::vector<int> owner;            // index of the parameter that a tied one is tied to, else its own index
 
     instance(const subject &sub, te_context *c)
         : s(sub), plan(sub.plan()), ctx(c), ops(plan, sub.text), memory(sub.bytes / 8 + 1, 0), params(c, sub.param_bytes()),
@@ -273,7 +275,7 @@ struct instance {
         for (size_t i = 0; i < param.size(); i++) param[i] = param[(size_t)owner[i]];
     }
     size_t grad_at(int i) { return (size_t)(model()->param[i].grad - (float *)grads.data()); }
-    // A tied parameter's gradient goes to its owner.
+    // Adds the gradient of a tied parameter to that of its owner.
     void merge(reference::gradients &g) {
         for (size_t i = 0; i < owner.size(); i++)
             if (owner[i] != (int)i)
@@ -281,7 +283,7 @@ struct instance {
     }
 };
 
-// The edges of a list: buffers by name.
+// The edges of a list, (input, ..) and (output, ..), with their buffers.
 struct edge_buffers {
     std::vector<std::string> names;
     std::vector<std::unique_ptr<buffer>> value, grad;
@@ -300,8 +302,8 @@ inline te_rng get_rng(te_context *c) {
     return r;
 }
 
-// relu has a step in its slope: a reference in double and a kernel in float may stand on different sides of it.
-inline bool near_a_step(const reference::list &l, const reference::values &v) {
+// The derivative of relu jumps at 0: near it, the reference in double and a kernel in float may be on different sides.
+inline bool near_relu_jump(const reference::list &l, const reference::values &v) {
     for (size_t i = 0; i < l.ops.size(); i++) {
         const std::string f = reference::gate(l.ops[i].kind).empty() ? l.ops[i].kind : reference::gate(l.ops[i].kind);
         if (f == "relu")
@@ -319,10 +321,10 @@ inline bool near_a_step(const reference::list &l, const reference::values &v) {
 
 namespace {
 
-// The reference's backward is the derivative of its forward: central differences in double, for x, every parameter and
-// every input, at a few elements each.
+// Checks that the reference's backward is the derivative of its forward: central differences in double at six elements each of
+// x, of every parameter and of every input.
 inline void check_gradients_of_reference(const subject &s, const shape &at, unsigned seed = fresh_seed()) {
-    if (brief()) return; // nothing of the library runs here
+    if (brief()) return; // this calls the reference only, and a sanitizer has nothing to find in it
     const te_plan *plan = s.plan();
     const std::string text = s.text;
     CAPTURE(plan->name, text, seed);
@@ -353,7 +355,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
     call.tokens = tokens.data(), call.labels = labels.data();
     reference::vec x = random.draw(te__from_tokens(plan) ? 0 : rows * (size_t)plan->in, TE_f32);
     const reference::vec dy = random.draw(rows * (size_t)plan->out, TE_f32);
-    const auto total = [&] { // sum of dy y, and of what goes out
+    const auto total = [&] { // sum of dy * y, and of each output times its gradient
         reference::edges outs;
         const reference::values v = reference::forward(l, params, x, inputs, call, exact, &outs);
         double sum = 0;
@@ -369,7 +371,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
         for (int k = 0; k < 6 && !at_x.empty(); k++) {
             const size_t i = (size_t)random.below((int)at_x.size());
             double best = INFINITY;
-            for (const double h : {1e-4, 1e-5, 1e-6}) { // a step of relu may lie within the larger ones
+            for (const double h : {1e-4, 1e-5, 1e-6}) { // with the larger h, an input of a relu may change its sign
                 const double old = at_x[i];
                 at_x[i] = old + h;
                 const double above = total();

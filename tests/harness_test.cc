@@ -1,4 +1,4 @@
-// The harness itself: what it must find, it finds. A case marked [!shouldfail] passes if a check in it fails.
+// harness_test.cc -- tests of the harness: it must find errors of known sizes. A case with the tag [!shouldfail] passes if a check in it fails.
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/linear.h"
@@ -11,7 +11,7 @@ MODEL(little, f32, (linear, l, 37, 53), (scale, s, 0.001f))
 MODEL(normed, f32, (rmsnorm, n, 96), (linear, l, 96, 7))
 MODEL(at_a_step, f32, (linear, l, 8, 64), (scale, s, 1e-8f), (relu, a))
 
-float off; // what the first number of y, or of dx, is changed by
+float off; // is added to the first element of y or dx
 
 void change(te_tensor t, te_context *c) {
     float first;
@@ -43,26 +43,26 @@ subject with_wrong_backward() {
 
 } // namespace
 
-TEST_CASE("what is right passes, whatever its size") {
+TEST_CASE("right results pass") {
     off = 0;
     for (int i = 0; i < 5; i++) check(with_wrong_forward(), shape(1, 5)), check(with_wrong_backward(), shape(1, 5));
 }
 
 TEST_CASE("a value near 1e-3 that is off by 3e-8 is found", "[!shouldfail]") {
-    off = 3e-8f; // 3e-5 of it: a floor of 0.05 let 8e-6 pass
+    off = 3e-8f; // a relative error of 3e-5; a tolerance with an absolute floor of 0.05 would let errors of 8e-6 pass
     check(with_wrong_forward(), shape(1, 5));
 }
 
 TEST_CASE("a gradient near 1 that is off by 3e-5 is found", "[!shouldfail]") {
-    off = 3e-5f; // the old measure let 16 times 1e-5 pass
+    off = 3e-5f; // a tolerance of 16 times 1e-5 for one element would let this pass
     check(with_wrong_backward(), shape(1, 5));
 }
 
-TEST_CASE("a list that stands on a step whatever is drawn fails, and says so", "[!shouldfail]") {
+TEST_CASE("a list whose relu always has an input near 0 fails with a message", "[!shouldfail]") {
     check(at_a_step_subject, shape(1, 64));
 }
 
-TEST_CASE("custom GEMMs are off again when a check throws") {
+TEST_CASE("custom_gemms ends when a check throws") {
     CHECK(custom_gemms::count() == 0);
     try {
         const custom_gemms on;
@@ -72,7 +72,7 @@ TEST_CASE("custom GEMMs are off again when a check throws") {
     CHECK(custom_gemms::count() == 0);
 }
 
-TEST_CASE("an error that is allowed grows with what cancels, not with what is left") {
+TEST_CASE("the error bound grows with the terms that cancel, not with their sum") {
     const std::vector<reference::vec> params = {{1, -1, 1e-3}};
     reference::call call;
     te_op op;

@@ -1,5 +1,5 @@
-// hot_path_test.cc -- after the first step, a training step allocates nothing and never waits for the device; the same
-// seed gives the same bits; on CUDA a whole step can be captured in a graph, and every replay draws fresh dropout.
+// hot_path_test.cc -- after the first step, a training step allocates nothing and never waits for the device. Two runs with the same
+// seed have the same bits. On CUDA a whole step can be captured in a graph, and every replay draws new dropout masks.
 #include <catch2/catch.hpp>
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 enum { V = 96, H = 64, B = 2, T = 16, ROWS = B * T };
 TE_SEQUENTIAL(hot, bf16, (embedding, wte, V, H), (positions, wpe, T, H), (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H),
-              (bias, qkv_b, 3 * H), (rope, turn, 1, 1, 64), (attention, attn, 1, 1, 64), (linear, proj, H, H), (bias, proj_b, H),
+              (bias, qkv_b, 3 * H), (rope, rot, 1, 1, 64), (attention, attn, 1, 1, 64), (linear, proj, H, H), (bias, proj_b, H),
               (dropout, drop1, 0.1f), (add, x1), (fork, x2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (swiglu, act),
               (linear, fc2, 2 * H, H), (bias, fc2_b, H), (dropout, drop2, 0.1f), (add, x2), (layernorm, lnf, H), (tied_linear, lm, H, V),
               (cross_entropy, loss, V))
@@ -120,9 +120,9 @@ TEST_CASE("a training step allocates nothing and waits for nothing") {
     CHECK(waits == 0);
 }
 
-TEST_CASE("the same seed gives the same bits, another one does not, and the loss falls") {
+TEST_CASE("runs with the same seed have the same bits, with another seed they do not, and the loss falls") {
     trainer a(11), b(11), c(12);
-    b.ctx.pdl = 0; // nor does it matter whether a kernel is set up while the one before it ends
+    b.ctx.pdl = 0; // nor does programmatic dependent launch change a bit
     REQUIRE(a.step() == TE_OK);
     const float first = mean(a.losses());
     const int steps = brief() ? 6 : 60;
@@ -143,7 +143,7 @@ TEST_CASE("dropout differs from step to step") {
 }
 
 #if TE_CUDA
-TEST_CASE("a captured step replays to the bits of the eager run, with fresh dropout") {
+TEST_CASE("the replays of a captured step have the bits of eager steps, with new dropout masks") {
     trainer eager(21), replayed(21);
     for (int i = 0; i < 6; i++) REQUIRE(eager.step() == TE_OK);
 
@@ -151,7 +151,8 @@ TEST_CASE("a captured step replays to the bits of the eager run, with fresh drop
     cudaStream_t stream = (cudaStream_t)replayed.ctx.stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess); // refuses allocations and waits
+    // in this mode allocations and synchronisations fail
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
     REQUIRE(replayed.step() == TE_OK);
     REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
@@ -162,12 +163,12 @@ TEST_CASE("a captured step replays to the bits of the eager run, with fresh drop
     REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-// Six steps, no product: a list whose launches differ in nothing but addresses.
+// Six steps without a GEMM, so that launches for two calls differ only in addresses.
 enum { WIDTH = 72 };
 TE_SEQUENTIAL(maps, f32, (rmsnorm, n1, WIDTH), (gelu, a1), (rmsnorm, n2, WIDTH), (silu, a2), (rmsnorm, n3, WIDTH), (relu, a3))
-static_assert((int)maps_infer_steps == 6, "no row fuses them");
+static_assert((int)maps_infer_steps == 6, "no pattern fuses them");
 
-TEST_CASE("a pass launched as one graph gives the bits of one launched kernel by kernel") {
+TEST_CASE("a pass that is launched as one graph has the bits of one that is launched kernel by kernel") {
     trainer graphs(31), kernels(31);
     kernels.ctx.replay = 0;
     for (int i = 0; i < 4; i++) {
@@ -177,32 +178,32 @@ TEST_CASE("a pass launched as one graph gives the bits of one launched kernel by
     CHECK(graphs.losses() == kernels.losses());
     CHECK(graphs.weights() == kernels.weights());
     const te_launches *g = (const te_launches *)graphs.ctx.launches, *k = (const te_launches *)kernels.ctx.launches;
-    CHECK(g->made == 2); // a forward and a backward, made by the first step
+    CHECK(g->made == 2); // the first step makes the graphs of forward and of backward
     CHECK(g->replayed == 8);
     CHECK(g->updated == 0);
     CHECK(k->made + k->updated + k->replayed == 0);
 }
 
-TEST_CASE("a graph of a pass gets the addresses and rows of another call") {
+TEST_CASE("the graph of a pass is updated to the addresses and rows of another call") {
     trainer t(32);
     te_context *ctx = &t.ctx;
     const te_launches *s = (const te_launches *)ctx->launches;
-    const int most = 40;
-    const size_t bytes = most * WIDTH * sizeof(float);
+    const int max_rows = 40;
+    const size_t bytes = max_rows * WIDTH * sizeof(float);
     maps m;
     REQUIRE(maps_bind(&m, t.memory(maps_param_bytes()), nullptr, ctx) == TE_OK);
     REQUIRE(te_model_randomize(&m.model, 0.5f, 1, 0, ctx) == TE_OK);
-    REQUIRE(te_context_reserve(ctx, maps_workspace_bytes(&m, most, ctx)) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, maps_workspace_bytes(&m, max_rows, ctx)) == TE_OK);
     std::vector<void *> x, y;
     for (int i = 0; i < 4; i++) {
         x.push_back(t.memory(bytes)), y.push_back(t.memory(bytes));
-        REQUIRE(te_fill_normal(x[i], TE_f32, most * WIDTH, 0, 1, 5, (uint32_t)i, ctx) == TE_OK);
+        REQUIRE(te_fill_normal(x[i], TE_f32, max_rows * WIDTH, 0, 1, 5, (uint32_t)i, ctx) == TE_OK);
     }
     const auto run = [&](int i, int rows, int replay) {
         te_batch batch;
         memset(&batch, 0, sizeof batch);
         batch.batch = 1, batch.seq = rows, ctx->replay = replay;
-        std::vector<float> out((size_t)most * WIDTH);
+        std::vector<float> out((size_t)max_rows * WIDTH);
         REQUIRE(te_fill(ctx, y[i], 0xff, bytes) == TE_OK);
         REQUIRE(maps_infer(te_matrix(y[i], TE_f32, rows, WIDTH), te_matrix(x[i], TE_f32, rows, WIDTH), &m, &batch, ctx) == TE_OK);
         REQUIRE(te_copy(ctx, out.data(), y[i], bytes) == TE_OK);
@@ -212,38 +213,39 @@ TEST_CASE("a graph of a pass gets the addresses and rows of another call") {
         return bits;
     };
     const auto wanted = [&](int i, int rows) { return run(i, rows, 0); };
-    for (int i = 0; i < 4; i++) CHECK(run(i, most, 2) == wanted(i, most)); // two are made, then twice the older one is set
+    for (int i = 0; i < 4; i++) CHECK(run(i, max_rows, 2) == wanted(i, max_rows)); // makes two graphs, then updates the older one, twice
     CHECK(s->made == 2);
     CHECK(s->updated == 2);
-    for (int rows : {(int)most, 1, 7}) CHECK(run(3, rows, 2) == wanted(3, rows));
+    for (int rows : {(int)max_rows, 1, 7}) CHECK(run(3, rows, 2) == wanted(3, rows));
     CHECK(s->made == 2);
-    CHECK(s->updated == 4); // the first of these was there still
+    CHECK(s->updated == 4); // the first of these calls still had its graph
     const int64_t replayed = s->replayed;
     CHECK(run(0, 3, 1) == wanted(0, 3));
     CHECK(s->replayed == replayed + 1);
 }
 
-// Products of few rows read their weights ahead of the kernel before them, which may itself start while what wrote the weights ends.
-enum { NARROW = 520, WIDE = 2048, FEW = 5 };
-TE_SEQUENTIAL(few, bf16, (layernorm, ln, NARROW), (linear, fc1, NARROW, WIDE), (bias, fc1_b, WIDE), (gelu, act), (linear, fc2, WIDE, NARROW))
-TEST_CASE("weights that were written right before a pass are the ones it reads") {
+// A skinny GEMM prefetches its weights while the kernel before it still runs (PDL), and that one may have started while the kernel that wrote
+// the weights was still running.
+enum { HIDDEN = 520, WIDE = 2048, SKINNY_ROWS = 5 };
+TE_SEQUENTIAL(skinny, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, WIDE), (bias, fc1_b, WIDE), (gelu, act), (linear, fc2, WIDE, HIDDEN))
+TEST_CASE("a pass reads the weights that were written right before it") {
     trainer t(33);
     te_context *ctx = &t.ctx;
-    few m;
-    const size_t params = few_param_bytes(), bytes = FEW * NARROW * 2;
+    skinny m;
+    const size_t params = skinny_param_bytes(), bytes = SKINNY_ROWS * HIDDEN * 2;
     void *memory = t.memory(params), *x = t.memory(bytes), *y = t.memory(bytes);
-    REQUIRE(few_bind(&m, memory, nullptr, ctx) == TE_OK);
-    REQUIRE(te_context_reserve(ctx, few_workspace_bytes(&m, FEW, ctx)) == TE_OK);
-    REQUIRE(te_fill_normal(x, TE_bf16, FEW * NARROW, 0, 1, 5, 0, ctx) == TE_OK);
+    REQUIRE(skinny_bind(&m, memory, nullptr, ctx) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, skinny_workspace_bytes(&m, SKINNY_ROWS, ctx)) == TE_OK);
+    REQUIRE(te_fill_normal(x, TE_bf16, SKINNY_ROWS * HIDDEN, 0, 1, 5, 0, ctx) == TE_OK);
     te_batch batch;
     memset(&batch, 0, sizeof batch);
-    batch.batch = 1, batch.seq = FEW;
+    batch.batch = 1, batch.seq = SKINNY_ROWS;
     const auto run = [&](uint64_t seed, int overlap) {
-        std::vector<uint16_t> out(FEW * NARROW);
+        std::vector<uint16_t> out(SKINNY_ROWS * HIDDEN);
         ctx->pdl = ctx->replay = overlap;
         REQUIRE(te_fill(ctx, y, 0xff, bytes) == TE_OK);
         REQUIRE(te_fill_normal(memory, TE_bf16, (int64_t)(params / 2), 0, 0.1f, seed, 0, ctx) == TE_OK);
-        REQUIRE(few_infer(te_matrix(y, TE_bf16, FEW, NARROW), te_matrix(x, TE_bf16, FEW, NARROW), &m, &batch, ctx) == TE_OK);
+        REQUIRE(skinny_infer(te_matrix(y, TE_bf16, SKINNY_ROWS, HIDDEN), te_matrix(x, TE_bf16, SKINNY_ROWS, HIDDEN), &m, &batch, ctx) == TE_OK);
         REQUIRE(te_copy(ctx, out.data(), y, bytes) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
         return out;

@@ -1,11 +1,11 @@
-// infer_header_test.cc -- a program that includes te/infer.h has no code that times products, and says so.
+// infer_header_test.cc -- a program that includes te/infer.h has no code for autotuning GEMMs; a call of it returns an error that says so.
 #include "te/infer.h"
 
 #include "harness.h"
 
 TE_INFERENCE(list, f32, (linear, fc, 16, 24), (bias, b, 24), (gelu, a))
 
-TEST_CASE("a program for inference does not time products", "[inference]") {
+TEST_CASE("a program with te/infer.h does not autotune GEMMs", "[inference]") {
     context made;
     te_context *const ctx = &made.c;
     list m;

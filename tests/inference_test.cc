@@ -1,15 +1,15 @@
-// inference_test.cc -- lists for inference alone: the bits of the same list with all passes, and no other pass.
+// inference_test.cc -- lists made by TE_INFERENCE: they have the inference of TE_SEQUENTIAL's list, bit for bit, and no other pass.
 #include "harness.h"
 #include "te/te.h"
 
-// Two of a list: name_all with all passes, name_alone with inference alone. They have the same kernels.
+// Two models of a list: name_all has all passes, name_alone only inference. They have the same kernels.
 #define BOTH(name, dtype, ...)                       \
     TE_SEQUENTIAL(name##_all, dtype, __VA_ARGS__)    \
     TE_INFERENCE(name##_alone, dtype, __VA_ARGS__)
 
 #define BLOCK(H, F)                                                                                                   \
-    (recompute, again), (fork, x1), (rmsnorm, n1, H), (linear, qkv, H, 4 * 16), (rope, r, 2, 1, 16),                  \
-        (attention, at, 2, 1, 16), (linear, proj, 32, H), (dropout, d1, 0.1f), (add, x1), (end_recompute, again),     \
+    (recompute, r1), (fork, x1), (rmsnorm, n1, H), (linear, qkv, H, 4 * 16), (rope, r, 2, 1, 16),                  \
+        (attention, at, 2, 1, 16), (linear, proj, 32, H), (dropout, d1, 0.1f), (add, x1), (end_recompute, r1),     \
         (fork, x2), (layernorm, n2, H), (linear, fc1, H, F), (bias, b1, F), (gelu, a), (linear, fc2, F, H),           \
         (bias, b2, H), (dropout, d2, 0.2f), (add, x2)
 BOTH(block, f32, BLOCK(40, 72))
@@ -24,7 +24,7 @@ static_assert((int)block_alone_infer_steps == (int)block_all_infer_steps, "the s
 static_assert((int)block_alone_forward_steps == 0 && (int)block_alone_backward_steps == 0, "and no others");
 
 namespace {
-// y of both, from the same parameters, poisoned before.
+// Checks that both models infer the same bits from the same parameters.
 template <class All, class Alone>
 void same_bits(const te_plan *plan, const All &all, const Alone &alone, int batch, int seq, te_context *ctx) {
     const int64_t rows = (int64_t)batch * seq, out = plan->op[plan->op_count - 1].out_rows == TE_ROWS_sequences ? batch : rows;
@@ -47,7 +47,7 @@ void same_bits(const te_plan *plan, const All &all, const Alone &alone, int batc
     for (double v : y.read(plan->out_dtype)) REQUIRE(std::isfinite(v));
     CHECK(y.raw() == z.raw());
 }
-// TOGETHER(name, ...): the same for name_all and name_alone on one buffer of parameters; `...` is what their sizes take.
+// TOGETHER(name, ...): checks name_all and name_alone on one buffer of parameters; `...` are the arguments of their size functions.
 #define TOGETHER(name, ...)                                                                                           \
     [&](te_context *ctx, name##_all &m, name##_alone &n) {                                                            \
         REQUIRE((name##_all_param_bytes(__VA_ARGS__) > 0));                                                           \
@@ -64,7 +64,7 @@ void same_bits(const te_plan *plan, const All &all, const Alone &alone, int batc
     }
 } // namespace
 
-TEST_CASE("inference alone gives the bits of the list with all passes", "[inference]") {
+TEST_CASE("TE_INFERENCE has the bits of TE_SEQUENTIAL's inference", "[inference]") {
     context c;
     block_all m;
     block_alone n;
@@ -80,7 +80,7 @@ TEST_CASE("inference alone gives the bits of the list with all passes", "[infere
     TOGETHER(block)(&c.c, m, n);
     REQUIRE(block_alone_workspace_bytes(&n, 64, &c.c) < block_all_workspace_bytes(&m, 64, &c.c));
 }
-TEST_CASE("inference alone of a list with its ends, a residual stream in f32 and the last rows", "[inference]") {
+TEST_CASE("TE_INFERENCE of a list from tokens to logits, with a residual stream in f32 and last_token", "[inference]") {
     context c;
     model_all m;
     model_alone n;
@@ -90,7 +90,7 @@ TEST_CASE("inference alone of a list with its ends, a residual stream in f32 and
     REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
     TOGETHER(model)(&c.c, m, n);
 }
-TEST_CASE("inference alone of widths known at run time", "[inference]") {
+TEST_CASE("TE_INFERENCE_DIMS: widths that are known only at run time", "[inference]") {
     context c;
     wide_all m;
     wide_alone n;
@@ -105,7 +105,7 @@ TEST_CASE("inference alone of widths known at run time", "[inference]") {
     REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
     TOGETHER(wide, &m)(&c.c, m, n);
 }
-TEST_CASE("what only a list with all passes can do is refused by name", "[inference]") {
+TEST_CASE("a model for inference refuses training, by name", "[inference]") {
     context c;
     block_alone n;
     const te_plan *p = block_alone_plan();
@@ -135,7 +135,7 @@ TEST_CASE("what only a list with all passes can do is refused by name", "[infere
     CHECK((y.poisoned() && saved_memory.poisoned()));
     CHECK(te_plan_forward(ty, nullptr, tx, p, &n.model, &b, &c.c) == TE_OK); /* saves nothing */
 }
-TEST_CASE("the table of inference alone has that pass alone", "[inference]") {
+TEST_CASE("the printed plan of a model for inference has only that pass", "[inference]") {
     FILE *f = tmpfile();
     REQUIRE(f);
     block_alone_print_plan(f);
@@ -160,7 +160,7 @@ TE_INFERENCE(answers_bf16, bf16, ANSWERS(1e-5f))
 TE_INFERENCE(other_width, f32, (linear, fc, 40, 41))
 
 namespace {
-// A checkpoint with an optimizer's state in it, and what it was made of.
+// A checkpoint with the state of an optimizer, and the model that it was made from.
 struct checkpoint {
     te_context *ctx;
     std::string path;
@@ -200,7 +200,7 @@ struct checkpoint {
 };
 } // namespace
 
-TEST_CASE("weights from a file that is mapped or lies in memory: the same bits as from parameters", "[inference][weights]") {
+TEST_CASE("weights in a mapped file, or in a file in memory, give the same bits as parameters", "[inference][weights]") {
     context c;
     checkpoint s(&c.c);
     answers copied;
@@ -212,7 +212,7 @@ TEST_CASE("weights from a file that is mapped or lies in memory: the same bits a
     REQUIRE(te_weights_load(&to, 1, &f, &c.c) == TE_OK);
     te_safetensors_close(&f);
     REQUIRE(te_tie(&copied.lm.weight, &copied.wte.weight, &c.c) == TE_OK);
-    for (int i = 0; i < copied.model.param_count; i++) { /* each is the one that was saved */
+    for (int i = 0; i < copied.model.param_count; i++) { /* each parameter equals the saved one */
         const te_param &p = copied.model.param[i], &was = s.m.model.param[i];
         const size_t bytes = (size_t)(p.rows * p.cols) * 4;
         std::vector<char> a(bytes), b(bytes);
@@ -249,7 +249,7 @@ TEST_CASE("weights from a file that is mapped or lies in memory: the same bits a
         s.refuses(te_model_randomize(&used.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "wte.weight has no memory");
         s.refuses(te_weights_load(&from, 1, &f, &c.c), TE_ERROR_STATE, "lm.wte.weight has no memory");
         REQUIRE(te_weights_use(&from, 1, &f, &c.c) == TE_OK);
-        REQUIRE(te_weights_use(&from, 1, &f, &c.c) == TE_OK); /* once more is fine */
+        REQUIRE(te_weights_use(&from, 1, &f, &c.c) == TE_OK); /* a second call is valid */
         REQUIRE(te_tie(&used.lm.weight, &used.wte.weight, &c.c) == TE_OK);
         CHECK((const char *)used.fc.weight.data == f.memory + f.data_at + te_safetensors_find(&f, "lm.fc.weight")->offset);
         for (int seq : {1, 5}) {
@@ -263,7 +263,7 @@ TEST_CASE("weights from a file that is mapped or lies in memory: the same bits a
             REQUIRE(answers_infer(te_matrix(z.data(), TE_f32, 3, 61), te_none(), &used, &b, &c.c) == TE_OK);
             CHECK(y.raw() == z.raw());
         }
-        // what would write to it
+        // calls that would write to the file are refused
         s.refuses(te_model_randomize(&used.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "answers: wte.weight lies in a file");
         s.refuses(te_param_normal(&used.fc.weight, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "fc.weight lies in a file");
         s.refuses(te_param_normal(&used.lm.weight, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "lm.weight lies in a file");
@@ -275,7 +275,7 @@ TEST_CASE("weights from a file that is mapped or lies in memory: the same bits a
         te_safetensors_close(&f);
     }
 }
-TEST_CASE("a file that does not fit is refused by name, and no parameter has changed", "[inference][weights]") {
+TEST_CASE("a file that does not match the model is refused by name, and no parameter changes", "[inference][weights]") {
     context c;
     checkpoint s(&c.c);
     answers m;
@@ -295,7 +295,7 @@ TEST_CASE("a file that does not fit is refused by name, and no parameter has cha
     s.refuses(te_weights_load(nullptr, 1, &s.file, &c.c), TE_ERROR_NULL, "models");
     s.refuses(te_weights_load(&named, -1, &s.file, &c.c), TE_ERROR_SHAPE, "-1 models");
     CHECK(params.poisoned());
-    REQUIRE(te_weights_load(&bf16, 1, &s.file, &c.c) == TE_OK); /* which is converted */
+    REQUIRE(te_weights_load(&bf16, 1, &s.file, &c.c) == TE_OK); /* the weights are converted */
     te_safetensors_close(&s.file);
     CHECK(te_safetensors_map(&s.file, "/no/such/file", &c.c) == TE_ERROR_IO);
     CHECK((te_safetensors_map(nullptr, "x", &c.c) == TE_ERROR_NULL && te_safetensors_map(&s.file, nullptr, &c.c) == TE_ERROR_NULL));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Programs that use te as an installed library build and run: through find_package, pkg-config, FetchContent and add_subdirectory,
-# on the host and, where there is nvcc, with CUDA (compiled and linked, not run). Installs into a temporary folder, moves it, and
-# builds from there. Prints `skipped: ...` where there is no cmake or no pkg-config; tools/setup.sh installs them.
+# Programs that use te as an installed library must build and run: by find_package, pkg-config, FetchContent and add_subdirectory, on
+# the host and, if there is nvcc, with CUDA (compiled and linked, not run). Installs into a temporary folder, moves it, and builds
+# from there. Prints `skipped: ...` if there is no cmake or no pkg-config; tools/setup.sh installs them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=$PWD
@@ -37,14 +37,14 @@ same_tree() { # FOLDER: holds every header, and nothing else
 # ---- install
 quiet cmake -S . -B "$work/build"
 quiet cmake --install "$work/build" --prefix "$work/made"
-mv "$work/made" "$work/moved" # nothing in it may know where it was made
+mv "$work/made" "$work/moved" # an installed file may not contain the path of its first folder
 prefix=$work/moved
 same_tree "$prefix/include"
 ! grep -rlF -e "$tree" -e "$work" "$prefix/share" || { echo "FAIL the files above name a folder of this machine" && exit 1; }
 echo "installed te $version"
 
 # ---- the host
-cp -r examples/embed "$work/embed" # away from this tree: te.h comes from the installed one
+cp -r examples/embed "$work/embed" # outside of this tree, so that te.h is the installed one
 host=(-DCMAKE_CUDA_COMPILER=OFF)
 quiet configure "$work/embed" "$work/found" "${host[@]}" -DCMAKE_PREFIX_PATH="$prefix"
 quiet cmake --build "$work/found"
@@ -122,7 +122,7 @@ readelf -d "$work/cuda/embed" >"$work/log"
 grep -q 'NEEDED.*libcublasLt' "$work/log" || { echo "FAIL CUDA: cuBLASLt is not linked" && exit 1; }
 echo "find_package with CUDA: compiled and linked"
 
-# A program without CUDA in a project that has it, and one with: neither is built, what they would link is looked at.
+# A project that has CUDA, with one program that uses it and one that does not: checks what they would link, without building them.
 cp "$work/embed/model.cu" "$work/embed/model.c"
 project mixed <<CMAKE
 project(app LANGUAGES C CUDA)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Kernels are set up while the one before them still runs (te_kernel_begin in te/core/target.h): each must wait before it touches
-# memory. Looks for loads, stores and copies ahead of the wait in what nvcc makes of a small GPT and its optimizer. Copies of weights
-# are marked: gemm_skinny.h decides at run time whether they may be ahead (te__launch_follows_kernel).
+# With programmatic dependent launch a kernel starts while the one before it still runs, so each kernel must wait (te_kernel_begin in
+# te/core/target.h) before it touches memory. Searches the PTX of a small GPT and its optimizer for loads, stores and copies before the
+# wait. The prefetch of weights is exempt: gemm_skinny.h decides at run time whether it may be earlier (te__launch_follows_kernel).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc

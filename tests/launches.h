@@ -1,4 +1,4 @@
-// launches.h -- how often something launches a kernel, from a graph that is captured of it. CUDA alone.
+// launches.h -- counts the kernels that a function launches, by capturing it in a CUDA graph. CUDA only.
 #ifndef TESTS_LAUNCHES_H
 #define TESTS_LAUNCHES_H
 
@@ -7,7 +7,7 @@
 #if TE_CUDA
 namespace {
 
-// Kernels for which is(function) is true, among those that `run` launches. Those of cuBLASLt, which the runtime does not know, are not asked.
+// The number of kernels that `run` launches and for which is(function) is true. Kernels of cuBLASLt, which the runtime does not know, do not count.
 template <class F, class G> int launches_where(te_context *ctx, F run, G is) {
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -39,7 +39,7 @@ template <class F, class G> int launches_where(te_context *ctx, F run, G is) {
     return found;
 }
 
-// Kernels named like `part` among those that `run` launches.
+// The number of kernels that `run` launches and whose name contains `part`.
 template <class F> int launches_like(const char *part, te_context *ctx, F run) {
     return launches_where(ctx, run, [=](const void *f) {
         const char *name = nullptr;

@@ -1,4 +1,4 @@
-// layers_test.cc -- the ready-made lists of te/layers.h against the reference, and the steps that become of them.
+// layers_test.cc -- the ready-made blocks of te/layers.h against the reference, and the steps of their plans.
 #include "harness.h"
 #include "te/te.h"
 
@@ -37,7 +37,7 @@
 #define LAYERS_SUBJECT(name, ...) &name##_subject,
 LAYERS(LAYERS_MODEL)
 
-TEST_CASE("ready-made lists", "[layers]") {
+TEST_CASE("ready-made blocks match the reference", "[layers]") {
     for (const subject *s : {LAYERS(LAYERS_SUBJECT)}) {
         check(*s, shape(1, 1));
         check(*s, shape(3, 7));
@@ -50,7 +50,7 @@ static_assert((int)vit_block_forward_steps == 6, "no dropout, as many steps");
 static_assert((int)qwen3_block_forward_steps == (int)llama_block_forward_steps + 1, "the heads' norm and rope are one step; without a norm rope is the linear's");
 static_assert((int)qwen3_block_backward_steps == (int)llama_block_backward_steps, "in backward, too");
 
-TEST_CASE("their ops are called as their header says", "[layers]") {
+TEST_CASE("the ops of ready-made blocks have the names that te/layers.h documents", "[layers]") {
     gpt_block m;
     llama_block l;
     gptj_block j;
@@ -64,10 +64,10 @@ TEST_CASE("their ops are called as their header says", "[layers]") {
 
 MODEL(fresh, f32, (dyt, n, 64), (mul_param, s, 1), (mul_param, w, 64))
 
-TEST_CASE("parameters begin where their ops say", "[layers]") {
-    context own;
-    instance m(fresh_subject, &own.c);
-    REQUIRE(te_model_randomize(m.model(), 0.02f, 1, 0, &own.c) == TE_OK);
+TEST_CASE("parameters have the initial values that their ops define", "[layers]") {
+    context ctx_owner;
+    instance m(fresh_subject, &ctx_owner.c);
+    REQUIRE(te_model_randomize(m.model(), 0.02f, 1, 0, &ctx_owner.c) == TE_OK);
     const double begin[5] = {0.5, 1, 0, 1, 1}; // alpha, weight, bias; the factor; the vector
     for (int i = 0; i < 5; i++) {
         const size_t from = (size_t)((float *)m.model()->param[i].data - (float *)m.params.data());

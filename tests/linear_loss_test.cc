@@ -1,5 +1,5 @@
-// linear_loss_test.cc -- a linear and the cross_entropy behind it as one step (te/linear/impl/linear_cross_entropy.h), beside what the rows' tests have: pieces
-// of rows and of the vocabulary, forward and backward that fuse differently, the memory.
+// linear_loss_test.cc -- a linear and the cross_entropy behind it as one step (te/linear/impl/linear_cross_entropy.h). Beyond the tests of all patterns:
+// logits that are computed in pieces of rows and of the vocabulary, lists that fuse only forward or only backward, and the memory.
 #include "harness.h"
 #include "te/ops/elementwise.h"
 #include "te/ops/cross_entropy.h"
@@ -13,8 +13,8 @@
 MODEL(wide, f32, (rmsnorm, n, 37), (linear, l, 37, 2500), (cross_entropy, c, 2500))
 MODEL(tall, bf16, (linear, l, 192, 1900), (cross_entropy, c, 1900, (label_smoothing, 0.2f), (z_loss, 1e-3f)))
 MODEL(of_tokens, bf16, (embedding, e, 600, 24), (tied_linear, l, 24, 600), (cross_entropy, c, 600))
-MODEL_WITH(TE_FORWARD_, TE_UNFUSED_, forward_row, bf16, (bias, b, 40), (linear, l, 40, 72), (cross_entropy, c, 72))
-MODEL_WITH(TE_UNFUSED_, TE_BACKWARD_, backward_row, bf16, (bias, b, 40), (linear, l, 40, 72), (cross_entropy, c, 72))
+MODEL_WITH(TE_FORWARD_, TE_UNFUSED_, forward_fused, bf16, (bias, b, 40), (linear, l, 40, 72), (cross_entropy, c, 72))
+MODEL_WITH(TE_UNFUSED_, TE_BACKWARD_, backward_fused, bf16, (bias, b, 40), (linear, l, 40, 72), (cross_entropy, c, 72))
 MODEL(sequences, f32, (rmsnorm, n, 24), (last_token, t), (linear, l, 24, 40), (cross_entropy, c, 40))
 
 static te__logits_piece backward_piece(const te_plan *p, int64_t rows) {
@@ -22,27 +22,27 @@ static te__logits_piece backward_piece(const te_plan *p, int64_t rows) {
     return te__logits_of_backward(te_round_up(rows, TE_ROW_PAD), l->out, l->in, te_dtype_bytes(p->dtype), p->dtype == TE_f32 ? 0 : 4);
 }
 
-TEST_CASE("pieces of rows and of the vocabulary", "[linear_loss]") {
-    CHECK(backward_piece(wide_plan(), 131).columns == 1024); // three slices of all rows
+TEST_CASE("logits in pieces of rows and of the vocabulary", "[linear_loss]") {
+    CHECK(backward_piece(wide_plan(), 131).columns == 1024); // three pieces of the vocabulary, each of all rows
     CHECK(backward_piece(wide_plan(), 131).rows == 256);
     check(wide_subject, shape(1, 131));
     shape by_dy(3, 86);
     by_dy.loss_from_dy = true;
     check(wide_subject, by_dy);
-    CHECK(backward_piece(tall_plan(), 300).rows == 256); // rows in two pieces, each with four slices
+    CHECK(backward_piece(tall_plan(), 300).rows == 256); // two pieces of rows, each with four of the vocabulary
     CHECK(backward_piece(tall_plan(), 300).columns == 512);
     check(tall_subject, shape(1, 300));
-    check(of_tokens_subject, shape(2, 150)); // the weight's gradient has a part of another op
+    check(of_tokens_subject, shape(2, 150)); // the weight is tied, so another op adds to its gradient
 }
-TEST_CASE("forward and backward fuse as they like", "[linear_loss]") {
-    static_assert((int)forward_row_forward_steps == 2 && (int)forward_row_backward_steps == 3, "a row in forward alone");
-    static_assert((int)backward_row_forward_steps == 3 && (int)backward_row_backward_steps == 2, "a row in backward alone");
-    for (const subject *s : {&forward_row_subject, &backward_row_subject}) check(*s, shape(2, 70));
-    CHECK(forward_row_saved_bytes(256) > backward_row_saved_bytes(256)); // the logits
+TEST_CASE("a list may fuse the pattern in one pass only", "[linear_loss]") {
+    static_assert((int)forward_fused_forward_steps == 2 && (int)forward_fused_backward_steps == 3, "fused in forward only");
+    static_assert((int)backward_fused_forward_steps == 3 && (int)backward_fused_backward_steps == 2, "fused in backward only");
+    for (const subject *s : {&forward_fused_subject, &backward_fused_subject}) check(*s, shape(2, 70));
+    CHECK(forward_fused_saved_bytes(256) > backward_fused_saved_bytes(256)); // by the logits, which an unfused backward reads
 }
 
-// A piece and the sums of dx are never more than a share of the logits, at whatever sizes.
-TEST_CASE("logits are never there but for a piece", "[linear_loss]") {
+// A piece of the logits and the sums of dx need at most 1 / TE_LOSS_FRACTION of the memory of all logits, at any size.
+TEST_CASE("only a piece of the logits is in memory at a time", "[linear_loss]") {
     struct size { int64_t rows, vocabulary, hidden; };
     for (const size &s : {size{8192, 50304, 768}, size{4096, 151936, 4096}, size{16384, 32000, 4096}, size{2048, 256, 768}, size{8192, 50257, 768}}) {
         const int64_t all = s.rows * s.vocabulary * 2;
@@ -52,24 +52,25 @@ TEST_CASE("logits are never there but for a piece", "[linear_loss]") {
         CHECK((b.rows * b.columns * 2 + (b.columns < s.vocabulary ? b.rows * s.hidden * 4 : 0)) * TE_LOSS_FRACTION <= all);
         CHECK(te__logits_traffic(b, s.rows, s.vocabulary, s.hidden) <= te__logits_traffic(f, s.rows, s.vocabulary, s.hidden));
     }
-    CHECK(wide_saved_bytes(4096) < (size_t)4096 * (37 * 8 + 64)); // the norm's x and y, and a few numbers a row
-    const context own;
-    instance m(tall_subject, (te_context *)&own.c);
+    CHECK(wide_saved_bytes(4096) < (size_t)4096 * (37 * 8 + 64)); // the input and output of the norm, and a few numbers for each row
+    const context ctx_owner;
+    instance m(tall_subject, (te_context *)&ctx_owner.c);
     const size_t x = 4096 * 192, logits = (size_t)4096 * 1900, weight = 1900 * 192;
-    const size_t of_host = TE_CUDA ? 0 : 4 * (x + weight + logits / 16); // products of 16 bits are made of floats there
+    // on the host the operands of a 16-bit GEMM are converted to floats
+    const size_t of_host = TE_CUDA ? 0 : 4 * (x + weight + logits / 16);
     CHECK(tall_subject.workspace_bytes(m.memory.data(), 4096, m.ctx) <= logits * 2 / 16 + of_host + 2 * x + 4096);
 }
 
-// With as many rows as there are sequences, pieces are of those.
+// Behind last_token there is one row for each sequence, and pieces are of those rows.
 TEST_CASE("a loss for each sequence", "[linear_loss]") {
     const te_plan *p = sequences_plan();
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(sequences_subject, ctx);
     source random(fresh_seed());
     m.draw(random);
     const int batch = 150, seq = 2;
-    // Of y and y2 the first `batch` floats are written. There is room for a dx, so that one laid over y2 overlaps nothing behind it.
+    // Only the first `batch` floats of y and y2 are written. The buffers have the size of dx, so that a dx in y2's place overlaps nothing else.
     const size_t size = (size_t)batch * seq * 24 * 4;
     buffer x(ctx, size), y(ctx, size), y2(ctx, size), dx(ctx, size), labels(ctx, batch * 4), memory(ctx, sequences_saved_bytes(batch * seq)),
         workspace(ctx, sequences_subject.workspace_bytes(m.memory.data(), batch * seq, ctx));
@@ -90,13 +91,13 @@ TEST_CASE("a loss for each sequence", "[linear_loss]") {
     const reference::vec once = dx.read(TE_f32);
     b.loss_in_backward = 1;
     REQUIRE(te_plan_forward(te_matrix(y2.data(), TE_f32, batch, 1), &saved, in, p, m.model(), &b, ctx) == TE_OK);
-    SECTION("the loss is the same, and so is the gradient") {
+    SECTION("loss_in_backward has the same loss and gradient") {
         REQUIRE(te_plan_backward(din, te_none(), &saved, p, m.model(), &b, ctx) == TE_OK);
         CHECK(y2.raw() == y.raw());
         check_close("dx", dx.read(TE_f32), once, 1e-5);
         CHECK(rms(once) > 0);
     }
-    SECTION("what backward writes overlaps nothing") {
+    SECTION("a dx that overlaps the loss, which backward writes, is refused") {
         te_tensor over = din;
         over.data = y2.data();
         const te_status status = te_plan_backward(over, te_none(), &saved, p, m.model(), &b, ctx);

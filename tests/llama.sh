@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Models as Hugging Face's transformers writes them (tests/llama/make_models.py): examples/llama computes the logits that
-# transformers did, to 1e-4 in f32 and 1e-2 in bf16, and says what is wrong with files that are not right. The same lists
-# give the gradients of every parameter of Llama and Qwen3 that transformers did, to 1e-4 in f32 (tests/llama/gradients.c).
+# Models in the format of Hugging Face's transformers (tests/llama/make_models.py): examples/llama must compute the logits of
+# transformers, to 1e-4 in f32 and 1e-2 in bf16, and say what is wrong with invalid files. Trained with the same lists, Llama and Qwen3
+# must have the gradients of transformers for every parameter, to 1e-4 in f32 (tests/llama/gradients.c).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)
@@ -18,7 +18,7 @@ for model in llama qwen3; do
     "$build/llama_f32" tests/llama/$model --gradients tests/llama/$model/gradients.safetensors 1e-4 || failed=1
 done
 
-# wrong NAME WORDS CHANGE: a copy of the Llama that CHANGE has been at (its folder is $there) is refused, with these words.
+# wrong NAME WORDS CHANGE: a copy of the Llama in $there, changed by the command CHANGE, must be refused with these words.
 wrong() {
     there=$build/wrong
     rm -rf "$there" && cp -r "tests/llama/$model" "$there"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# examples/lora: the bytes of the frozen base do not change, and the loss falls; it says so itself.
+# examples/lora: the loss must fall, and the bytes of the frozen base model must not change. The example checks both itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)

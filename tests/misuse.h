@@ -1,13 +1,13 @@
-// misuse.h -- the table of misuse: a row is a mistake, and what is expected of the library. It is refused, with a status and a
-// word of the text, and has written nothing; or it is documented as fine, and then the result is checked.
+// misuse.h -- the table of misuse: each entry is a wrong call, and the expected reaction. Either it is refused with this status and a
+// text that contains this word, and has written nothing; or it is documented as fine, and its result is checked.
 //
 // Do this:
 //     refuse<scene>(t, "te_copy: no source", TE_ERROR_NULL, "te_copy", [](scene &s) { return te_copy(s.ctx, s.a, nullptr, 16); });
 //     fine<scene>(t, "te_copy: nothing from nowhere", [](scene &s) { return te_copy(s.ctx, nullptr, nullptr, 0) == TE_OK; });
 //
-// A scene has `te_context *ctx`, `bytes state()`, all that a refused call must leave as it is, and `bool works()`: the
-// calls that were not spoilt go through behind it. Rows run in a child process: one that crashes or hangs is a row that
-// failed, and the rows behind it run in the next child.
+// A scene has `te_context *ctx`, `bytes state()`, the bytes that a refused call must not change, and `bool works()`, which checks that
+// valid calls still succeed afterwards. Entries run in a child process: an entry that crashes or hangs has failed, and those behind it
+// run in the next child.
 #ifndef TESTS_MISUSE_H
 #define TESTS_MISUSE_H
 
@@ -42,13 +42,13 @@ struct row {
 };
 typedef std::vector<row> table;
 
-// What the tests themselves need to go right.
+// A call that must succeed for the test itself to work.
 inline void need(te_status status, const te_context *ctx, const char *what) {
     if (status != TE_OK) throw std::runtime_error(std::string(what) + ": " + te_status_string(status) + ", " + te_last_error(ctx));
 }
 #define NEED(call, ctx) need(call, ctx, #call)
 
-// Target memory, a piece behind the other with a guard between them, all of it 0xff at first.
+// Target memory that is handed out in pieces, with a guard between them. All of it is 0xff at first.
 struct arena {
     enum { GUARD = 256 };
     te_context *ctx;
@@ -88,7 +88,7 @@ inline void append_rng(bytes &to, te_context *ctx) {
     append(to, &rng, sizeof rng);
 }
 
-// A mistake in a call of `Scene`: `status`, a text with `word` in it, nothing written, and the scene still works.
+// Checks a wrong call: it returns `status` and a text with `word`, it writes nothing, and the scene still works.
 template <class Scene> verdict refused(te_status status, const std::string &word, const std::function<te_status(Scene &)> &call) {
     Scene s;
     verdict v;
@@ -119,7 +119,7 @@ template <class Scene> void fine(table &t, const std::string &name, std::functio
                  }});
 }
 
-// ---- the rows in child processes ------------------------------------------------------------------------------------
+// ---- running the entries in child processes -------------------------------------------------------------------------
 
 enum { SECONDS_A_ROW = 60, TEXT = 400, MOST_ROWS = 4096 };
 struct report {
@@ -127,7 +127,7 @@ struct report {
     char why[TEXT];
 };
 struct reports {
-    int count; // rows of the table, as soon as a child has made it
+    int count; // number of entries, once a child has made the table
     report row[MOST_ROWS];
 };
 
@@ -146,8 +146,8 @@ inline void run_one(const row &r, report *to) {
     snprintf(to->why, sizeof to->why, "%s", v.why.c_str());
     to->what = v.what;
 }
-// The table that `make` fills. Each child makes its own: CUDA, once used, does not come along into a child, and neither do
-// threads; so this process makes it last.
+// Runs the table that `make` fills. Each child makes the table itself, because neither CUDA nor threads survive a fork. This process
+// makes it last, after all forks.
 inline std::vector<verdict> run(table &t, void (*make)(table &)) {
     reports *all = (reports *)mmap(nullptr, sizeof(reports), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) throw std::runtime_error("no shared memory");

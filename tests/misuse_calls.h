@@ -1,13 +1,13 @@
-// misuse_calls.h -- rows of misuse.h: every public function that is no pass of a model, each argument null, zero, negative, huge,
-// of a wrong dtype or shape, misaligned, overlapping, not bound, copied, of another context, or too early.
+// misuse_calls.h -- entries of misuse.h for every public function that is no pass of a model: each argument null, zero, negative, huge,
+// of a wrong dtype or shape, misaligned, overlapping, not bound, copied, of another context, or used too early.
 #ifndef TESTS_MISUSE_CALLS_H
 #define TESTS_MISUSE_CALLS_H
 
 #include "misuse.h"
 
 TE_SEQUENTIAL(small, f32, (linear, fc, 8, 8), (bias, b, 8))
-TE_SEQUENTIAL(tied_small, f32, (tied_linear, fc, 8, 8), (tied_linear, other, 8, 8), (linear, own, 8, 8), (linear, wide, 8, 16))
-TE_SEQUENTIAL(narrow, (bf16, (recipe, fp8_delayed)), (linear, fc, 64, 64))
+TE_SEQUENTIAL(tied_small, f32, (tied_linear, fc, 8, 8), (tied_linear, other, 8, 8), (linear, plain, 8, 8), (linear, wide, 8, 16))
+TE_SEQUENTIAL(fp8_list, (bf16, (recipe, fp8_delayed)), (linear, fc, 64, 64))
 TE_SEQUENTIAL_DIMS(sized, f32, (layernorm, n, TE_DIM(0)), (linear, fc, TE_DIM(0), TE_DIM(1)))
 TE_QUANTIZE(of_f32, f32)
 
@@ -18,17 +18,17 @@ inline te_status graph_copies(const te_graph *g, const void *arg, te_context *ct
     return te_copy(ctx, te_graph_output_at(g, 0).data, te_graph_input_at(g, 0).data, 256);
 }
 
-// All that a call can be made on, in order.
+// A valid object of each kind on which calls are made.
 struct call_scene {
-    te_context own;
-    te_context *ctx = &own;
+    te_context context;
+    te_context *ctx = &context;
     arena memory;
     small m;
     tied_small user;
-    narrow h;
+    fp8_list h;
     sized s;
-    char *params, *grads, *user_params, *room, *a, *b, *c;
-    size_t room_bytes;
+    char *params, *grads, *user_params, *free_memory, *a, *b, *c;
+    size_t free_bytes;
     te_adamw opt;
     te_grad_norm norm;
     te_recipes recipes;
@@ -36,7 +36,7 @@ struct call_scene {
     te_scales scales;
     te_graph graph;
     te_graph_pool pool;
-    te_model *models[2], *halves[1];
+    te_model *models[2], *fp8_models[1];
     te_adamw_config config;
     te_recipes_config recipes_config;
     te_named in, out;
@@ -46,28 +46,28 @@ struct call_scene {
     te_saved saved;
     int64_t dims[2];
 
-    call_scene() : memory((NEED(te_context_create(&own, 0, 5), &own), &own), 1 << 19) {
+    call_scene() : memory((NEED(te_context_create(&context, 0, 5), &context), &context), 1 << 19) {
         memset(&m, 0, sizeof m), memset(&user, 0, sizeof user), memset(&h, 0, sizeof h), memset(&s, 0, sizeof s);
         memset(&saved, 0, sizeof saved);
         params = memory.take(small_param_bytes()), grads = memory.take(small_grad_bytes()), user_params = memory.take(tied_small_param_bytes());
-        char *const half_params = memory.take(narrow_param_bytes()), *const half_grads = memory.take(narrow_grad_bytes());
-        room_bytes = 1 << 16, room = memory.take(room_bytes);
+        char *const fp8_params = memory.take(fp8_list_param_bytes()), *const fp8_grads = memory.take(fp8_list_grad_bytes());
+        free_bytes = 1 << 16, free_memory = memory.take(free_bytes);
         a = memory.take(4096), b = memory.take(4096), c = memory.take(4096);
         NEED(small_bind(&m, params, (float *)(void *)grads, ctx), ctx);
         NEED(tied_small_bind(&user, user_params, nullptr, ctx), ctx);
-        NEED(narrow_bind(&h, half_params, (float *)(void *)half_grads, ctx), ctx);
+        NEED(fp8_list_bind(&h, fp8_params, (float *)(void *)fp8_grads, ctx), ctx);
         NEED(te_model_randomize(&m.model, 0.1f, 1, 0, ctx), ctx);
         NEED(te_model_randomize(&h.model, 0.1f, 1, 0, ctx), ctx);
         NEED(te_fill(ctx, grads, 0, small_grad_bytes()), ctx);
         for (char *p : {a, b, c}) NEED(te_fill_normal(p, TE_f32, 1024, 0, 1, 1, 9, ctx), ctx);
-        models[0] = &m.model, models[1] = &h.model, halves[0] = &h.model;
+        models[0] = &m.model, models[1] = &h.model, fp8_models[0] = &h.model;
         config = te_adamw_defaults(1e-3f), recipes_config = te_recipes_defaults(), recipes_config.history = 4;
         size_t n = te_adamw_bytes(models, 1);
         NEED(te_adamw_init(&opt, memory.take(n), n, models, 1, &config, ctx), ctx);
         n = te_grad_norm_bytes(models, 1);
         NEED(te_grad_norm_init(&norm, memory.take(n), n, models, 1, ctx), ctx);
-        n = te_recipes_bytes(halves, 1, &recipes_config);
-        NEED(te_recipes_init(&recipes, memory.take(n), n, halves, 1, &recipes_config, ctx), ctx);
+        n = te_recipes_bytes(fp8_models, 1, &recipes_config);
+        NEED(te_recipes_init(&recipes, memory.take(n), n, fp8_models, 1, &recipes_config, ctx), ctx);
         n = te_recipes_adamw_bytes(&recipes, &opt);
         NEED(te_recipes_adamw_init(&update, memory.take(n), n, &recipes, &opt, ctx), ctx);
         const te_dtype formats[2] = {TE_e4m3, TE_e5m2};
@@ -108,7 +108,7 @@ struct call_scene {
 };
 typedef call_scene cs;
 
-// Each function that takes a context, on none, on one that was never created, that was destroyed, and on a copy.
+// Each function that takes a context: with null, with one that was never created, with a destroyed one, and with a copy.
 inline void contexts(table &t, const char *name, std::function<te_status(cs &, te_context *)> call) {
     static te_context other;
     const auto says = [](te_status status) {
@@ -191,7 +191,7 @@ inline void number_calls(table &t) {
         refuse<cs>(t, "te_convert: count " + std::to_string(n), TE_ERROR_OVERFLOW, "elements", [=](cs &s) { return te_convert(s.a, TE_bf16, s.b, TE_f32, n, s.ctx); });
         refuse<cs>(t, "te_convert to the same: count " + std::to_string(n), TE_ERROR_OVERFLOW, "elements", [=](cs &s) { return te_convert(s.a, TE_f32, s.b, TE_f32, n, s.ctx); });
     }
-    for (int dtype : {(int)TE_DTYPE_COUNT, 6, 7}) { // an enum has no larger ones
+    for (int dtype : {(int)TE_DTYPE_COUNT, 6, 7}) { // (the enum's type has no larger values)
         refuse<cs>(t, "te_fill_normal: dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "dtype", [=](cs &s) { return te_fill_normal(s.a, (te_dtype)dtype, 8, 0, 1, 1, 0, s.ctx); });
         refuse<cs>(t, "te_convert: to dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "unknown", [=](cs &s) { return te_convert(s.a, (te_dtype)dtype, s.b, TE_f32, 8, s.ctx); });
         refuse<cs>(t, "te_convert: from dtype " + std::to_string(dtype), TE_ERROR_DTYPE, "unknown", [=](cs &s) { return te_convert(s.a, TE_f32, s.b, (te_dtype)dtype, 8, s.ctx); });
@@ -244,8 +244,8 @@ inline void bind_calls(table &t) {
         refuse<cs>(t, "bind: params " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "aligned", [=](cs &s) { return small_bind(&s.m, s.params + by, nullptr, s.ctx); });
         refuse<cs>(t, "bind: grads " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "aligned", [=](cs &s) { return small_bind(&s.m, s.params, (float *)(void *)(s.grads + by), s.ctx); });
     }
-    for (int by : {-256, 0, 256}) refuse<cs>(t, "bind: grads " + std::to_string(by) + " from params", TE_ERROR_VALUE, "params overlaps grads", [=](cs &s) { return small_bind(&s.m, s.room + 1024, (float *)(void *)(s.room + 1024 + by), s.ctx); });
-    refuse<cs>(t, "bind: dims are not set", TE_ERROR_STATE, "sized_set_dims first", [](cs &s) { return sized_bind(&s.s, s.room, nullptr, s.ctx); });
+    for (int by : {-256, 0, 256}) refuse<cs>(t, "bind: grads " + std::to_string(by) + " from params", TE_ERROR_VALUE, "params overlaps grads", [=](cs &s) { return small_bind(&s.m, s.free_memory + 1024, (float *)(void *)(s.free_memory + 1024 + by), s.ctx); });
+    refuse<cs>(t, "bind: dims are not set", TE_ERROR_STATE, "sized_set_dims first", [](cs &s) { return sized_bind(&s.s, s.free_memory, nullptr, s.ctx); });
     refuse<cs>(t, "te_model_bind: no plan", TE_ERROR_NULL, "plan", [](cs &s) { return te_model_bind(&s.m.model, nullptr, &s.m.fc.weight, 2, s.params, nullptr, s.ctx); });
     for (int n : {-1, 0, 1, 3, INT32_MAX}) refuse<cs>(t, "te_model_bind: " + std::to_string(n) + " parameters", TE_ERROR_SHAPE, "the list has 2", [=](cs &s) { return te_model_bind(&s.m.model, small_plan(), &s.m.fc.weight, n, s.params, nullptr, s.ctx); });
 
@@ -253,7 +253,7 @@ inline void bind_calls(table &t) {
     refuse<cs>(t, "te_tie: no owner", TE_ERROR_NULL, "te_tie", [](cs &s) { return te_tie(&s.user.fc.weight, nullptr, s.ctx); });
     refuse<cs>(t, "te_tie: an owner that is not bound", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.user.fc.weight, &s.s.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: a user that is not bound", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.s.fc.weight, &s.m.fc.weight, s.ctx); });
-    refuse<cs>(t, "te_tie: a linear", TE_ERROR_VALUE, "tied_linear", [](cs &s) { return te_tie(&s.user.own.weight, &s.m.fc.weight, s.ctx); });
+    refuse<cs>(t, "te_tie: a linear", TE_ERROR_VALUE, "tied_linear", [](cs &s) { return te_tie(&s.user.plain.weight, &s.m.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: to a tied one", TE_ERROR_VALUE, "is tied itself", [](cs &s) { return te_tie(&s.user.fc.weight, (NEED(te_tie(&s.user.other.weight, &s.m.fc.weight, s.ctx), s.ctx), &s.user.other.weight), s.ctx) == TE_ERROR_VALUE ? (NEED(tied_small_bind(&s.user, s.user_params, nullptr, s.ctx), s.ctx), TE_ERROR_VALUE) : TE_OK; });
     refuse<cs>(t, "te_tie: to itself", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.user.fc.weight, &s.user.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: another shape", TE_ERROR_SHAPE, "x 8", [](cs &s) { return te_tie(&s.user.fc.weight, &s.user.wide.weight, s.ctx); });
@@ -266,7 +266,7 @@ inline void bind_calls(table &t) {
 
     contexts(t, "te_freeze", [](cs &s, te_context *c) { return te_freeze(&s.m.model, nullptr, nullptr, c); });
     contexts(t, "te_unfreeze", [](cs &s, te_context *c) { return te_unfreeze(&s.m.model, nullptr, nullptr, c); });
-    contexts(t, "te_bind_trained_grads", [](cs &s, te_context *c) { return te_bind_trained_grads(&s.m.model, (float *)(void *)s.room, c); });
+    contexts(t, "te_bind_trained_grads", [](cs &s, te_context *c) { return te_bind_trained_grads(&s.m.model, (float *)(void *)s.free_memory, c); });
     for (auto call : {&te_freeze, &te_unfreeze}) {
         const std::string who = call == &te_freeze ? "te_freeze: " : "te_unfreeze: ";
         refuse<cs>(t, who + "no instance", TE_ERROR_NULL, "null or not bound", [=](cs &s) { return call(nullptr, nullptr, nullptr, s.ctx); });
@@ -279,9 +279,9 @@ inline void bind_calls(table &t) {
             return copy = s.m, call(&copy.model, nullptr, nullptr, s.ctx);
         });
     }
-    refuse<cs>(t, "te_bind_trained_grads: no instance", TE_ERROR_NULL, "null or not bound", [](cs &s) { return te_bind_trained_grads(nullptr, (float *)(void *)s.room, s.ctx); });
+    refuse<cs>(t, "te_bind_trained_grads: no instance", TE_ERROR_NULL, "null or not bound", [](cs &s) { return te_bind_trained_grads(nullptr, (float *)(void *)s.free_memory, s.ctx); });
     refuse<cs>(t, "te_bind_trained_grads: no memory", TE_ERROR_NULL, "grads is null", [](cs &s) { return te_bind_trained_grads(&s.m.model, nullptr, s.ctx); });
-    refuse<cs>(t, "te_bind_trained_grads: 16 bytes off", TE_ERROR_ALIGNMENT, "aligned", [](cs &s) { return te_bind_trained_grads(&s.m.model, (float *)(void *)(s.room + 16), s.ctx); });
+    refuse<cs>(t, "te_bind_trained_grads: 16 bytes off", TE_ERROR_ALIGNMENT, "aligned", [](cs &s) { return te_bind_trained_grads(&s.m.model, (float *)(void *)(s.free_memory + 16), s.ctx); });
     refuse<cs>(t, "te_bind_trained_grads: where the parameters are", TE_ERROR_VALUE, "params overlaps grads", [](cs &s) { return te_bind_trained_grads(&s.m.model, (float *)(void *)s.params, s.ctx); });
     fine<cs>(t, "te_trained_grad_bytes: of nothing", [](cs &s) { return te_trained_grad_bytes(nullptr) + te_trained_grad_bytes(&s.s.model) == 0; });
 
@@ -309,8 +309,8 @@ inline void bind_calls(table &t) {
     fine<cs>(t, "printing no plan, or nowhere", [](cs &) { return te_plan_print(nullptr, small_plan()), te_plan_print(stderr, nullptr), small_print_plan(nullptr), true; });
     fine<cs>(t, "te_recipes_bytes: no models, no config, a model that is not bound", [](cs &s) {
         te_model *unbound[2] = {&s.s.model, nullptr};
-        return te_recipes_bytes(nullptr, 1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.halves, 1, nullptr) == 0 &&
-               te_recipes_bytes(unbound, 2, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.halves, -1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config);
+        return te_recipes_bytes(nullptr, 1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.fp8_models, 1, nullptr) == 0 &&
+               te_recipes_bytes(unbound, 2, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config) && te_recipes_bytes(s.fp8_models, -1, &s.recipes_config) == te_recipes_bytes(nullptr, 0, &s.recipes_config);
     });
 }
 

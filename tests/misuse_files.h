@@ -1,5 +1,5 @@
-// misuse_files.h -- rows of misuse.h: safetensors, checkpoints and tuning files, called wrongly; what may lie in the way of a file
-// is in misuse_files_test.cc. And what a batch brings for embeddings, positions and losses.
+// misuse_files.h -- entries of misuse.h for safetensors, checkpoints and tuning files, and for a batch's tokens, positions and labels.
+// Paths that are folders, links or devices are in misuse_files_test.cc.
 #ifndef TESTS_MISUSE_FILES_H
 #define TESTS_MISUSE_FILES_H
 
@@ -13,7 +13,7 @@ TE_SEQUENTIAL(words, f32, (embedding, e, 11, 8), (positions, p, 16, 8), (linear,
 
 namespace misuse {
 
-// A checkpoint of `small` in a file of this process, open; and what is to be loaded.
+// A checkpoint of `small`, open, and tensors that could be loaded from it.
 struct file_scene : call_scene {
     std::string folder, path;
     te_safetensors file;
@@ -44,14 +44,14 @@ struct file_scene : call_scene {
         return all_;
     }
     bool works() {
-        te_safetensors again;
-        memset(&again, 0, sizeof again);
-        if (te_safetensors_open(&again, path.c_str(), ctx) != TE_OK) return false;
-        const te_status status = te_checkpoint_load(&all_given(), &again, ctx);
-        te_safetensors_close(&again);
+        te_safetensors opened;
+        memset(&opened, 0, sizeof opened);
+        if (te_safetensors_open(&opened, path.c_str(), ctx) != TE_OK) return false;
+        const te_status status = te_checkpoint_load(&valid_checkpoint(), &opened, ctx);
+        te_safetensors_close(&opened);
         return status == TE_OK;
     }
-    const te_checkpoint &all_given() {
+    const te_checkpoint &valid_checkpoint() {
         named.name = "m", named.model = &m.model;
         memset(&all, 0, sizeof all);
         all.models = &named, all.count = 1, all.optimizer = &opt, all.random = 1;
@@ -167,7 +167,7 @@ inline void file_calls(table &t) {
     });
 }
 
-// ---- what a batch brings ---------------------------------------------------------------------------------------------
+// ---- tokens, positions, labels ---------------------------------------------------------------------------------------
 
 struct word_scene : call_scene {
     enum { ROWS = 8 };
@@ -217,7 +217,7 @@ inline void word_calls(table &t) {
         each("tokens " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "tokens", [=](ws &s) { s.batch.tokens = (const int32_t *)(const void *)((const char *)s.tokens + by); });
         each("labels " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "labels", [=](ws &s) { s.batch.labels = (const int32_t *)(const void *)((const char *)s.labels + by); });
     }
-    if (!TE_CUDA) // there a token outside gives NaN: nothing waits to look at it
+    if (!TE_CUDA) // on CUDA a token outside the vocabulary gives NaN, because reading it would need a synchronisation
         for (int32_t bad : {-1, 11, INT32_MAX, INT32_MIN}) {
             for (int which = 0; which < 2; which++)
                 for (int p = 0; p < 3; p++)

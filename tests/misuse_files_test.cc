@@ -1,5 +1,5 @@
-// Files that are in the way, or are no files: links, FIFOs, devices, folders, permissions, a full disk, two writers at
-// once. Nothing hangs, nothing but the file asked for is touched, and what was there is whole at every moment.
+// misuse_files_test.cc -- paths that are no regular files or cannot be written: links, FIFOs, devices, folders, missing permissions, a
+// full disk, two writers at once. No call may hang or write to another file, and at every moment the path must hold a complete file.
 #include <catch2/catch.hpp>
 
 #include <dirent.h>
@@ -55,7 +55,7 @@ te_status save(const std::string &path, size_t bytes, int value, te_context *ctx
     const te_safetensor e = te_safetensor_of("x", TE_SAFETENSORS_U8, 1, &n, data.data());
     return te_safetensors_write_sealed(path.c_str(), &e, 1, nullptr, 0, ctx);
 }
-// Its one value; -1: it does not open, -2: its bytes are not all the same, or not what the checksum is of.
+// The value of all bytes of the file's tensor; -1: the file does not open, -2: its bytes differ, or the checksum is wrong.
 int value_of(const std::string &path, te_context *ctx) {
     te_safetensors f;
     if (te_safetensors_open(&f, path.c_str(), ctx) != TE_OK) return -1;
@@ -69,7 +69,7 @@ int value_of(const std::string &path, te_context *ctx) {
     return value;
 }
 
-// A call that waits forever would take the whole test along: the process ends instead.
+// If a call hangs, the process ends after a minute.
 struct time_limit {
     time_limit() { alarm(60); }
     ~time_limit() { alarm(0); }
@@ -77,7 +77,7 @@ struct time_limit {
 
 } // namespace
 
-TEST_CASE("a FIFO, a device, a folder: refused, not waited for") {
+TEST_CASE("a FIFO, a device and a folder are refused without waiting for them") {
     target t;
     folder dir;
     time_limit limit;
@@ -101,10 +101,10 @@ TEST_CASE("a FIFO, a device, a folder: refused, not waited for") {
     struct stat s;
     REQUIRE((lstat("/dev/null", &s) == 0 && S_ISCHR(s.st_mode)));
     REQUIRE((lstat(fifo.c_str(), &s) == 0 && S_ISFIFO(s.st_mode)));
-    CHECK(entries(dir.path).size() == 2); // and no temporary is left
+    CHECK(entries(dir.path).size() == 2); // no temporary file is left
 }
 
-TEST_CASE("a symbolic link stays, and what it leads to is replaced") {
+TEST_CASE("a symbolic link stays, and its target is replaced") {
     target t;
     folder dir;
     REQUIRE(mkdir((dir / "far").c_str(), 0777) == 0);
@@ -127,12 +127,12 @@ TEST_CASE("a symbolic link stays, and what it leads to is replaced") {
     CHECK(entries(dir.path).size() == 5);
 }
 
-TEST_CASE("nobody else's file is written to, whatever lies where the temporary would") {
+TEST_CASE("existing files with the names of temporary files are not written to") {
     target t;
     folder dir;
     const std::string path = dir / "file", victim = dir / "victim";
     put(victim, "mine");
-    // the name that older versions used, and the first ones of this process
+    // the temporary name of older versions, and the first names of this process
     std::vector<std::string> names = {path + ".tmp"};
     for (int k = 0; k < 3; k++) names.push_back(path + ".tmp." + std::to_string(getpid()) + "." + std::to_string(k));
     for (const std::string &name : names) REQUIRE(symlink(victim.c_str(), name.c_str()) == 0);
@@ -142,7 +142,7 @@ TEST_CASE("nobody else's file is written to, whatever lies where the temporary w
     for (const std::string &name : names) CHECK(is_link(name));
 }
 
-TEST_CASE("permissions stay") {
+TEST_CASE("a write keeps the permissions of the file") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -156,7 +156,7 @@ TEST_CASE("permissions stay") {
     }
     umask(mask);
     if (geteuid() == 0) {
-        WARN("skipped: what may not be written, for this is root, who may write anything");
+        WARN("skipped: files without write permission, because root may write them");
         return;
     }
     REQUIRE(chmod(path.c_str(), 0444) == 0);
@@ -168,7 +168,7 @@ TEST_CASE("permissions stay") {
     CHECK(std::string(te_last_error(t)).find("cannot create it") != std::string::npos);
 }
 
-TEST_CASE("a disk that is full leaves the old file, and nothing else") {
+TEST_CASE("a write to a full disk leaves the old file, and no other file") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -176,7 +176,7 @@ TEST_CASE("a disk that is full leaves the old file, and nothing else") {
     rlimit was, is;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &was) == 0);
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-    is = was, is.rlim_cur = 50000; // write fails with EFBIG, as it does with ENOSPC on a full disk
+    is = was, is.rlim_cur = 50000; // write fails with EFBIG, as on a full disk with ENOSPC
     REQUIRE(setrlimit(RLIMIT_FSIZE, &is) == 0);
     const te_status status = save(path, 100000, 2, t);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &was) == 0);
@@ -187,7 +187,7 @@ TEST_CASE("a disk that is full leaves the old file, and nothing else") {
     CHECK(entries(dir.path).size() == 1);
 }
 
-TEST_CASE("two writers of one path, and a reader: whole at every moment") {
+TEST_CASE("two writers of one path, and a reader that always finds a complete file") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -197,7 +197,7 @@ TEST_CASE("two writers of one path, and a reader: whole at every moment") {
         const pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            te_context ctx; // the host's; a CUDA context does not outlive a fork
+            te_context ctx; // of the host, because CUDA does not survive a fork
             std::memset(&ctx, 0, sizeof ctx);
             int bad = 0;
             std::vector<uint8_t> data(300000 + (size_t)who * 100000, (uint8_t)who);
@@ -244,7 +244,7 @@ TEST_CASE("two writers of one path, and a reader: whole at every moment") {
     CHECK(entries(dir.path).size() == 1);
 }
 
-TEST_CASE("a header of a hundred million bytes is the longest, as in the reference") {
+TEST_CASE("the maximum size of a header is a hundred million bytes, as in the reference implementation") {
     target t;
     folder dir;
     const std::string path = dir / "long";
@@ -252,7 +252,7 @@ TEST_CASE("a header of a hundred million bytes is the longest, as in the referen
         std::string length(8, '\0');
         for (int i = 0; i < 8; i++) length[(size_t)i] = (char)(unsigned char)(n >> (8 * i));
         put(path, length);
-        REQUIRE(truncate(path.c_str(), (off_t)n + 8) == 0); // a hole: no disk is used
+        REQUIRE(truncate(path.c_str(), (off_t)n + 8) == 0); // a sparse file, which needs no disk space
         te_safetensors f;
         CHECK(te_safetensors_open(&f, path.c_str(), t) == TE_ERROR_FORMAT);
         const std::string says = n == 100000000 ? "a header begins with '{'" : "at most 100000000 are allowed";
@@ -261,7 +261,7 @@ TEST_CASE("a header of a hundred million bytes is the longest, as in the referen
     }
 }
 
-TEST_CASE("a sealed file: any bit that changes is found") {
+TEST_CASE("a changed bit in a file with a checksum is found") {
     target t;
     folder dir;
     const std::string path = dir / "sealed";
@@ -291,7 +291,7 @@ TEST_CASE("a sealed file: any bit that changes is found") {
         if (verify(s) != TE_ERROR_FORMAT) FAIL("bit " << bit % 8 << " of byte " << bit / 8 << " passes");
     }
     for (size_t n = 0; n < whole.size(); n++) REQUIRE(verify(whole.substr(0, n)) == TE_ERROR_FORMAT);
-    // two words that changed places, and a text that was edited
+    // two exchanged words, and an edited text
     std::string swapped = whole;
     std::swap(swapped[whole.size() - 28], swapped[whole.size() - 24]);
     CHECK(verify(swapped) == TE_ERROR_FORMAT);
@@ -299,7 +299,7 @@ TEST_CASE("a sealed file: any bit that changes is found") {
     edited.replace(edited.find("0.002"), 5, "0.004");
     CHECK(verify(edited) == TE_ERROR_FORMAT);
     CHECK(std::string(te_last_error(t)).find("it was changed after it was saved") != std::string::npos);
-    // others have no checksum, and pass; the key is not for them
+    // files without a checksum pass; a caller may not use its metadata key
     REQUIRE(te_safetensors_write(path.c_str(), list, 2, metadata, 2, t) == TE_OK);
     CHECK(verify(content(path), &verified) == TE_OK);
     CHECK(verified == 0);
@@ -309,7 +309,7 @@ TEST_CASE("a sealed file: any bit that changes is found") {
     CHECK(te_safetensors_verify(nullptr, t) == TE_ERROR_NULL);
 }
 
-TEST_CASE("a checksum does not see how its text was cut") {
+TEST_CASE("a checksum does not depend on how its input is split") {
     std::vector<uint8_t> text(1000);
     for (size_t i = 0; i < text.size(); i++) text[i] = (uint8_t)(i * i + i / 7);
     te_checksum whole = te_checksum_begin();
@@ -320,7 +320,7 @@ TEST_CASE("a checksum does not see how its text was cut") {
             te_checksum_add(&s, &text[at], std::min(part, text.size() - at));
         CHECK(te_checksum_end(&s) == te_checksum_end(&whole));
     }
-    for (size_t n : {0, 1, 31, 32, 33}) { // nor is one of another length the same for its zeros
+    for (size_t n : {0, 1, 31, 32, 33}) { // zeros of different lengths have different checksums
         te_checksum a = te_checksum_begin(), b = te_checksum_begin();
         const std::vector<uint8_t> zeros(n + 1, 0);
         te_checksum_add(&a, zeros.data(), n), te_checksum_add(&b, zeros.data(), n + 1);

@@ -1,6 +1,6 @@
-// misuse_lists.h -- rows of misuse.h that the compiler refuses: every op with every wrong kind of argument, each option with wrong
-// values. All lists go through a compiler at once, each on a line of its own; the first error of a line must say what is
-// expected. tests/fail/*.c are the mistakes between ops, one file each.
+// misuse_lists.h -- lists that must not compile: every op with every kind of wrong argument, and each option with wrong values. All
+// lists are compiled as one file, with one list on each line, and the first error of a line must contain the expected text. Lists whose
+// mistake is between ops are in tests/fail/*.c, one file each.
 #ifndef TESTS_MISUSE_LISTS_H
 #define TESTS_MISUSE_LISTS_H
 
@@ -14,14 +14,14 @@
 namespace misuse {
 
 struct list {
-    std::string dtype, ops, expect; // expect "": it compiles
+    std::string dtype, ops, expect; // expect "": it must compile
 };
 
-// An op as it should be, in a list where it may stand: `before` and `behind` it.
+// A valid op, and the ops that a list needs before and behind it.
 struct sound {
     const char *kind;
     std::vector<std::string> shapes;
-    std::vector<std::pair<std::string, std::string>> options; // name, a wrong type or value
+    std::vector<std::pair<std::string, std::string>> options; // name, and a value of a wrong type or range
     const char *before, *behind;
 };
 inline const std::vector<sound> &sound_ops() {
@@ -70,12 +70,13 @@ inline std::vector<list> wrong_lists() {
         for (size_t k = 0; k < s.shapes.size(); k++) {
             const bool width = !strstr("dropout scale", s.kind);
             for (const char *bad : {"0", "-16", "\"16\"", "no_such_name"}) {
-                if (!width && (*bad == '0' || (*bad == '-' && !strcmp(s.kind, "scale")))) continue; // numbers that they may have
+                if (!width && (*bad == '0' || (*bad == '-' && !strcmp(s.kind, "scale")))) continue; // valid values of these ops
                 std::vector<std::string> v = s.shapes;
-                v[k] = *bad == 'n' ? bad + std::to_string(all.size()) : bad; // gcc speaks of an unknown name once
+                // a new name each time, because gcc reports an unknown name only once
+                v[k] = *bad == 'n' ? bad + std::to_string(all.size()) : bad;
                 add(v, *bad == '"' ? "*" : *bad == 'n' ? "no_such_name" : strstr(s.kind, "attention") || s.kind == std::string("rope") ? "*" : "te: ");
             }
-            if (width) { // one that does not fit, and one shape less
+            if (width) { // with one shape too few
                 std::vector<std::string> v(s.shapes.begin(), s.shapes.begin() + (long)k);
                 add(v, "*");
             }
@@ -93,9 +94,9 @@ inline std::vector<list> wrong_lists() {
 struct compiled {
     std::string compiler;
     int refused = 0, fine = 0;
-    std::vector<std::string> wrong; // the list, and what was said
+    std::vector<std::string> wrong; // lists with the wrong result, and the compiler's message
 };
-// The lists through `compiler`, each as line 10 + i of a source file that the messages call tests/misuse_lists.c.
+// Compiles all lists by `compiler`, list i on line 10 + i of a source file.
 inline compiled compile_lists(const std::string &compiler, const std::vector<list> &all, const std::string &folder) {
     compiled result;
     const std::string source = folder + "/lists.c", log = folder + "/log";
@@ -108,7 +109,7 @@ inline compiled compile_lists(const std::string &compiler, const std::vector<lis
     result.compiler = compiler;
     const std::string flags = compiler[0] == 'c' ? " -ferror-limit=0 -fmacro-backtrace-limit=1" : " -fmax-errors=0 -ftrack-macro-expansion=0";
     const int code = std::system((compiler + flags + " -w -I. -fsyntax-only " + source + " >" + log + " 2>&1").c_str());
-    std::map<int, std::string> first; // error by line
+    std::map<int, std::string> first; // the first error of each line
     std::ifstream in(log);
     for (std::string line; std::getline(in, line);) {
         const size_t at = line.find("lists.c:"), error = line.find("error: ");

@@ -1,4 +1,4 @@
-// misuse_models.h -- rows of misuse.h: every argument of a model's forward, inference and backward, wrong in every way.
+// misuse_models.h -- entries of misuse.h for a model's forward, inference and backward: every argument, wrong in every way.
 #ifndef TESTS_MISUSE_MODELS_H
 #define TESTS_MISUSE_MODELS_H
 
@@ -10,15 +10,15 @@ TE_SEQUENTIAL(another, bf16, (linear, fc, 64, 40))
 
 namespace misuse {
 
-// A valid call of each pass, to be spoilt.
+// A valid call of each pass, of which an entry changes one argument.
 struct model_scene {
-    enum { BATCH = 2, SEQ = 4, ROWS = BATCH * SEQ, ROOM = ROWS * 80 * 4 };
-    te_context own;
-    te_context *ctx = &own;
+    enum { BATCH = 2, SEQ = 4, ROWS = BATCH * SEQ, TENSOR_BYTES = ROWS * 80 * 4 };
+    te_context context;
+    te_context *ctx = &context;
     arena memory;
     misused m;
     char *params, *grads;
-    struct given {
+    struct arguments {
         te_tensor x, y, dx, dy;
         te_edge edge[2];
         te_batch batch;
@@ -35,7 +35,7 @@ struct model_scene {
         if (te_context_create(c, 0, 5) != TE_OK) throw std::runtime_error(c->error);
         return c;
     }
-    model_scene() : memory(made(&own), 1 << 20) {
+    model_scene() : memory(made(&context), 1 << 20) {
         params = memory.take(misused_param_bytes()), grads = memory.take(misused_grad_bytes());
         memset(&m, 0, sizeof m), memset(&now, 0, sizeof now);
         NEED(misused_bind(&m, params, (float *)(void *)grads, ctx), ctx);
@@ -55,7 +55,7 @@ struct model_scene {
         te_release(ctx, memory.base), memory.base = nullptr;
         te_context_destroy(ctx);
     }
-    te_tensor tensor(int cols) { return te_matrix(memory.take(ROOM), TE_bf16, ROWS, cols); }
+    te_tensor tensor(int cols) { return te_matrix(memory.take(TENSOR_BYTES), TE_bf16, ROWS, cols); }
     te_tensor filled(int cols) {
         const te_tensor t = tensor(cols);
         NEED(te_fill_normal(t.data, TE_bf16, ROWS * cols, 0, 1, 7, (uint32_t)memory.used, ctx), ctx);
@@ -77,12 +77,12 @@ struct model_scene {
     bool works() { return forward() == TE_OK && infer() == TE_OK && backward() == TE_OK && te_synchronize(ctx) == TE_OK; }
 };
 
-typedef std::function<void(model_scene::given &)> spoil;
-typedef std::function<te_tensor &(model_scene::given &)> pick;
+typedef std::function<void(model_scene::arguments &)> change_function;
+typedef std::function<te_tensor &(model_scene::arguments &)> pick;
 static const char *const pass_names[] = {"forward", "infer", "backward"};
 
-// `passes`: which of forward, inference and backward, a bit each.
-inline void spoilt(table &t, int passes, const std::string &name, te_status status, const std::string &word, const spoil &change) {
+// passes: a bit for each of forward, inference and backward.
+inline void refuse_changed(table &t, int passes, const std::string &name, te_status status, const std::string &word, const change_function &change) {
     for (int p = 0; p < 3; p++)
         if (passes >> p & 1)
             refuse<model_scene>(t, std::string(pass_names[p]) + ": " + name, status, word, [=](model_scene &s) {
@@ -92,10 +92,10 @@ inline void spoilt(table &t, int passes, const std::string &name, te_status stat
             });
 }
 
-// A tensor argument that is wrong in every way that can be seen.
+// Every detectable mistake in a tensor argument.
 inline void wrong_tensor(table &t, int passes, const std::string &name, bool may_be_null, const pick &of) {
     const auto each = [&](const std::string &how, te_status status, const std::string &word, const std::function<void(te_tensor &)> &change) {
-        spoilt(t, passes, name + " " + how, status, word, [=](model_scene::given &g) { change(of(g)); });
+        refuse_changed(t, passes, name + " " + how, status, word, [=](model_scene::arguments &g) { change(of(g)); });
     };
     if (!may_be_null) each("is null", TE_ERROR_NULL, name + " is null", [](te_tensor &v) { v.data = nullptr; });
     for (int dtype : {(int)TE_f32, (int)TE_f16, (int)TE_e4m3, (int)TE_e5m2, (int)TE_DTYPE_COUNT, 7})
@@ -110,22 +110,22 @@ inline void wrong_tensor(table &t, int passes, const std::string &name, bool may
         each("lies " + std::to_string(by) + " bytes off", TE_ERROR_ALIGNMENT, name + " lies at", [=](te_tensor &v) { v.data = (char *)v.data + by; });
 }
 
-// What a pass writes gets the place of what it also reads or writes.
+// Every pair of tensors of which a pass writes at least one, in the same memory.
 inline void wrong_places(table &t) {
     struct place {
         const char *name;
-        int passes, written; // bits of the passes that use it, that write it
+        int passes, written; // bits of the passes that use it, and of those that write it
         std::function<char *(model_scene &)> at;
-        std::function<void(model_scene &, char *)> move; // null: it stays
+        std::function<void(model_scene &, char *)> move; // null: it cannot be moved
     };
     const auto tensor = [](const pick &of) { return [=](model_scene &s) { return (char *)of(s.now).data; }; };
     const auto mover = [](const pick &of) { return [=](model_scene &s, char *p) { of(s.now).data = p; }; };
     const auto one = [&](const char *name, int passes, int written, const pick &of) { return place{name, passes, written, tensor(of), mover(of)}; };
     const std::vector<place> all = {
-        one("x", 3, 0, [](model_scene::given &g) -> te_tensor & { return g.x; }), one("y", 3, 3, [](model_scene::given &g) -> te_tensor & { return g.y; }),
-        one("dx", 4, 4, [](model_scene::given &g) -> te_tensor & { return g.dx; }), one("dy", 4, 0, [](model_scene::given &g) -> te_tensor & { return g.dy; }),
-        one("side", 3, 0, [](model_scene::given &g) -> te_tensor & { return g.edge[0].value; }), one("mid", 3, 3, [](model_scene::given &g) -> te_tensor & { return g.edge[1].value; }),
-        one("side's gradient", 4, 4, [](model_scene::given &g) -> te_tensor & { return g.edge[0].grad; }), one("mid's gradient", 4, 0, [](model_scene::given &g) -> te_tensor & { return g.edge[1].grad; }),
+        one("x", 3, 0, [](model_scene::arguments &g) -> te_tensor & { return g.x; }), one("y", 3, 3, [](model_scene::arguments &g) -> te_tensor & { return g.y; }),
+        one("dx", 4, 4, [](model_scene::arguments &g) -> te_tensor & { return g.dx; }), one("dy", 4, 0, [](model_scene::arguments &g) -> te_tensor & { return g.dy; }),
+        one("side", 3, 0, [](model_scene::arguments &g) -> te_tensor & { return g.edge[0].value; }), one("mid", 3, 3, [](model_scene::arguments &g) -> te_tensor & { return g.edge[1].value; }),
+        one("side's gradient", 4, 4, [](model_scene::arguments &g) -> te_tensor & { return g.edge[0].grad; }), one("mid's gradient", 4, 0, [](model_scene::arguments &g) -> te_tensor & { return g.edge[1].grad; }),
         {"the parameters", 7, 0, [](model_scene &s) { return s.params; }, nullptr},
         {"the gradients", 4, 4, [](model_scene &s) { return s.grads; }, nullptr},
         {"saved.memory", 5, 1, [](model_scene &s) { return (char *)s.now.saved.memory; }, nullptr},
@@ -143,28 +143,28 @@ inline void wrong_places(table &t) {
 }
 
 inline void wrong_batches(table &t) {
-    const auto batch = [&](const std::string &name, te_status status, const std::string &word, const spoil &change) { spoilt(t, 7, name, status, word, change); };
-    batch("no batch", TE_ERROR_NULL, "batch is null", [](model_scene::given &g) { g.batch_at = nullptr; });
+    const auto batch = [&](const std::string &name, te_status status, const std::string &word, const change_function &change) { refuse_changed(t, 7, name, status, word, change); };
+    batch("no batch", TE_ERROR_NULL, "batch is null", [](model_scene::arguments &g) { g.batch_at = nullptr; });
     for (int n : {0, -1, INT32_MIN}) {
-        batch("batch " + std::to_string(n), TE_ERROR_SHAPE, "must be positive", [=](model_scene::given &g) { g.batch.batch = n; });
-        batch("seq " + std::to_string(n), TE_ERROR_SHAPE, "must be positive", [=](model_scene::given &g) { g.batch.seq = n; });
+        batch("batch " + std::to_string(n), TE_ERROR_SHAPE, "must be positive", [=](model_scene::arguments &g) { g.batch.batch = n; });
+        batch("seq " + std::to_string(n), TE_ERROR_SHAPE, "must be positive", [=](model_scene::arguments &g) { g.batch.seq = n; });
     }
-    batch("batch INT32_MAX", TE_ERROR_OVERFLOW, "too large", [](model_scene::given &g) { g.batch.batch = INT32_MAX; });
-    batch("batch and seq 65536", TE_ERROR_OVERFLOW, "too large", [](model_scene::given &g) { g.batch.batch = g.batch.seq = 65536; });
-    batch("position -1", TE_ERROR_VALUE, "position -1", [](model_scene::given &g) { g.batch.position = -1; });
-    batch("position INT32_MAX", TE_ERROR_VALUE, "position", [](model_scene::given &g) { g.batch.position = INT32_MAX; });
-    batch("no edges, but a count", TE_ERROR_NULL, "edges is null", [](model_scene::given &g) { g.batch.edges = nullptr; });
-    batch("-1 edges", TE_ERROR_NULL, "edge", [](model_scene::given &g) { g.batch.edge_count = -1; });
-    batch("no edge at all", TE_ERROR_NULL, "no edge named", [](model_scene::given &g) { g.batch.edge_count = 0, g.batch.edges = nullptr; });
-    batch("one edge missing", TE_ERROR_NULL, "no edge named mid", [](model_scene::given &g) { g.batch.edge_count = 1; });
-    batch("an edge without a name", TE_ERROR_NULL, "no edge named side", [](model_scene::given &g) { g.edge[0].name = nullptr; });
-    batch("an edge of another name", TE_ERROR_NULL, "no edge named mid", [](model_scene::given &g) { g.edge[1].name = "MID"; });
-    batch("two edges of one name", TE_ERROR_VALUE, "twice", [](model_scene::given &g) {
+    batch("batch INT32_MAX", TE_ERROR_OVERFLOW, "too large", [](model_scene::arguments &g) { g.batch.batch = INT32_MAX; });
+    batch("batch and seq 65536", TE_ERROR_OVERFLOW, "too large", [](model_scene::arguments &g) { g.batch.batch = g.batch.seq = 65536; });
+    batch("position -1", TE_ERROR_VALUE, "position -1", [](model_scene::arguments &g) { g.batch.position = -1; });
+    batch("position INT32_MAX", TE_ERROR_VALUE, "position", [](model_scene::arguments &g) { g.batch.position = INT32_MAX; });
+    batch("no edges, but a count", TE_ERROR_NULL, "edges is null", [](model_scene::arguments &g) { g.batch.edges = nullptr; });
+    batch("-1 edges", TE_ERROR_NULL, "edge", [](model_scene::arguments &g) { g.batch.edge_count = -1; });
+    batch("no edge at all", TE_ERROR_NULL, "no edge named", [](model_scene::arguments &g) { g.batch.edge_count = 0, g.batch.edges = nullptr; });
+    batch("one edge missing", TE_ERROR_NULL, "no edge named mid", [](model_scene::arguments &g) { g.batch.edge_count = 1; });
+    batch("an edge without a name", TE_ERROR_NULL, "no edge named side", [](model_scene::arguments &g) { g.edge[0].name = nullptr; });
+    batch("an edge of another name", TE_ERROR_NULL, "no edge named mid", [](model_scene::arguments &g) { g.edge[1].name = "MID"; });
+    batch("two edges of one name", TE_ERROR_VALUE, "twice", [](model_scene::arguments &g) {
         static te_edge three[3];
         three[0] = g.edge[0], three[1] = g.edge[1], three[2] = g.edge[1];
         g.batch.edges = three, g.batch.edge_count = 3;
     });
-    // An edge of a list that gets the same batch, which may lie anywhere: here where this list's x, dx and workspace are.
+    // Valid: an edge that belongs to another list with the same batch may be anywhere, here in the memory of x, dx and the workspace.
     for (int p = 0; p < 3; p++)
         fine<model_scene>(t, std::string(pass_names[p]) + ": an edge of another list", [=](model_scene &s) {
             te_edge three[3] = {{"elsewhere", s.now.x, s.now.dx}, s.now.edge[0], s.now.edge[1]};
@@ -174,9 +174,9 @@ inline void wrong_batches(table &t) {
 }
 
 inline void wrong_instances(table &t) {
-    spoilt(t, 7, "no instance", TE_ERROR_NULL, "instance", [](model_scene::given &g) { g.m = nullptr; });
+    refuse_changed(t, 7, "no instance", TE_ERROR_NULL, "instance", [](model_scene::arguments &g) { g.m = nullptr; });
     const auto instance = [&](const std::string &name, te_status status, const std::string &word, void (*change)(misused &, const misused &)) {
-        spoilt(t, 7, name, status, word, [=](model_scene::given &g) {
+        refuse_changed(t, 7, name, status, word, [=](model_scene::arguments &g) {
             static misused m;
             memset(&m, 0, sizeof m);
             change(m, *g.m);
@@ -210,28 +210,28 @@ inline void wrong_instances(table &t) {
 }
 
 inline void wrong_saved(table &t) {
-    spoilt(t, 1, "no saved", TE_ERROR_NULL, "misused_infer needs none", [](model_scene::given &g) { g.saved_at = nullptr; });
-    spoilt(t, 4, "no saved", TE_ERROR_NULL, "saved is null", [](model_scene::given &g) { g.saved_at = nullptr; });
-    spoilt(t, 1, "saved without memory", TE_ERROR_NULL, "saved.memory is null", [](model_scene::given &g) { g.saved.memory = nullptr; });
-    spoilt(t, 4, "saved without memory", TE_ERROR_STATE, "saved.memory", [](model_scene::given &g) { g.saved.memory = nullptr; });
+    refuse_changed(t, 1, "no saved", TE_ERROR_NULL, "misused_infer needs none", [](model_scene::arguments &g) { g.saved_at = nullptr; });
+    refuse_changed(t, 4, "no saved", TE_ERROR_NULL, "saved is null", [](model_scene::arguments &g) { g.saved_at = nullptr; });
+    refuse_changed(t, 1, "saved without memory", TE_ERROR_NULL, "saved.memory is null", [](model_scene::arguments &g) { g.saved.memory = nullptr; });
+    refuse_changed(t, 4, "saved without memory", TE_ERROR_STATE, "saved.memory", [](model_scene::arguments &g) { g.saved.memory = nullptr; });
     for (int by : {1, 16, 128}) {
-        spoilt(t, 1, "saved.memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "saved.memory must be aligned", [=](model_scene::given &g) { g.saved.memory = (char *)g.saved.memory + by; });
-        spoilt(t, 4, "saved.memory " + std::to_string(by) + " off", TE_ERROR_STATE, "saved.memory", [=](model_scene::given &g) { g.saved.memory = (char *)g.saved.memory + by; });
+        refuse_changed(t, 1, "saved.memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "saved.memory must be aligned", [=](model_scene::arguments &g) { g.saved.memory = (char *)g.saved.memory + by; });
+        refuse_changed(t, 4, "saved.memory " + std::to_string(by) + " off", TE_ERROR_STATE, "saved.memory", [=](model_scene::arguments &g) { g.saved.memory = (char *)g.saved.memory + by; });
     }
-    spoilt(t, 1, "saved of 0 bytes", TE_ERROR_MEMORY, "saved.memory", [](model_scene::given &g) { g.saved.bytes = 0; });
-    spoilt(t, 1, "saved a byte short", TE_ERROR_MEMORY, "saved.memory", [](model_scene::given &g) { g.saved.bytes--; });
-    spoilt(t, 4, "saved of no forward", TE_ERROR_STATE, "no forward", [](model_scene::given &g) { g.saved.plan = nullptr; });
-    spoilt(t, 4, "saved of another list", TE_ERROR_STATE, "no forward", [](model_scene::given &g) { g.saved.plan = another_plan(); });
-    spoilt(t, 4, "another batch than the forward's", TE_ERROR_SHAPE, "the forward had batch 2", [](model_scene::given &g) { g.batch.batch = 4, g.batch.seq = 2; });
-    spoilt(t, 4, "another position than the forward's", TE_ERROR_SHAPE, "position 0", [](model_scene::given &g) { g.batch.position = 1; });
-    spoilt(t, 7, "no workspace", TE_ERROR_MEMORY, "te_context_reserve", [](model_scene::given &g) { g.workspace = nullptr, g.workspace_bytes = 0; });
-    spoilt(t, 7, "a workspace of 255 bytes", TE_ERROR_MEMORY, "te_context_reserve", [](model_scene::given &g) { g.workspace_bytes = 255; });
-    spoilt(t, 7, "no workspace, but its size", TE_ERROR_NULL, "workspace", [](model_scene::given &g) { g.workspace = nullptr; });
-    for (int by : {1, 16, 128}) spoilt(t, 7, "a workspace " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "the workspace must be aligned", [=](model_scene::given &g) { g.workspace = (char *)g.workspace + by; });
+    refuse_changed(t, 1, "saved of 0 bytes", TE_ERROR_MEMORY, "saved.memory", [](model_scene::arguments &g) { g.saved.bytes = 0; });
+    refuse_changed(t, 1, "saved a byte short", TE_ERROR_MEMORY, "saved.memory", [](model_scene::arguments &g) { g.saved.bytes--; });
+    refuse_changed(t, 4, "saved of no forward", TE_ERROR_STATE, "no forward", [](model_scene::arguments &g) { g.saved.plan = nullptr; });
+    refuse_changed(t, 4, "saved of another list", TE_ERROR_STATE, "no forward", [](model_scene::arguments &g) { g.saved.plan = another_plan(); });
+    refuse_changed(t, 4, "another batch than the forward's", TE_ERROR_SHAPE, "the forward had batch 2", [](model_scene::arguments &g) { g.batch.batch = 4, g.batch.seq = 2; });
+    refuse_changed(t, 4, "another position than the forward's", TE_ERROR_SHAPE, "position 0", [](model_scene::arguments &g) { g.batch.position = 1; });
+    refuse_changed(t, 7, "no workspace", TE_ERROR_MEMORY, "te_context_reserve", [](model_scene::arguments &g) { g.workspace = nullptr, g.workspace_bytes = 0; });
+    refuse_changed(t, 7, "a workspace of 255 bytes", TE_ERROR_MEMORY, "te_context_reserve", [](model_scene::arguments &g) { g.workspace_bytes = 255; });
+    refuse_changed(t, 7, "no workspace, but its size", TE_ERROR_NULL, "workspace", [](model_scene::arguments &g) { g.workspace = nullptr; });
+    for (int by : {1, 16, 128}) refuse_changed(t, 7, "a workspace " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "the workspace must be aligned", [=](model_scene::arguments &g) { g.workspace = (char *)g.workspace + by; });
 }
 
 static te_context elsewhere;
-// The text is in the context that was given, if one was.
+// The error text is in the context of the call, if it had one.
 inline void wrong_contexts(table &t) {
     const auto says = [](te_status status, const char *word) {
         if (!strstr(elsewhere.error, word)) throw std::runtime_error(std::string("the text does not say '") + word + "': " + elsewhere.error);
@@ -256,14 +256,14 @@ inline void wrong_contexts(table &t) {
 }
 
 inline void models(table &t) {
-    wrong_tensor(t, 3, "x", false, [](model_scene::given &g) -> te_tensor & { return g.x; });
-    wrong_tensor(t, 3, "y", false, [](model_scene::given &g) -> te_tensor & { return g.y; });
-    wrong_tensor(t, 3, "side", false, [](model_scene::given &g) -> te_tensor & { return g.edge[0].value; });
-    wrong_tensor(t, 3, "mid", false, [](model_scene::given &g) -> te_tensor & { return g.edge[1].value; });
-    wrong_tensor(t, 4, "dx", true, [](model_scene::given &g) -> te_tensor & { return g.dx; });
-    wrong_tensor(t, 4, "dy", false, [](model_scene::given &g) -> te_tensor & { return g.dy; });
-    wrong_tensor(t, 4, "side", true, [](model_scene::given &g) -> te_tensor & { return g.edge[0].grad; });
-    wrong_tensor(t, 4, "mid", true, [](model_scene::given &g) -> te_tensor & { return g.edge[1].grad; });
+    wrong_tensor(t, 3, "x", false, [](model_scene::arguments &g) -> te_tensor & { return g.x; });
+    wrong_tensor(t, 3, "y", false, [](model_scene::arguments &g) -> te_tensor & { return g.y; });
+    wrong_tensor(t, 3, "side", false, [](model_scene::arguments &g) -> te_tensor & { return g.edge[0].value; });
+    wrong_tensor(t, 3, "mid", false, [](model_scene::arguments &g) -> te_tensor & { return g.edge[1].value; });
+    wrong_tensor(t, 4, "dx", true, [](model_scene::arguments &g) -> te_tensor & { return g.dx; });
+    wrong_tensor(t, 4, "dy", false, [](model_scene::arguments &g) -> te_tensor & { return g.dy; });
+    wrong_tensor(t, 4, "side", true, [](model_scene::arguments &g) -> te_tensor & { return g.edge[0].grad; });
+    wrong_tensor(t, 4, "mid", true, [](model_scene::arguments &g) -> te_tensor & { return g.edge[1].grad; });
     wrong_places(t), wrong_batches(t), wrong_instances(t), wrong_saved(t), wrong_contexts(t);
     fine<model_scene>(t, "backward: dx and the edges' gradients are not wanted", [](model_scene &s) {
         s.now.dx = te_none(), s.now.edge[0].grad = te_none(), s.now.edge[1].grad = te_none();

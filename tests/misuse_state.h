@@ -1,5 +1,5 @@
-// misuse_state.h -- rows of misuse.h: what lives from step to step (optimizer, gradient norm, recipes, scales), matrix products,
-// casts and graphs.
+// misuse_state.h -- entries of misuse.h for objects that live from step to step (optimizer, gradient norm, recipes, scales), and for
+// GEMMs, casts and graphs.
 #ifndef TESTS_MISUSE_STATE_H
 #define TESTS_MISUSE_STATE_H
 
@@ -7,7 +7,7 @@
 
 namespace misuse {
 
-// A list of models that is wrong in every way, for the three calls that take one.
+// Every mistake in a list of models, for the three calls that take one.
 inline void wrong_models(table &t, const char *name, bool wants_gradients, std::function<te_status(cs &, te_model *const *, int)> call) {
     const std::string who = std::string(name) + ": ";
     refuse<cs>(t, who + "no list of models", TE_ERROR_NULL, "list of models", [=](cs &s) { return (void)s, call(s, nullptr, 1); });
@@ -21,12 +21,12 @@ inline void wrong_models(table &t, const char *name, bool wants_gradients, std::
     });
     if (wants_gradients) refuse<cs>(t, who + "a model without gradients", TE_ERROR_NULL, "gradient", [=](cs &s) { return s.models[1] = &s.user.model, call(s, s.models, 2); });
 }
-// A piece of memory that is wrong.
+// Every mistake in the memory of an object.
 inline void wrong_memory(table &t, const char *name, std::function<te_status(cs &, void *, size_t)> call) {
     const std::string who = std::string(name) + ": ";
-    refuse<cs>(t, who + "no memory", TE_ERROR_NULL, "null", [=](cs &s) { return call(s, nullptr, s.room_bytes); });
-    for (int by : {1, 4, 8}) refuse<cs>(t, who + "memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "", [=](cs &s) { return call(s, s.room + by, s.room_bytes - 256); });
-    for (size_t n : {0, 1, 255}) refuse<cs>(t, who + "memory of " + std::to_string(n) + " bytes", TE_ERROR_MEMORY, "bytes", [=](cs &s) { return call(s, s.room, n); });
+    refuse<cs>(t, who + "no memory", TE_ERROR_NULL, "null", [=](cs &s) { return call(s, nullptr, s.free_bytes); });
+    for (int by : {1, 4, 8}) refuse<cs>(t, who + "memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "", [=](cs &s) { return call(s, s.free_memory + by, s.free_bytes - 256); });
+    for (size_t n : {0, 1, 255}) refuse<cs>(t, who + "memory of " + std::to_string(n) + " bytes", TE_ERROR_MEMORY, "bytes", [=](cs &s) { return call(s, s.free_memory, n); });
 }
 
 inline void optimizer_calls(table &t) {
@@ -35,22 +35,22 @@ inline void optimizer_calls(table &t) {
     static te_adamw_state state;
     const auto init = [](cs &s, void *p, size_t n) { return te_adamw_init(&opt, p, n, s.models, 1, &s.config, s.ctx); };
     const auto norm_init = [](cs &s, void *p, size_t n) { return te_grad_norm_init(&norm, p, n, s.models, 1, s.ctx); };
-    other_targets(t, "te_adamw_init", [](cs &s, te_context *c) { return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, c); });
+    other_targets(t, "te_adamw_init", [](cs &s, te_context *c) { return te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, c); });
     other_targets(t, "te_adamw_step", [](cs &s, te_context *c) { return te_adamw_step(&s.opt, c); });
     other_targets(t, "te_adamw_reset", [](cs &s, te_context *c) { return te_adamw_reset(&s.opt, c); });
     contexts(t, "te_adamw_get", [](cs &s, te_context *c) { return te_adamw_get(&state, &s.opt, c); });
     contexts(t, "te_adamw_set", [](cs &s, te_context *c) { return memset(&state, 0, sizeof state), state.step = 7, te_adamw_set(&state, &s.opt, c); });
-    other_targets(t, "te_grad_norm_init", [](cs &s, te_context *c) { return te_grad_norm_init(&norm, s.room, s.room_bytes, s.models, 1, c); });
+    other_targets(t, "te_grad_norm_init", [](cs &s, te_context *c) { return te_grad_norm_init(&norm, s.free_memory, s.free_bytes, s.models, 1, c); });
     other_targets(t, "te_grad_norm_run", [](cs &s, te_context *c) { return te_grad_norm_run(&s.norm, c); });
-    wrong_models(t, "te_adamw_init", true, [](cs &s, te_model *const *m, int n) { return te_adamw_init(&opt, s.room, s.room_bytes, m, n, &s.config, s.ctx); });
-    wrong_models(t, "te_grad_norm_init", true, [](cs &s, te_model *const *m, int n) { return te_grad_norm_init(&norm, s.room, s.room_bytes, m, n, s.ctx); });
+    wrong_models(t, "te_adamw_init", true, [](cs &s, te_model *const *m, int n) { return te_adamw_init(&opt, s.free_memory, s.free_bytes, m, n, &s.config, s.ctx); });
+    wrong_models(t, "te_grad_norm_init", true, [](cs &s, te_model *const *m, int n) { return te_grad_norm_init(&norm, s.free_memory, s.free_bytes, m, n, s.ctx); });
     wrong_memory(t, "te_adamw_init", init), wrong_memory(t, "te_grad_norm_init", norm_init);
-    refuse<cs>(t, "te_adamw_init: memory where the parameters are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_adamw_init(&opt, s.params, s.room_bytes, s.models, 1, &s.config, s.ctx); });
-    refuse<cs>(t, "te_adamw_init: memory where the gradients are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_adamw_init(&opt, s.grads, s.room_bytes, s.models, 1, &s.config, s.ctx); });
-    refuse<cs>(t, "te_grad_norm_init: memory where the gradients are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_grad_norm_init(&norm, s.grads, s.room_bytes, s.models, 1, s.ctx); });
-    refuse<cs>(t, "te_adamw_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_adamw_init(nullptr, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
-    refuse<cs>(t, "te_adamw_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, nullptr, s.ctx); });
-    refuse<cs>(t, "te_grad_norm_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_grad_norm_init(nullptr, s.room, s.room_bytes, s.models, 1, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: memory where the parameters are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_adamw_init(&opt, s.params, s.free_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: memory where the gradients are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_adamw_init(&opt, s.grads, s.free_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_grad_norm_init: memory where the gradients are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_grad_norm_init(&norm, s.grads, s.free_bytes, s.models, 1, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_adamw_init(nullptr, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, nullptr, s.ctx); });
+    refuse<cs>(t, "te_grad_norm_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_grad_norm_init(nullptr, s.free_memory, s.free_bytes, s.models, 1, s.ctx); });
 
     struct value { const char *name; std::function<void(te_adamw_config &)> set; };
     std::vector<value> values = {
@@ -71,7 +71,7 @@ inline void optimizer_calls(table &t) {
         {"adamw_lr_factor NaN", [](te_adamw_config &c) { c.adamw_lr_factor = NAN; }}, {"adamw_lr_factor infinity", [](te_adamw_config &c) { c.adamw_lr_factor = INFINITY; }},
         {"shards 0", [](te_adamw_config &c) { c.shards = 0; }}, {"shards INT_MIN", [](te_adamw_config &c) { c.shards = INT32_MIN; }}, {"shards INT_MAX", [](te_adamw_config &c) { c.shards = INT32_MAX; }}};
     for (const value &v : values) {
-        refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
+        refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx); });
         refuse<cs>(t, std::string("te_adamw_step: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) {
             const te_adamw_config was = s.opt.config;
             v.set(s.opt.config);
@@ -80,7 +80,7 @@ inline void optimizer_calls(table &t) {
         });
     }
     static te_param_group group;
-    const auto grouped = [=](cs &s, te_param_group g, int n = 1) { return group = g, s.config.groups = &group, s.config.group_count = n, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); };
+    const auto grouped = [=](cs &s, te_param_group g, int n = 1) { return group = g, s.config.groups = &group, s.config.group_count = n, te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx); };
     for (float v : {-1.0f, NAN, INFINITY}) {
         refuse<cs>(t, "te_adamw_init: a group with lr " + std::to_string(v), TE_ERROR_VALUE, "group 0: lr", [=](cs &s) { return group = te_param_group_of("fc", nullptr, nullptr), group.lr = v, grouped(s, group); });
         refuse<cs>(t, "te_adamw_init: a group with weight_decay " + std::to_string(2 * v), TE_ERROR_VALUE, "group 0: weight_decay", [=](cs &s) { return group = te_param_group_of("fc", nullptr, nullptr), group.weight_decay = 2 * v, grouped(s, group); });
@@ -88,17 +88,17 @@ inline void optimizer_calls(table &t) {
     refuse<cs>(t, "te_adamw_init: a group of an op that no list has", TE_ERROR_VALUE, "group 0 (op fd, kind *, field *) takes none", [=](cs &s) { return grouped(s, te_param_group_of("fd", nullptr, nullptr)); });
     refuse<cs>(t, "te_adamw_init: a group of a kind that no list has", TE_ERROR_VALUE, "kind rmsnorm", [=](cs &s) { return grouped(s, te_param_group_of(nullptr, "rmsnorm", "weight")); });
     refuse<cs>(t, "te_adamw_init: -1 groups", TE_ERROR_SHAPE, "-1 groups", [=](cs &s) { return grouped(s, te_param_group_of("fc", nullptr, nullptr), -1); });
-    refuse<cs>(t, "te_adamw_init: groups that are null", TE_ERROR_NULL, "groups of parameters are null", [](cs &s) { return s.config.groups = nullptr, s.config.group_count = 1, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: groups that are null", TE_ERROR_NULL, "groups of parameters are null", [](cs &s) { return s.config.groups = nullptr, s.config.group_count = 1, te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx); });
     refuse<cs>(t, "te_adamw_step: a parameter was frozen since", TE_ERROR_STATE, "frozen", [](cs &s) {
         NEED(te_freeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
         const te_status status = te_adamw_step(&s.opt, s.ctx);
         NEED(te_unfreeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
         return status;
     });
-    refuse<cs>(t, "te_adamw_init: 2 shards of one rank", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) { return s.config.shards = 2, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: 2 shards of one rank", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) { return s.config.shards = 2, te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx); });
     refuse<cs>(t, "te_adamw_init: Muon with 2 shards", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) {
         s.config = te_muon_defaults(0.02f), s.config.shards = 2;
-        return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+        return te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx);
     });
     refuse<cs>(t, "te_adamw_step: 2 shards, and at te_adamw_init there was one", TE_ERROR_STATE, "shards is 2", [](cs &s) {
         s.opt.config.shards = 2;
@@ -109,11 +109,11 @@ inline void optimizer_calls(table &t) {
     refuse<cs>(t, "te_adamw_reduce: before te_adamw_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&opt, 0, sizeof opt), te_adamw_reduce(&opt, s.ctx); });
     for (te_dtype moments : {TE_f16, TE_e5m2, (te_dtype)99})
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
-            return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+            return s.config.moments = moments, te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx);
         });
     refuse<cs>(t, "te_adamw_init: muon with moments in e4m3", TE_ERROR_DTYPE, "moments of e4m3 with muon", [](cs &s) {
         s.config = te_muon_defaults(0.02f), s.config.moments = TE_e4m3;
-        return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+        return te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx);
     });
     const auto changed = [](cs &s, te_rule rule, te_dtype moments, int no_master = 0) {
         const te_adamw_config was = s.opt.config;
@@ -161,29 +161,29 @@ inline void recipe_calls(table &t) {
     static te_recipes_adamw both;
     static te_scales sc;
     static const te_dtype formats[2] = {TE_e4m3, TE_e5m2}, wide[2] = {TE_e4m3, TE_bf16};
-    const auto init = [](cs &s, void *p, size_t n) { return te_recipes_init(&r, p, n, s.halves, 1, &s.recipes_config, s.ctx); };
+    const auto init = [](cs &s, void *p, size_t n) { return te_recipes_init(&r, p, n, s.fp8_models, 1, &s.recipes_config, s.ctx); };
     const auto scales = [](cs &s, void *p, size_t n) { return te_scales_init(&sc, p, n, formats, 2, 4, s.ctx); };
-    other_targets(t, "te_recipes_init", [](cs &s, te_context *c) { return te_recipes_init(&r, s.room, s.room_bytes, s.halves, 1, &s.recipes_config, c); });
+    other_targets(t, "te_recipes_init", [](cs &s, te_context *c) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, c); });
     other_targets(t, "te_recipes_step", [](cs &s, te_context *c) { return te_recipes_step(&s.recipes, c); });
     other_targets(t, "te_recipes_cast_weights", [](cs &s, te_context *c) { return te_recipes_cast_weights(&s.recipes, c); });
     other_targets(t, "te_recipes_switch", [](cs &s, te_context *c) { return te_recipes_switch(&s.recipes, 0, c); });
     other_targets(t, "te_recipes_loaded", [](cs &s, te_context *c) { return te_recipes_loaded(&s.recipes, 1, c); });
-    other_targets(t, "te_scales_init", [](cs &s, te_context *c) { return te_scales_init(&sc, s.room, s.room_bytes, formats, 2, 4, c); });
+    other_targets(t, "te_scales_init", [](cs &s, te_context *c) { return te_scales_init(&sc, s.free_memory, s.free_bytes, formats, 2, 4, c); });
     static const te_scale_rule rule = te__scale_rule_current();
     other_targets(t, "te_scales_update", [](cs &s, te_context *c) { return te_scales_update(&s.scales, 0, 2, &rule, c); });
-    wrong_models(t, "te_recipes_init", false, [](cs &s, te_model *const *m, int n) { return te_recipes_init(&r, s.room, s.room_bytes, m, n, &s.recipes_config, s.ctx); });
+    wrong_models(t, "te_recipes_init", false, [](cs &s, te_model *const *m, int n) { return te_recipes_init(&r, s.free_memory, s.free_bytes, m, n, &s.recipes_config, s.ctx); });
     wrong_memory(t, "te_recipes_init", init), wrong_memory(t, "te_scales_init", scales);
-    refuse<cs>(t, "te_recipes_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_recipes_init(&r, (void *)(uintptr_t)s.h.model.params, s.room_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
-    refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.room, s.room_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
-    refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.room, s.room_bytes, s.halves, 1, nullptr, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_recipes_init(&r, (void *)(uintptr_t)s.h.model.params, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+    refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, nullptr, s.ctx); });
     for (int n : {0, -1, 1025, INT32_MAX}) {
-        refuse<cs>(t, "te_recipes_init: a history of " + std::to_string(n), TE_ERROR_VALUE, "history", [=](cs &s) { return s.recipes_config.history = n, te_recipes_init(&r, s.room, s.room_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
-        refuse<cs>(t, "te_scales_init: a history of " + std::to_string(n), TE_ERROR_SHAPE, "history", [=](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, formats, 2, n, s.ctx); });
+        refuse<cs>(t, "te_recipes_init: a history of " + std::to_string(n), TE_ERROR_VALUE, "history", [=](cs &s) { return s.recipes_config.history = n, te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+        refuse<cs>(t, "te_scales_init: a history of " + std::to_string(n), TE_ERROR_SHAPE, "history", [=](cs &s) { return te_scales_init(&sc, s.free_memory, s.free_bytes, formats, 2, n, s.ctx); });
     }
     struct value { const char *name; std::function<void(te_scale_rule &)> set; };
     const std::vector<value> values = {{"margin 65", [](te_scale_rule &k) { k.margin = 65; }}, {"margin -65", [](te_scale_rule &k) { k.margin = -65; }}, {"margin INT32_MIN", [](te_scale_rule &k) { k.margin = INT32_MIN; }},
                                        {"epsilon -1", [](te_scale_rule &k) { k.epsilon = -1; }}, {"epsilon NaN", [](te_scale_rule &k) { k.epsilon = NAN; }}, {"epsilon infinity", [](te_scale_rule &k) { k.epsilon = INFINITY; }},
-#ifndef __SANITIZE_ADDRESS__ // no number but 0 and 1 is an enum's of two
+#ifndef __SANITIZE_ADDRESS__ // the sanitizer reports other values than 0 and 1 in an enum of two
                                        {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_algorithm)7; }},
 #endif
     };
@@ -192,7 +192,7 @@ inline void recipe_calls(table &t) {
             te_scale_rule k = rule;
             return v.set(k), te_scales_update(&s.scales, 0, 2, &k, s.ctx);
         });
-        refuse<cs>(t, std::string("te_recipes_init: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) { return v.set(s.recipes_config.rule), te_recipes_init(&r, s.room, s.room_bytes, s.halves, 1, &s.recipes_config, s.ctx); });
+        refuse<cs>(t, std::string("te_recipes_init: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) { return v.set(s.recipes_config.rule), te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
         refuse<cs>(t, std::string("te_recipes_step: ") + v.name, TE_ERROR_VALUE, "rule", [=](cs &s) {
             const te_scale_rule was = s.recipes.config.rule;
             v.set(s.recipes.config.rule);
@@ -211,21 +211,21 @@ inline void recipe_calls(table &t) {
     refuse<cs>(t, "te_recipes_switch: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_switch(nullptr, 1, s.ctx); });
     refuse<cs>(t, "te_recipes_loaded: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_loaded(nullptr, 1, s.ctx); });
     const auto both_init = [](cs &s, void *p, size_t n) { return te_recipes_adamw_init(&both, p, n, &s.recipes, &s.opt, s.ctx); };
-    other_targets(t, "te_recipes_adamw_init", [](cs &s, te_context *c) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, &s.recipes, &s.opt, c); });
+    other_targets(t, "te_recipes_adamw_init", [](cs &s, te_context *c) { return te_recipes_adamw_init(&both, s.free_memory, s.free_bytes, &s.recipes, &s.opt, c); });
     other_targets(t, "te_recipes_adamw_step", [](cs &s, te_context *c) { return te_recipes_adamw_step(&s.update, c); });
     wrong_memory(t, "te_recipes_adamw_init", both_init);
-    refuse<cs>(t, "te_recipes_adamw_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, (void *)(uintptr_t)s.h.model.params, s.room_bytes); });
-    refuse<cs>(t, "te_recipes_adamw_init: memory where the optimizer's gradients are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, s.grads, s.room_bytes); });
-    refuse<cs>(t, "te_recipes_adamw_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_adamw_init(nullptr, s.room, s.room_bytes, &s.recipes, &s.opt, s.ctx); });
-    refuse<cs>(t, "te_recipes_adamw_init: no recipes", TE_ERROR_NULL, "recipes: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, nullptr, &s.opt, s.ctx); });
-    refuse<cs>(t, "te_recipes_adamw_init: no optimizer", TE_ERROR_NULL, "adamw: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, &s.recipes, nullptr, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, (void *)(uintptr_t)s.h.model.params, s.free_bytes); });
+    refuse<cs>(t, "te_recipes_adamw_init: memory where the optimizer's gradients are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, s.grads, s.free_bytes); });
+    refuse<cs>(t, "te_recipes_adamw_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_adamw_init(nullptr, s.free_memory, s.free_bytes, &s.recipes, &s.opt, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_init: no recipes", TE_ERROR_NULL, "recipes: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.free_memory, s.free_bytes, nullptr, &s.opt, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_init: no optimizer", TE_ERROR_NULL, "adamw: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.free_memory, s.free_bytes, &s.recipes, nullptr, s.ctx); });
     refuse<cs>(t, "te_recipes_adamw_step: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_adamw_step(nullptr, s.ctx); });
     refuse<cs>(t, "te_recipes_adamw_step: before te_recipes_adamw_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&both, 0, sizeof both), te_recipes_adamw_step(&both, s.ctx); });
     refuse<cs>(t, "te_recipes_adamw_step: a copy", TE_ERROR_STATE, "a copy", [](cs &s) { return both = s.update, te_recipes_adamw_step(&both, s.ctx); });
-    refuse<cs>(t, "te_scales_init: no struct", TE_ERROR_NULL, "null", [](cs &s) { return te_scales_init(nullptr, s.room, s.room_bytes, formats, 2, 4, s.ctx); });
-    refuse<cs>(t, "te_scales_init: no formats", TE_ERROR_NULL, "formats", [](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, nullptr, 2, 4, s.ctx); });
-    refuse<cs>(t, "te_scales_init: a format of 16 bits", TE_ERROR_DTYPE, "tensor 1 is bf16", [](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, wide, 2, 4, s.ctx); });
-    refuse<cs>(t, "te_scales_init: -1 tensors", TE_ERROR_SHAPE, "-1", [](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, formats, -1, 4, s.ctx); });
+    refuse<cs>(t, "te_scales_init: no struct", TE_ERROR_NULL, "null", [](cs &s) { return te_scales_init(nullptr, s.free_memory, s.free_bytes, formats, 2, 4, s.ctx); });
+    refuse<cs>(t, "te_scales_init: no formats", TE_ERROR_NULL, "formats", [](cs &s) { return te_scales_init(&sc, s.free_memory, s.free_bytes, nullptr, 2, 4, s.ctx); });
+    refuse<cs>(t, "te_scales_init: a format of 16 bits", TE_ERROR_DTYPE, "tensor 1 is bf16", [](cs &s) { return te_scales_init(&sc, s.free_memory, s.free_bytes, wide, 2, 4, s.ctx); });
+    refuse<cs>(t, "te_scales_init: -1 tensors", TE_ERROR_SHAPE, "-1", [](cs &s) { return te_scales_init(&sc, s.free_memory, s.free_bytes, formats, -1, 4, s.ctx); });
     refuse<cs>(t, "te_scales_update: null", TE_ERROR_NULL, "null", [](cs &s) { return te_scales_update(nullptr, 0, 1, &rule, s.ctx); });
     refuse<cs>(t, "te_scales_update: no rule", TE_ERROR_NULL, "null", [](cs &s) { return te_scales_update(&s.scales, 0, 1, nullptr, s.ctx); });
     const int ranges[][2] = {{-1, 1}, {0, 3}, {2, 1}, {0, -1}, {INT32_MAX, 1}, {1, INT32_MAX}, {INT32_MIN, 1}};
@@ -262,7 +262,7 @@ inline void product_calls(table &t) {
     for (const scaled &v : scalings) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) {
             te_gemm &g = s.gemm;
             g.a_fp8.scaling = v.a, g.b_fp8.scaling = v.b, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = g.out = TE_bf16, g.n = g.k = 16, g.trans_a = 0, g.trans_b = 1;
-            g.a_fp8.inverse = g.b_fp8.inverse = (const float *)s.room;
+            g.a_fp8.inverse = g.b_fp8.inverse = (const float *)s.free_memory;
             return v.set(g), te_gemm_run(&g, s.ctx);
         });
     for (const value &v : values) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) { return v.set(s.gemm), te_gemm_run(&s.gemm, s.ctx); });
@@ -320,8 +320,8 @@ inline void graph_calls(table &t) {
             const te_named two[2] = {s.in, s.in};
             return te_graph_replay(&s.graph, two, n, s.ctx);
         });
-    refuse<cs>(t, "te_graph_pool_init: null", TE_ERROR_NULL, "graph pool", [](cs &s) { return te_graph_pool_init(nullptr, s.room, 256, s.ctx); });
-    for (int by : {1, 16, 128}) refuse<cs>(t, "te_graph_pool_init: memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "graph pool", [=](cs &s) { return te_graph_pool_init(&p, s.room + by, 256, s.ctx); });
+    refuse<cs>(t, "te_graph_pool_init: null", TE_ERROR_NULL, "graph pool", [](cs &s) { return te_graph_pool_init(nullptr, s.free_memory, 256, s.ctx); });
+    for (int by : {1, 16, 128}) refuse<cs>(t, "te_graph_pool_init: memory " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "graph pool", [=](cs &s) { return te_graph_pool_init(&p, s.free_memory + by, 256, s.ctx); });
     refuse<cs>(t, "te_graph_pool_acquire: null", TE_ERROR_NULL, "graph pool", [](cs &s) { return te_graph_pool_acquire(nullptr, &at, 16, "x", s.ctx); });
     refuse<cs>(t, "te_graph_pool_acquire: nowhere", TE_ERROR_NULL, "graph pool", [](cs &s) { return te_graph_pool_acquire(&s.pool, nullptr, 16, "x", s.ctx); });
     refuse<cs>(t, "te_graph_pool_acquire: before te_graph_pool_init", TE_ERROR_NULL, "graph pool", [](cs &s) { return memset(&p, 0, sizeof p), te_graph_pool_acquire(&p, &at, 16, "x", s.ctx); });

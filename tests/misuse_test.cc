@@ -1,5 +1,5 @@
-// misuse_test.cc -- the table of misuse (misuse.h): every mistake is refused by name, does not compile, or is documented as fine.
-// None crashes, hangs, or computes something else in silence.
+// misuse_test.cc -- the table of misuse (misuse.h): every wrong use is refused by name, does not compile, or is documented as fine.
+// None may crash, hang, or silently compute something else.
 #include <catch2/catch.hpp>
 
 #include <glob.h>
@@ -10,11 +10,11 @@
 #include "misuse_models.h"
 #include "misuse_state.h"
 
-// A sanitizer lets an allocation that is too large fail, as it does without.
+// With a sanitizer, too, an allocation that is too large returns null.
 extern "C" const char *__asan_default_options();
 extern "C" const char *__asan_default_options() { return "allocator_may_return_null=1"; }
 
-// Lists through each compiler that is here. Returns how many do not compile, each counted once.
+// Compiles the lists by each installed compiler. Returns the number of lists that do not compile, each counted once.
 static int does_not_compile(int *fine) {
     const std::vector<misuse::list> lists = misuse::wrong_lists();
     const char *base = getenv("TEST_TMPDIR") ? getenv("TEST_TMPDIR") : "/tmp";

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A CUDA program with TE_NO_CUBLASLT, examples/generate: it compiles where there is no cublasLt.h, and links without the library. Of
-# gemm_fallback.h it has what inference in bf16 multiplies with: two kernels of twelve.
+# A CUDA program with TE_NO_CUBLASLT, examples/generate, must compile without cublasLt.h and link without the library. Of the twelve
+# kernels in gemm_fallback.h it must contain only the two that inference in bf16 uses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc

@@ -1,4 +1,4 @@
-// null_test.cc -- arguments that are null, zeroed, negative or too large, and instances that were moved: refused, with a text.
+// null_test.cc -- arguments that are null, zeroed, negative or too large, and instances that were moved, are refused with an error text.
 #include <functional>
 
 #include "harness.h"
@@ -11,8 +11,8 @@ TE_SEQUENTIAL_DIMS(wide, f32, (linear, fc, TE_DIM(0), TE_DIM(1)))
 
 namespace {
 struct scene {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     net m;
     buffer params, grads, x, y, memory;
     te_batch batch;
@@ -32,7 +32,7 @@ struct scene {
 };
 } // namespace
 
-TEST_CASE("calls on no context, and on one that was not created", "[null]") {
+TEST_CASE("calls with a null context, and with one that was not created", "[null]") {
     te_context zero;
     memset(&zero, 0, sizeof zero);
     scene s;
@@ -79,7 +79,7 @@ TEST_CASE("calls on no context, and on one that was not created", "[null]") {
         if (*call.first) CHECK(std::string(te_last_error(&zero)).find(std::string(call.first) + ": the context ") == 0);
     }
     te_release(&zero, bytes), te_release(nullptr, bytes), te_context_destroy(&zero), te_context_destroy(nullptr);
-    CHECK(net_workspace_bytes(&s.m, 4, nullptr) == 0); // which kernels run depends on the device
+    CHECK(net_workspace_bytes(&s.m, 4, nullptr) == 0); // the size depends on the device, so a context is needed
     CHECK(net_workspace_bytes(&s.m, 4, &zero) == 0);
     CHECK(net_saved_bytes(4) > 0);
     CHECK(te_gemm_report(nullptr, 0, &zero) == 0);
@@ -125,7 +125,7 @@ TEST_CASE("null pointers", "[null]") {
     CHECK(s.backward(s.m) == TE_OK);
 }
 
-TEST_CASE("rows and counts that cannot be", "[null]") {
+TEST_CASE("impossible numbers of rows and parameters", "[null]") {
     scene s;
     for (const int64_t rows : {INT64_C(-1), INT64_MIN, INT64_C(1) << 60, INT64_MAX, INT64_C(1) << 31}) {
         CAPTURE(rows);
@@ -142,11 +142,11 @@ TEST_CASE("rows and counts that cannot be", "[null]") {
     }
     CHECK(te_model_bind(&m, net_plan(), nullptr, 2, s.params.data(), nullptr, s.ctx) == TE_ERROR_SHAPE);
     REQUIRE(te_model_bind(&m, net_plan(), param.data(), 2, s.params.data(), nullptr, s.ctx) == TE_OK);
-    const te_model copy = m; // its parameters lie elsewhere, so it may be copied
+    const te_model copy = m; // a model from te_model_bind may be copied, because its parameters lie outside of it
     CHECK(te_plan_forward(s.as(s.y), &s.saved, s.as(s.x), net_plan(), &copy, &s.batch, s.ctx) == TE_OK);
 }
 
-TEST_CASE("an instance that was copied, or bound again behind the back of others", "[null]") {
+TEST_CASE("an instance that was copied, or that was bound anew while others refer to it", "[null]") {
     scene s;
     net copy = s.m;
     CHECK(s.forward(copy) == TE_ERROR_STATE);
@@ -156,15 +156,16 @@ TEST_CASE("an instance that was copied, or bound again behind the back of others
     te_adamw opt;
     te_model *wrong[] = {&copy.model}, *models[] = {&s.m.model};
     const te_adamw_config config = te_adamw_defaults(1e-3f);
-    buffer room(s.ctx, te_adamw_bytes(models, 1));
-    CHECK(te_adamw_init(&opt, room.data(), room.bytes, wrong, 1, &config, s.ctx) == TE_ERROR_STATE);
-    REQUIRE(te_adamw_init(&opt, room.data(), room.bytes, models, 1, &config, s.ctx) == TE_OK);
+    buffer optimizer(s.ctx, te_adamw_bytes(models, 1));
+    CHECK(te_adamw_init(&opt, optimizer.data(), optimizer.bytes, wrong, 1, &config, s.ctx) == TE_ERROR_STATE);
+    REQUIRE(te_adamw_init(&opt, optimizer.data(), optimizer.bytes, models, 1, &config, s.ctx) == TE_OK);
     REQUIRE(s.forward(s.m) == TE_OK);
     REQUIRE(s.backward(s.m) == TE_OK);
     REQUIRE(te_adamw_step(&opt, s.ctx) == TE_OK);
-    REQUIRE(net_bind(&copy, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK); // where it lies now
+    REQUIRE(net_bind(&copy, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK); // binds the copy
     CHECK(s.forward(copy) == TE_OK);
-    REQUIRE(net_bind(&s.m, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK); // to the same memory
+    // binding to the same memory keeps the optimizer valid
+    REQUIRE(net_bind(&s.m, s.params.data(), (float *)s.grads.data(), s.ctx) == TE_OK);
     CHECK(te_adamw_step(&opt, s.ctx) == TE_OK);
     buffer params(s.ctx, s.params.bytes);
     REQUIRE(net_bind(&s.m, params.data(), (float *)s.grads.data(), s.ctx) == TE_OK);
@@ -179,7 +180,8 @@ TEST_CASE("an instance that was copied, or bound again behind the back of others
     REQUIRE(head_bind(&h, table.data(), (float *)grad.data(), s.ctx) == TE_OK);
     REQUIRE(te_tie(&h.h.weight, &e.e.weight, s.ctx) == TE_OK);
     CHECK(head_infer(to, s.as(s.x), &h, &s.batch, s.ctx) == TE_OK);
-    for (const buffer *b : {&other, &table}) { // elsewhere; where it was, but then it forgets whose gradient comes first
+    // to other memory; to the same, which also ends the tie, because it resets the order of gradients
+    for (const buffer *b : {&other, &table}) {
         REQUIRE(embed_bind(&e, b->data(), (float *)grad.data(), s.ctx) == TE_OK);
         CHECK(head_infer(to, s.as(s.x), &h, &s.batch, s.ctx) == TE_ERROR_STATE);
         CHECK(s.says("the owner of h.weight was bound again"));

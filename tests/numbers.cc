@@ -1,4 +1,4 @@
-// numbers.cc -- what numbers.h declares.
+// numbers.cc -- the functions that numbers.h declares.
 #include "numbers.h"
 
 #include <algorithm>
@@ -38,9 +38,9 @@ distance within(const vec &x, const vec &ref, const vec &bound) {
     distance d = {0, 0, 0};
     double errors = 0, bounds = 0;
     for (size_t i = 0; i < ref.size(); i++) {
-        const double e = std::fabs(x[i] - ref[i]), most = bound[i] + 1e-37; // below it f32 has no more bits
-        if (!(e / most <= d.worst) && !std::isnan(d.worst)) d.worst = e / most, d.at = i;
-        errors += e * e, bounds += most * most;
+        const double e = std::fabs(x[i] - ref[i]), allowed = bound[i] + 1e-37; // 1e-37: f32 is less precise below it
+        if (!(e / allowed <= d.worst) && !std::isnan(d.worst)) d.worst = e / allowed, d.at = i;
+        errors += e * e, bounds += allowed * allowed;
     }
     d.whole = ref.empty() ? 0 : std::sqrt(errors / bounds);
     return d;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The library as one header (tools/amalgamate.py), alone in an empty folder as te/te.h: examples/readme builds from it with gcc, clang,
-# g++ and nvcc, with every warning an error, and prints what it prints when built from te/. With nvcc it runs where there is a GPU.
+# The library as one header (tools/amalgamate.py), alone in an empty folder as te/te.h: examples/readme must build from it with gcc, clang,
+# g++ and nvcc without warnings, and print the same as when it is built from te/. The program by nvcc runs if there is a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=$PWD
@@ -13,11 +13,11 @@ mkdir -p "$work/alone/te"
 tools/amalgamate.py "$work/alone/te/te.h"
 tools/amalgamate.py | cmp - "$work/alone/te/te.h"
 cp examples/readme/readme.c "$work/alone"
-find te -name '*.h' ! -path te/infer.h | while read -r file; do # infer.h is te.h with less
+find te -name '*.h' ! -path te/infer.h | while read -r file; do # infer.h is a part of te.h
     grep -qxF "/* ---- $file ---- */" "$work/alone/te/te.h" || { echo "FAIL $file is not in it: te/te.h does not include it" && exit 1; }
 done
 ! grep -nE '^ *# *include *"' "$work/alone/te/te.h" || { echo "FAIL the lines above include files that are not there" && exit 1; }
-# Again behind itself, and behind the folder's: the guards are the same.
+# Including it twice, or behind the te.h of the folder, must change nothing, because the include guards are the same.
 printf '#include "te/te.h"\n#include "%s/te/te.h"\n#include "te/te.h"\nint main(void) { return 0; }\n' "$tree" >"$work/alone/twice.c"
 
 strict=(-Wall -Wextra -pedantic -Werror)

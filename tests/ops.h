@@ -1,6 +1,6 @@
-// ops.h -- every op by itself and in the lists where it is met, against the reference. A template by inclusion; its input:
+// ops.h -- every op, alone and in typical lists, against the reference. A template by inclusion; its input:
 //     OPS_DTYPE      f32, bf16, f16
-// A new op gets a line in OPS here and its formulas in reference.cc.
+// A new op gets a line in one of the three tables OPS_* here, and its formulas in reference.cc.
 #ifndef OPS_DTYPE
 #error "ops.h needs OPS_DTYPE"
 #endif
@@ -27,7 +27,7 @@
         (attention, attn, HEADS, KV, D), (linear, proj, HEADS * D, H), (add, x1), (fork, x2), (rmsnorm, n2, H),              \
         (linear, fc1, H, 2 * F), (swiglu, act), (linear, fc2, F, H), (add, x2)
 
-// X(name, how, dtype, ops...): rows as in shape(1, 1), shape(1, 7), shape(1, 131)
+// X(name, how, dtype, ops...). Ops that treat each row alone: they are tested with 1, 7 and 131 rows.
 #define OPS_BY_ROW(X)                                                                                       \
     X(linear_37, MODEL, OPS_DTYPE, (linear, l, 37, 53))                                                     \
     X(linear_64, MODEL, OPS_DTYPE, (linear, l, 64, 96))                                                     \
@@ -72,7 +72,7 @@
     X(nested, UNFUSED, OPS_DTYPE, (fork, a), (linear, l, 40, 40), (fork, b), (silu, f), (fork, c), (bias, d, 40), (add, c), (add, b), (add, a)) \
     X(gated_in_gated, MODEL, OPS_DTYPE, (bias, b, 4 * 24), (swiglu, g), (glu, h), (bias, c, 24))
 
-// With a sequence: shape(1, 1), shape(2, 7), shape(3, 33), and positions that do not begin at 0
+// Ops that depend on the sequence: they are tested with 1, 2 and 3 sequences of 1, 7 and 33 rows, also from positions above 0.
 #define OPS_BY_SEQUENCE(X)                                                                                  \
     X(rope_16, MODEL, OPS_DTYPE, (rope, r, 4, 2, 16, (scaling, linear), (factor, 4)))                                                       \
     X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, (rotary_dim, 32), (interleaved, 0), (scaling, yarn), (factor, 4.0f), (original_length, 64), (beta_fast, 4)))                                \
@@ -116,7 +116,7 @@
     X(llama, MODEL, OPS_DTYPE, OPS_LLAMA(128, 344, 4, 2, 32))                                               \
     X(llama_unfused, UNFUSED, OPS_DTYPE, OPS_LLAMA(128, 344, 4, 2, 32))
 
-// Few rows are enough
+// Wide rows, tested with few of them.
 #define OPS_WIDE(X)                                                                                         \
     X(layernorm_4096, MODEL, OPS_DTYPE, (layernorm, n, 4096))                                               \
     X(rmsnorm_4096, MODEL, OPS_DTYPE, (fork, x), (rmsnorm, n, 4096), (add, x))                              \
@@ -131,7 +131,7 @@ OPS_BY_ROW(OPS_MODEL)
 OPS_BY_SEQUENCE(OPS_MODEL)
 OPS_WIDE(OPS_MODEL)
 
-TEST_CASE("ops of a row", "[ops]") {
+TEST_CASE("ops that treat each row alone", "[ops]") {
     for (const subject *s : {OPS_BY_ROW(OPS_SUBJECT)}) {
         check(*s, shape(1, 1));
         if (!brief()) check(*s, shape(7, 1));
@@ -139,16 +139,16 @@ TEST_CASE("ops of a row", "[ops]") {
         check_gradients_of_reference(*s, shape(1, 3));
     }
 }
-TEST_CASE("ops of a sequence", "[ops]") {
+TEST_CASE("ops that depend on the sequence", "[ops]") {
     for (const subject *s : {OPS_BY_SEQUENCE(OPS_SUBJECT)}) {
         check(*s, shape(1, 1));
         shape at(2, 7);
         at.position = 5, at.loss_from_dy = true;
         check(*s, at);
         if (!brief()) check(*s, shape(3, 33));
-        shape few(2, 3);
-        few.position = 2;
-        check_gradients_of_reference(*s, few);
+        shape small(2, 3);
+        small.position = 2;
+        check_gradients_of_reference(*s, small);
     }
 }
 TEST_CASE("wide rows", "[ops]") {

@@ -1,5 +1,5 @@
-// packed_test.cc -- separate tensors of a file in one parameter: what is loaded lies where it should, comes out separate again with
-// the same bits, from and to other formats, transposed or not; and what does not fit is refused by name.
+// packed_test.cc -- several tensors of a file that are packed into one parameter (q, k and v into qkv). They are loaded to the right places and
+// saved as separate tensors with the same bits, with conversions of the format, transposed or not. Parts that do not match are refused by name.
 #include "hand_model.h"
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 namespace {
 
-struct path { // of a file that is gone at the test's end
+struct path { // a temporary file, which the destructor removes
     std::string name;
     explicit path(const char *what) : name(std::string(std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp") + "/te_packed_" + std::to_string(getpid()) + what) {}
     ~path() { (void)unlink(name.c_str()); }
@@ -45,13 +45,13 @@ std::vector<float> file_floats(te_context *ctx, const char *file, const char *na
 
 } // namespace
 
-TEST_CASE("separate tensors become one parameter, and separate ones again") {
+TEST_CASE("separate tensors are loaded into one parameter, and saved as separate tensors") {
     target t;
     std::mt19937 random(3);
     const path first("first"), second("second");
     for (te_dtype dtype : {TE_f32, TE_bf16, TE_f16})
         for (te_dtype stored : {TE_f32, TE_bf16}) {
-            // Others' tensors, with shapes of their own.
+            // Tensors as another program writes them, with their own shapes.
             const std::vector<std::pair<const char *, std::vector<int64_t>>> shapes = {{"norm.weight", {6}}, {"q.weight", {8, 6}}, {"q.bias", {8}}, {"k.weight", {6, 5}}, {"k.bias", {5}}, {"v.weight", {1, 6}},
                 {"v.bias", {1}}, {"gate.weight", {5, 6}}, {"up.weight", {6, 5}}, {"down.weight", {5, 6}}, {"out.weight", {6, 1}}};
             std::vector<std::string> names;
@@ -62,7 +62,7 @@ TEST_CASE("separate tensors become one parameter, and separate ones again") {
                 size_t n = 1;
                 for (int64_t d : s.second) n *= (size_t)d;
                 values.push_back(hand_model::draw(random, n, 1));
-                for (float &v : values.back()) v = te_round_to(v, TE_bf16); // which f16 may round once more
+                for (float &v : values.back()) v = te_round_to(v, TE_bf16); // f16 may round it a second time
                 there.emplace_back(new memory(t, n * te_dtype_bytes(stored)));
                 write_floats(t, there.back()->p, values.back(), stored);
                 names.push_back("layers.3." + std::string(s.first));
@@ -102,7 +102,7 @@ TEST_CASE("separate tensors become one parameter, and separate ones again") {
         }
 }
 
-TEST_CASE("parts that do not fit are refused by name, and the list stays as it was") {
+TEST_CASE("parts that do not match are refused by name, and the list of tensors does not change") {
     target t;
     hand_model m(t, "block", TE_f32, block_params(), false);
     views v;
@@ -130,7 +130,7 @@ TEST_CASE("parts that do not fit are refused by name, and the list stays as it w
     CHECK(te_packed_add(&v.l, &m.model, parts, -1, "", t) == TE_ERROR_SHAPE);
     CHECK(te_packed_covers(&v.l, &m.model, t) == TE_ERROR_SHAPE);
     CHECK(std::string(te_last_error(t)) == "block: no tensor of the file is qkv.weight, 14 x 6");
-    // A transpose that is none.
+    // An invalid value of transposed.
     te_safetensor bad = te_safetensor_matrix("x", TE_f32, 1, 6, m.param[0].data);
     bad.transposed = 1;
     CHECK(te_safetensors_write(path("bad"), &bad, 1, nullptr, 0, t) == TE_ERROR_SHAPE);

@@ -1,4 +1,4 @@
-// patterns.h -- what patterns_forward.h and patterns_backward.h share: the table of cases that they make, and how it is gone through.
+// patterns.h -- for the tests that include patterns_forward.h or patterns_backward.h: the table of their cases, and a check of each.
 #ifndef TESTS_PATTERNS_H
 #define TESTS_PATTERNS_H
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-// A list that exercises a pattern: `step` is what the step is called in its plan ("linear_bias_gelu" of linear_bias_act).
+// A list that uses a pattern. step: the name of that step in its plan ("linear_bias_gelu" of the pattern linear_bias_act).
 struct pattern_case {
     const subject *s;
     const char *pattern, *step;
@@ -43,7 +43,7 @@ struct add_pattern_case {
 
 namespace {
 
-// Every case has its pattern as a step of its plan, if fused, and computes what the reference does.
+// Each case must compute what the reference does and, if fused, its plan must have the pattern as a step.
 inline void check_patterns(const te_step *const te_plan::*steps, const int te_plan::*count) {
     for (const pattern_case &c : pattern_cases()) {
         const te_plan *p = c.s->plan();
@@ -59,7 +59,7 @@ inline void check_patterns(const te_step *const te_plan::*steps, const int te_pl
         if (!brief()) check(*c.s, shape(7, 1));
         check(*c.s, shape(1, brief() && !TE_CUDA ? 35 : 131));
         if (TE_CUDA && c.fused && ((p->dtype != TE_f32 && !strncmp(c.step, "linear_", 7)) || strstr(c.step, "norm"))) {
-            const custom_gemms on; // and more rows than multiprocessors
+            const custom_gemms on; // one fused kernel; 131 and 258 rows are several tiles for each of its two blocks
             check(*c.s, shape(1, 131));
             check(*c.s, shape(3, 86));
         }

@@ -1,11 +1,11 @@
-// patterns_backward.h -- lists that exercise every pattern of the backward fusion list, for tests (patterns.h) and benches. A template by inclusion; its
-// inputs:
-//     PATTERN_CASE(name, pattern, step, ops...)    what becomes of a list
-//     PATTERN_SPACE              the namespace that the models go into
+// patterns_backward.h -- for each pattern of the backward fusion list a list of ops that uses it, for tests (patterns.h) and benches. A template by
+// inclusion; its inputs:
+//     PATTERN_CASE(name, pattern, step, ops...)    a macro that is expanded for each list
+//     PATTERN_SPACE              the namespace of the models
 //     PATTERN_DTYPE              f32, bf16, f16; stays defined
-//     PATTERN_IN, PATTERN_OUT        widths
+//     PATTERN_IN, PATTERN_OUT    the widths of the lists
 //     PATTERN_ALL                1: every activation and norm; 0: one of each
-// A pattern of TE_BACKWARD_PATTERNS that has no PATTERN_OF_<pattern> here does not compile.
+// If a pattern of TE_BACKWARD_PATTERNS has no PATTERN_OF_<pattern> here, this does not compile.
 #if !defined PATTERN_CASE || !defined PATTERN_SPACE || !defined PATTERN_DTYPE || !defined PATTERN_IN || !defined PATTERN_OUT || !defined PATTERN_ALL
 #error "patterns_backward.h needs PATTERN_CASE, PATTERN_SPACE, PATTERN_DTYPE, PATTERN_IN, PATTERN_OUT, PATTERN_ALL"
 #endif
@@ -13,7 +13,7 @@
 #ifndef TESTS_PATTERNS_BACKWARD_H
 #define TESTS_PATTERNS_BACKWARD_H
 
-// Each stands inside a list, so that a gradient comes in from behind and goes on to something before.
+// Each list has ops behind and in front of the pattern, so that the pattern reads a gradient and passes one on.
 #define PATTERN_OF_act_bias PATTERN_ACTIVATIONS(PATTERN_act_bias)
 #define PATTERN_act_bias(kind) \
     PATTERN_CASE(kind##_bias, "act_bias", #kind "_bias", (linear, p, PATTERN_OUT, PATTERN_IN), (bias, b, PATTERN_IN), (kind, a), (scale, s, 0.75f))

@@ -1,5 +1,5 @@
 // patterns_backward_f16_test.cc -- every pattern of the backward fusion list against the reference, in f16: one kind of each family at aligned widths.
-// Odd widths and lists that are not fused take the same ways as in bf16 (patterns_backward_bf16_test.cc) and f32.
+// Odd widths and unfused lists have the same code as in bf16 (patterns_backward_bf16_test.cc) and f32.
 #include "patterns.h"
 
 #define PATTERN_DTYPE f16

@@ -24,7 +24,7 @@
 #define PATTERN_ALL 0
 #include "patterns_backward.h"
 
-// Each pattern of the X-list is one of the fusion list; the case behind this says the same the other way round.
+// Each entry of the X-list must be a pattern of the fusion list. A test case of patterns_forward_test.cc checks the converse.
 #define IS_FUSED(pattern) static_assert(TE_IF_MARKED(TE_BACKWARD_##pattern, 1, 0), "TE_BACKWARD_PATTERNS lists " #pattern ", which is no pattern");
 TE_BACKWARD_PATTERNS(IS_FUSED)
 

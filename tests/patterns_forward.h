@@ -1,11 +1,11 @@
-// patterns_forward.h -- lists that exercise every pattern of the forward fusion list, for tests (patterns.h) and benches. A template by inclusion; its
-// inputs:
-//     PATTERN_CASE(name, pattern, step, ops...)    what becomes of a list
-//     PATTERN_SPACE              the namespace that the models go into
+// patterns_forward.h -- for each pattern of the forward fusion list a list of ops that uses it, for tests (patterns.h) and benches. A template by
+// inclusion; its inputs:
+//     PATTERN_CASE(name, pattern, step, ops...)    a macro that is expanded for each list
+//     PATTERN_SPACE              the namespace of the models
 //     PATTERN_DTYPE              f32, bf16, f16; stays defined
-//     PATTERN_IN, PATTERN_OUT        widths
+//     PATTERN_IN, PATTERN_OUT    the widths of the lists
 //     PATTERN_ALL                1: every activation and norm; 0: one of each
-// A pattern of TE_FORWARD_PATTERNS that has no PATTERN_OF_<pattern> here does not compile.
+// If a pattern of TE_FORWARD_PATTERNS has no PATTERN_OF_<pattern> here, this does not compile.
 #if !defined PATTERN_CASE || !defined PATTERN_SPACE || !defined PATTERN_DTYPE || !defined PATTERN_IN || !defined PATTERN_OUT || !defined PATTERN_ALL
 #error "patterns_forward.h needs PATTERN_CASE, PATTERN_SPACE, PATTERN_DTYPE, PATTERN_IN, PATTERN_OUT, PATTERN_ALL"
 #endif
@@ -138,7 +138,7 @@
     PATTERN_CASE(linear_bias_add_fork_dyt, "linear_bias_add_fork_dyt", "linear_bias_add_fork_dyt", \
              (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (add, x), (fork, z), (dyt, n, PATTERN_IN), (add, z))
 
-// Where a product takes rope along, heads are of 256, which it crosses, of 64 interleaved, and of 128 of which 96 turn.
+// Where a GEMM applies rope in its epilogue (CUDA), heads of 256 columns, which span several tiles, of 64 (interleaved), and of 128, of which 96 rotate.
 #if TE_CUDA
 #define PATTERN_HEAD(gpu, host) gpu
 #else

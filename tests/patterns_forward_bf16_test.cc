@@ -1,6 +1,6 @@
 // patterns_forward_bf16_test.cc -- every pattern of the forward fusion list against the reference, in bf16: one kind of each family at odd widths.
 // patterns_forward_kinds_bf16_test.cc has every kind, at aligned widths.
-#define TE_SMALL_M_16BIT 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
+#define TE_SMALL_M_16BIT 1 // also the small-m kernels (9 to 128 rows) for 16 bits, instead of cuBLASLt alone
 #include "patterns.h"
 
 #define PATTERN_DTYPE bf16

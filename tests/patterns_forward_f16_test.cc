@@ -1,10 +1,10 @@
 // patterns_forward_f16_test.cc -- every pattern of the forward fusion list against the reference, in f16: one kind of each family at aligned widths.
-// Odd widths and lists that are not fused take the same ways as in bf16 (patterns_forward_bf16_test.cc) and f32.
+// Odd widths and unfused lists have the same code as in bf16 (patterns_forward_bf16_test.cc) and f32.
 #include "patterns.h"
 
 #define PATTERN_DTYPE f16
 
-// On a GPU wide enough for the kernels that fuse a GEMM with its epilogue (te/linear/impl/linear_epilogue.h).
+// On CUDA these widths are large enough for the kernels that fuse a GEMM with its epilogue (te/linear/impl/linear_epilogue.h).
 #define WIDE_IN (TE_CUDA ? 264 : 64)
 #define WIDE_OUT (TE_CUDA ? 328 : 96)
 #define PATTERN_SPACE one_wide

@@ -4,7 +4,7 @@
 
 #define PATTERN_DTYPE bf16
 
-// On a GPU wide enough for the kernels that fuse a GEMM with its epilogue (te/linear/impl/linear_epilogue.h).
+// On CUDA these widths are large enough for the kernels that fuse a GEMM with its epilogue (te/linear/impl/linear_epilogue.h).
 #define WIDE_IN (TE_CUDA ? 264 : 64)
 #define WIDE_OUT (TE_CUDA ? 328 : 96)
 #define PATTERN_SPACE all_wide

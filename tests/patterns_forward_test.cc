@@ -17,12 +17,12 @@
 #define PATTERN_ALL 0
 #include "patterns_forward.h"
 
-// Each pattern of the X-list is one of the fusion list; the case behind this says the same the other way round.
+// Each entry of the X-list must be a pattern of the fusion list. The first test case below checks the converse.
 #define IS_FUSED(pattern) static_assert(TE_IF_MARKED(TE_FORWARD_##pattern, 1, 0), "TE_FORWARD_PATTERNS lists " #pattern ", which is no pattern");
 TE_FORWARD_PATTERNS(IS_FUSED)
 
 #if !TE_CUDA
-// The text of the header itself.
+// The text of the header.
 asm(".pushsection .rodata\n"
     "fusions_text: .incbin \"te/fuse/fusions.h\"\n"
     ".byte 0\n"
@@ -33,8 +33,9 @@ static void check_listed(const std::string &prefix, const std::vector<std::strin
     const std::string text = fusions_text;
     size_t found = 0;
     for (size_t at = text.find("#define " + prefix); at != std::string::npos; at = text.find("#define " + prefix, at + 1)) {
+        if (text[at - 1] != '\n') continue; // an example in a comment
         const size_t from = at + 8 + prefix.size(), to = text.find_first_of(" (\n", from);
-        if (text.compare(to, 9, " TE_FUSED") != 0) continue; // the X-list itself
+        if (text.compare(to, 9, " TE_FUSED") != 0) continue; // not a pattern, but the X-list itself
         const std::string pattern = text.substr(from, to - from);
         INFO(prefix << pattern << " is not in the X-list");
         CHECK(std::find(patterns.begin(), patterns.end(), pattern) != patterns.end());
@@ -42,7 +43,7 @@ static void check_listed(const std::string &prefix, const std::vector<std::strin
     }
     CHECK(found == patterns.size());
 }
-TEST_CASE("the X-lists name every pattern of the fusion lists", "[patterns]") {
+TEST_CASE("the X-lists have every pattern of the fusion lists", "[patterns]") {
 #define PATTERN_NAME(pattern) #pattern,
     check_listed("TE_FORWARD_", {TE_FORWARD_PATTERNS(PATTERN_NAME)});
     check_listed("TE_BACKWARD_", {TE_BACKWARD_PATTERNS(PATTERN_NAME)});

@@ -1,9 +1,9 @@
-"""Random legal rows of the fusion list, as a Catch2 test: the rules of CONTRIBUTING.md, "Add a fusion", and nothing else.
+"""Random legal patterns of the fusion list, as a Catch2 test, by the rules of CONTRIBUTING.md, "Add a fusion".
 
     tests/patterns_random.py SEED COUNT > patterns_random_test.cc
 
-COUNT lists of random ops, each cut at random into steps, forward and backward; each cut is a row of the list's own. Each
-list is checked with its rows and with none.
+Makes COUNT lists of random ops, and cuts each at random into steps, for forward and for backward. Each step becomes a pattern of that
+list. A list is checked with its patterns, and unfused.
 """
 import random
 import sys
@@ -13,7 +13,7 @@ ACTS = ["gelu", "relu", "silu", "srelu", "gelu_erf", "qgelu"]
 GATES = ["swiglu", "geglu", "reglu", "glu"]
 NORMS = ["layernorm", "rmsnorm", "l2norm", "rmsnorm1p"]
 FAMILY = {**{k: "act" for k in ACTS}, **{k: "gated" for k in GATES}, **{k: "norm" for k in NORMS}, "input": "fork"}
-MOST = 8  # ops of a row
+MAX_OPS = 8  # of a pattern
 
 
 def family(op):
@@ -21,10 +21,10 @@ def family(op):
 
 
 def random_list(r):
-    """(dtype, ops): each op a tuple of strings; every fork and input is read once or more, widths fit."""
+    """(dtype, ops): each op is a tuple of strings. Every fork and input is used once or more, and widths match."""
     dtype = r.choice(["f32", "f32", "bf16", "f16"])
     width = r.choice([8, 24, 37, 40, 64])
-    ops, kept, names = [], [], iter(range(1000))
+    ops, open_forks, names = [], [], iter(range(1000))
 
     def name(letter):
         return f"{letter}{next(names)}"
@@ -32,17 +32,17 @@ def random_list(r):
     def put(kind, *shapes):
         ops.append((kind, name(kind[0]), *map(str, shapes)))
 
-    def read(kind):
-        edge = kept[r.randrange(len(kept))]
+    def use(kind):
+        edge = open_forks[r.randrange(len(open_forks))]
         ops.append((kind, name(kind[0]), edge[0]))
         if r.random() < 0.7:
-            kept.remove(edge)
+            open_forks.remove(edge)
 
     put(*r.choice([("bias", width), ("rmsnorm", width), ("linear", width, width)]))
     for _ in range(r.randrange(4, 14)):
         kind = r.choice(MAPS + ["fork", "add", "load", "gated", "norm", "linear"])
         if kind == "act":
-            small = any(op[0] == "mul" for op in ops)  # products are often near the step of a relu
+            small = any(op[0] == "mul" for op in ops)  # an input of a relu is often near 0 behind a mul
             put(r.choice([a for a in ACTS if not (small and a == "relu")]))
         elif kind == "bias":
             put("bias", width)
@@ -56,40 +56,40 @@ def random_list(r):
             put("output")
         elif kind in ("fork", "input"):
             put(kind, *([width] if kind == "input" else []))
-            kept.append((ops[-1][1], width))
-        elif kind in ("add", "mul") and kept:
-            read(kind)
-        elif kind == "load" and kept and family(ops[-1]) != "output":
-            edge = r.choice(kept)
+            open_forks.append((ops[-1][1], width))
+        elif kind in ("add", "mul") and open_forks:
+            use(kind)
+        elif kind == "load" and open_forks and family(ops[-1]) != "output":
+            edge = r.choice(open_forks)
             put("fork")
-            kept.append((ops[-1][1], width))
+            open_forks.append((ops[-1][1], width))
             ops.append(("load", name("l"), edge[0]))
             if r.random() < 0.5:
-                kept.remove(edge)
+                open_forks.remove(edge)
         elif kind == "norm":
             put(r.choice(NORMS), width)
-        elif kind == "linear" and not kept:
+        elif kind == "linear" and not open_forks:
             to = r.choice([8, 24, 37, 40, 64])
             put("linear", width, to)
             width = to
-        elif kind == "gated" and not kept:
+        elif kind == "gated" and not open_forks:
             put("linear", width, 2 * width)
             if r.random() < 0.5:
                 put("bias", 2 * width)
             put(r.choice([g for g in GATES if not (g == "reglu" and any(op[0] == "mul" for op in ops))]))
-    while kept:
-        read(r.choice(["add", "add", "mul"]))
+    while open_forks:
+        use(r.choice(["add", "add", "mul"]))
     if family(ops[-1]) == "fork":
         put("scale", "2.0f")
     return dtype, ops
 
 
-def legal(row, backward):
-    """Whether the rules allow these ops, in the order of the pass, as one row."""
-    f = [family(op) for op in row]
+def legal(ops, backward):
+    """Whether the rules allow these ops, in the order of the pass, as one pattern."""
+    f = [family(op) for op in ops]
     if len(f) > 1 and "load" in f:
         return False
-    if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("gated") > 1:
+    if len(f) > MAX_OPS or "linear" in f[1:] or f.count("norm") > 1 or f.count("gated") > 1:
         return False
     if "gated" in f and "norm" in f:
         return False
@@ -100,21 +100,21 @@ def legal(row, backward):
         if "norm" in rest[1:]:
             return False
         return not (f[0] == "linear" and len(f) > 1 and f[1] == "fork" and len(f) > 2)
-    keeps = {"act", "mul", "mul_param", "gated", "norm", "fork", "linear"}
-    return not any(a == "output" and b in keeps for a, b in zip(f, f[1:]))
+    saves_input = {"act", "mul", "mul_param", "gated", "norm", "fork", "linear"}
+    return not any(a == "output" and b in saves_input for a, b in zip(f, f[1:]))
 
 
 def cut(r, ops, backward):
-    """Names of rows of two ops and more, for a random cut into legal steps."""
+    """The names of the patterns (of two or more ops) of a random cut into legal steps."""
     ops = ops[::-1] if backward else ops
-    rows, i = set(), 0
+    patterns, i = set(), 0
     while i < len(ops):
-        longest = max(n for n in range(1, MOST + 1) if i + n <= len(ops) and all(legal(ops[i : i + k], backward) for k in range(1, n + 1)))
+        longest = max(n for n in range(1, MAX_OPS + 1) if i + n <= len(ops) and all(legal(ops[i : i + k], backward) for k in range(1, n + 1)))
         n = r.choice([longest, longest, r.randint(1, longest)])
         if n > 1:
-            rows.add("_".join(family(op) for op in ops[i : i + n]))
+            patterns.add("_".join(family(op) for op in ops[i : i + n]))
         i += n
-    return rows
+    return patterns
 
 
 def main():
@@ -126,8 +126,8 @@ def main():
     for i in range(count):
         dtype, ops = random_list(r)
         for backward in (False, True):
-            for row in sorted(cut(r, ops, backward)):
-                print(f"#define {'B' if backward else 'F'}{i}_{row} TE_FUSED")
+            for pattern in sorted(cut(r, ops, backward)):
+                print(f"#define {'B' if backward else 'F'}{i}_{pattern} TE_FUSED")
         text = ", ".join(f"({', '.join(op)})" for op in ops)
         print(f"MODEL_WITH(F{i}_, B{i}_, fused_{i}, {dtype}, {text})")
         print(f"UNFUSED(bare_{i}, {dtype}, {text})")

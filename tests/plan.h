@@ -1,9 +1,9 @@
-// matcher.h -- what holds of the plan of every list. A template by inclusion; its input:
+// plan.h -- invariants of the plan of every list. A template by inclusion; its input:
 //     static const subject *const lists[]
 #include <algorithm>
 #include <cstring>
 
-// Whether forward has the step, with the same kernels.
+// Whether the forward steps of the plan include this step, with the same kernels.
 static bool is_of_forward(const te_plan *p, const te_step &step) {
     for (int i = 0; i < p->forward_count; i++) {
         const te_step &f = p->forward[i];
@@ -36,7 +36,7 @@ TEST_CASE("every op is in each plan once and in order", "[plan]") {
         check_steps(p, p->forward, p->forward_count, false, false);
         check_steps(p, p->infer, p->infer_count, true, false);
         check_steps(p, p->backward, p->backward_count, false, true);
-        for (int i = 0; i < p->op_count; i++) { // widths follow each other, edges lead back
+        for (int i = 0; i < p->op_count; i++) { // each width is that of the op before; an edge refers to an earlier op
             if (i) CHECK(p->op[i].in == p->op[i - 1].out);
             if (p->op[i].flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD)) {
                 REQUIRE(p->op[i].edge >= 0);
@@ -57,14 +57,14 @@ TEST_CASE("every list computes what the reference does", "[plan]") {
     }
 }
 
-TEST_CASE("sizes grow with the rows", "[plan]") {
+TEST_CASE("saved and workspace bytes grow with the rows", "[plan]") {
     for (const subject *s : lists) {
-        context own;
-        instance m(*s, &own.c);
+        context ctx_owner;
+        instance m(*s, &ctx_owner.c);
         CAPTURE(m.plan->name);
         size_t saved = 0, workspace = 0;
         for (int64_t rows : {1, 2, 7, 127, 128, 129, 1000, 4096, 1 << 20}) {
-            const size_t a = s->saved_bytes(rows), b = s->workspace_bytes(m.memory.data(), rows, &own.c);
+            const size_t a = s->saved_bytes(rows), b = s->workspace_bytes(m.memory.data(), rows, &ctx_owner.c);
             CHECK(a >= saved);
             CHECK(b >= workspace);
             saved = a, workspace = b;
@@ -74,10 +74,10 @@ TEST_CASE("sizes grow with the rows", "[plan]") {
     }
 }
 
-TEST_CASE("parameters lie in list order in one buffer, gradients at the same elements", "[plan]") {
+TEST_CASE("parameters lie in list order in one buffer, and gradients in the same order", "[plan]") {
     for (const subject *s : lists) {
-        context own;
-        instance m(*s, &own.c);
+        context ctx_owner;
+        instance m(*s, &ctx_owner.c);
         size_t end = 0;
         for (int i = 0; i < m.ops.params; i++) {
             const te_param &p = m.model()->param[i];

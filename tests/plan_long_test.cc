@@ -1,4 +1,4 @@
-// plan_long_test.cc -- plans of lists that are as long as a list can be.
+// plan_long_test.cc -- plans of lists of the maximum length.
 // In a file of its own: _MANY_MODELS_CUDA in tools/bazel/te.bzl says why.
 #include "harness.h"
 #include "te/ops/activation.h"
@@ -8,7 +8,7 @@
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 
-// Twelve ops; eight of these are 96, the most that a list holds.
+// Twelve ops. Eight times twelve are 96, the maximum of a list.
 #define TWELVE(i, W, F)                                                                                                       \
     (fork, x##i), (rmsnorm, n##i, W), (linear, l##i, W, F), (bias, b##i, F), (silu, a##i), (linear, m##i, F, W), (bias, c##i, W), \
         (dropout, d##i, 0.1f), (add, x##i), (scale, s##i, 0.9f), (layernorm, o##i, W), (scale, t##i, 1.1f)

@@ -1,5 +1,5 @@
-// plan_test.cc -- from a list of ops to its plan: which rows match, how many steps there are, wide rows of the
-// fusion list, ops and rows of one's own, several models and instances, micro-batches in flight.
+// plan_test.cc -- from a list of ops to its plan: which patterns match, how many steps there are, long patterns, custom ops and
+// patterns, several models and instances, micro-batches in flight.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 
-// ---- an op and rows of one's own: y = x^3 ---------------------------------------------------------------------------
+// ---- a custom op, y = x^3, and custom patterns ----------------------------------------------------------------------
 
 #define TE_OP_cube (cube, map)
 #define TE_FLAGS_cube(op) (TE_SAVES_INPUT)
@@ -30,19 +30,19 @@ TE_CALLBACK void te_cube_backward(float v[8], float sum[8], const te_stage *s, t
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= 3 * x[i] * x[i]; // y = x^3
 }
 static const bool cube_known = [] {
-    reference::own_map m;
+    reference::custom_map m;
     m.f = [](double x) { return x * x * x; }, m.slope = [](double x) { return 3 * x * x; };
-    reference::own_maps()["cube"] = m;
+    reference::custom_maps()["cube"] = m;
     return true;
 }();
 
 #define TE_FORWARD_linear_cube TE_FUSED
 #define TE_BACKWARD_cube_bias TE_FUSED
-// eight ops, the most a row can have
+// eight ops, the maximum of a pattern
 #define TE_FORWARD_cube_scale_bias_act_scale_dropout_scale_add TE_FUSED
 #define TE_FORWARD_linear_bias_act_scale_dropout_add_fork_norm TE_FUSED
 #define TE_BACKWARD_norm_fork_add_scale_dropout_scale_act_bias TE_FUSED
-// a shorter row that the longer one must beat
+// a shorter pattern, over which the longer one must win
 #define TE_FORWARD_cube_scale TE_FUSED
 
 // ---- lists ------------------------------------------------------------------------------------------------------
@@ -59,14 +59,14 @@ static_assert((int)gpt_backward_steps == 8, "add_dropout_bias linear_gelu_bias l
 UNFUSED(gpt_unfused, f32, GPT(64, 128, 2))
 static_assert((int)gpt_unfused_forward_steps == 18 && (int)gpt_unfused_infer_steps == 16 && (int)gpt_unfused_backward_steps == 18, "an op, a step");
 
-MODEL(own, f32, (linear, l, 37, 53), (cube, c), (linear, m, 53, 37), (bias, b, 37), (cube, d))
-static_assert((int)own_forward_steps == 3 && (int)own_backward_steps == 4, "linear_cube linear_bias cube; cube_bias linear cube linear");
+MODEL(custom, f32, (linear, l, 37, 53), (cube, c), (linear, m, 53, 37), (bias, b, 37), (cube, d))
+static_assert((int)custom_forward_steps == 3 && (int)custom_backward_steps == 4, "linear_cube linear_bias cube; cube_bias linear cube linear");
 
 MODEL(eight, f32, (fork, x), (cube, c), (scale, s, 0.5f), (bias, b, 40), (silu, a), (scale, t, 2.0f), (dropout, d, 0.3f), (scale, u, 0.7f), (add, x))
 static_assert((int)eight_forward_steps == 2, "fork, and eight ops");
 static_assert((int)eight_infer_steps == 6, "fork cube_scale bias_silu scale scale add");
 
-// Backward patterns of every kind that begin with a GEMM (dX), its epilogue or pointwise kernel behind it.
+// Backward patterns of every kind that begin with a GEMM (for dx), which continue in its epilogue or in a pointwise kernel.
 #define BEHIND_linear_norm_fork_add_dropout_bias TE_FUSED
 #define BEHIND_linear_fork TE_FUSED
 #define BEHIND_linear_gated_bias TE_FUSED
@@ -79,7 +79,7 @@ static_assert((int)eight_of_linear_forward_steps == 3, "fork, eight ops, add");
 MODEL(long_mirror, f32, (fork, x), (linear, l, 37, 37), (bias, b, 37), (relu, a), (scale, s, 2.0f), (dropout, d, 0.3f), (scale, t, 0.3f), (add, x), (fork, z), (rmsnorm, n, 37), (scale, u, 3.0f), (add, z))
 static_assert((int)long_mirror_backward_steps == 4, "add, scale, eight ops, linear_fork");
 
-// Inference leaves dropout out, first, last and twice in a row.
+// Inference omits dropout: at the beginning, at the end, and two in succession.
 MODEL(dropped, f32, (dropout, d1, 0.5f), (linear, l, 37, 37), (dropout, d2, 0.5f), (bias, b, 37), (dropout, d3, 0.2f), (dropout, d4, 0.2f), (gelu, a), (dropout, d5, 0.1f))
 static_assert((int)dropped_forward_steps == 8, "each is a step");
 static_assert((int)dropped_infer_steps == 1, "linear_bias_gelu");
@@ -87,7 +87,7 @@ MODEL(fork_behind_dropout, f32, (linear, l, 37, 37), (dropout, d, 0.5f), (fork, 
 MODEL(parted, f32, (fork, x), (gelu, g), (add, x), (dropout, d, 0.5f), (fork, z), (rmsnorm, n, 37), (linear, l, 37, 37), (add, z))
 MODEL(marked, f32, (bias, a, 37), (recompute, r), (linear, l, 37, 37), (bias, b, 37), (end_recompute, r), (gelu, g), (rmsnorm, n, 37))
 
-// Forks within forks, forks that cross, one that nothing adds, one op between fork and add, none between.
+// Forks within forks, forks that cross, one op between fork and add, and none.
 MODEL(nested, f32, (fork, a), (fork, b), (fork, c), (linear, l, 37, 37), (add, c), (gelu, g), (add, b), (rmsnorm, n, 37), (add, a))
 MODEL(crossed, bf16, (fork, a), (linear, l, 64, 64), (fork, b), (silu, f), (add, a), (fork, c), (layernorm, n, 64), (add, b), (bias, d, 64), (add, c))
 MODEL(doubled, f32, (fork, a), (add, a), (bias, b, 37), (fork, c), (add, c))
@@ -101,66 +101,66 @@ MODEL(many_edges, f32,
 
 MODEL(with_edges, f16, (input, i, 40), (input, j, 64), (linear, l, 64, 64), (output, o), (add, j), (fork, f), (layernorm, n, 64), (output, p), (add, f), (linear, m, 64, 40), (add, i))
 MODEL(to_loss, f32, (embedding, e, 50, 32), (positions, p, 16, 32), (layernorm, n, 32), (tied_linear, h, 32, 50), (scale, s, 0.125f),
-      (cross_entropy, c, 50)) // scaled: a loss near 0 is a difference that f32 cannot hold
+      (cross_entropy, c, 50)) // small logits, because a loss near 0 is a difference that f32 cannot represent
 
-// A header's declaration and one file's definition; here in one file, with C linkage.
+// A declaration as in a header and the definition as in one source file, here in one file, with C linkage.
 #define DECLARED (layernorm, ln, 64), (linear, fc, 64, 96), (bias, b, 96), (gelu, act)
 TE_DECLARE(declared, bf16, DECLARED)
 static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
 
 #define ALL(X)                                                                                                                \
-    X(gpt) X(gpt_unfused) X(own) X(behind_linear) X(eight) X(eight_of_linear) X(long_mirror) X(dropped) \
+    X(gpt) X(gpt_unfused) X(custom) X(behind_linear) X(eight) X(eight_of_linear) X(long_mirror) X(dropped) \
     X(fork_behind_dropout) X(parted) X(marked) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
 #define REF(name) &name##_subject,
 static const subject *const lists[] = {ALL(REF)};
 #include "plan.h"
 
-static std::string rows_of(const te_step *s, int count) {
+static std::string patterns_of(const te_step *s, int count) {
     std::string text;
     for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].pattern;
     return text;
 }
 
-TEST_CASE("the longest row wins", "[plan]") {
+TEST_CASE("the longest pattern wins", "[plan]") {
     const te_plan *p = gpt_plan();
-    CHECK(rows_of(p->forward, p->forward_count) ==
+    CHECK(patterns_of(p->forward, p->forward_count) ==
           "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu linear_bias_dropout_add");
-    CHECK(rows_of(p->infer, p->infer_count) == "fork_layernorm linear_bias attention linear_bias_add_fork_layernorm linear_bias_gelu linear_bias_add");
-    CHECK(rows_of(p->backward, p->backward_count) ==
+    CHECK(patterns_of(p->infer, p->infer_count) == "fork_layernorm linear_bias attention linear_bias_add_fork_layernorm linear_bias_gelu linear_bias_add");
+    CHECK(patterns_of(p->backward, p->backward_count) ==
           "add_dropout_bias linear_gelu_bias linear layernorm_fork_add_dropout_bias linear attention_bias linear layernorm_fork");
-    p = own_plan();
-    CHECK(rows_of(p->forward, p->forward_count) == "linear_cube linear_bias cube");
-    CHECK(rows_of(p->backward, p->backward_count) == "cube_bias linear cube linear");
+    p = custom_plan();
+    CHECK(patterns_of(p->forward, p->forward_count) == "linear_cube linear_bias cube");
+    CHECK(patterns_of(p->backward, p->backward_count) == "cube_bias linear cube linear");
     p = eight_plan();
-    CHECK(rows_of(p->forward, p->forward_count) == "fork cube_scale_bias_silu_scale_dropout_scale_add");
-    CHECK(rows_of(p->infer, p->infer_count) == "fork cube_scale bias_silu scale scale add");
+    CHECK(patterns_of(p->forward, p->forward_count) == "fork cube_scale_bias_silu_scale_dropout_scale_add");
+    CHECK(patterns_of(p->infer, p->infer_count) == "fork cube_scale bias_silu scale scale add");
     p = eight_of_linear_plan();
-    CHECK(rows_of(p->forward, p->forward_count) == "fork linear_bias_gelu_scale_dropout_add_fork_rmsnorm add");
+    CHECK(patterns_of(p->forward, p->forward_count) == "fork linear_bias_gelu_scale_dropout_add_fork_rmsnorm add");
     p = long_mirror_plan();
-    CHECK(rows_of(p->backward, p->backward_count) == "add scale rmsnorm_fork_add_scale_dropout_scale_relu_bias linear_fork");
+    CHECK(patterns_of(p->backward, p->backward_count) == "add scale rmsnorm_fork_add_scale_dropout_scale_relu_bias linear_fork");
     p = dropped_plan();
-    CHECK(rows_of(p->infer, p->infer_count) == "linear_bias_gelu");
-    // a longer row matches once dropout is gone
+    CHECK(patterns_of(p->infer, p->infer_count) == "linear_bias_gelu");
+    // inference has no dropout, so a longer pattern matches
     p = fork_behind_dropout_plan();
-    CHECK(rows_of(p->infer, p->infer_count) == "linear fork_rmsnorm add");
+    CHECK(patterns_of(p->infer, p->infer_count) == "linear fork_rmsnorm add");
 }
 
-// Of each step of inference, whether it has forward's kernels: 1, or its own: 0.
+// For each step of inference: 1 if it uses a kernel of forward, 0 if it has its own.
 static std::string shared_of(const te_plan *p) {
     std::string text;
     for (int i = 0; i < p->infer_count; i++) text += is_of_forward(p, p->infer[i]) ? '1' : '0';
     return text;
 }
-TEST_CASE("inference has forward's kernels where no dropout stands between their ops", "[plan]") {
+TEST_CASE("inference shares forward's kernels of steps without dropout", "[plan]") {
     CHECK(shared_of(gpt_plan()) == "111010");
-    CHECK(shared_of(own_plan()) == "111");
+    CHECK(shared_of(custom_plan()) == "111");
     CHECK(shared_of(to_loss_plan()) == std::string((size_t)to_loss_infer_steps, '1'));
     CHECK(shared_of(with_edges_plan()) == std::string((size_t)with_edges_infer_steps, '1'));
-    CHECK(shared_of(dropped_plan()) == "0");               // linear, dropout, .. in forward
-    CHECK(shared_of(fork_behind_dropout_plan()) == "110"); // dropout_add
-    CHECK(shared_of(eight_plan()) == "100000");            // none behind steps that do not end where forward's do
+    CHECK(shared_of(dropped_plan()) == "0");               // forward's step has a dropout
+    CHECK(shared_of(fork_behind_dropout_plan()) == "110"); // forward has dropout_add
+    CHECK(shared_of(eight_plan()) == "100000");            // inference's other steps begin or end at other ops than forward's
     CHECK(shared_of(parted_plan()) == "1100");
-    CHECK(shared_of(marked_plan()) == "100");              // a mark ends a row of forward
+    CHECK(shared_of(marked_plan()) == "100");              // a recompute region ends a pattern of forward
     CHECK(shared_of(many_edges_plan()) == std::string((size_t)many_edges_infer_steps, '1'));
 }
 
@@ -183,10 +183,10 @@ TEST_CASE("the plan is printed as a table", "[plan]") {
     CHECK(text.find("backward, 8 steps") != std::string::npos);
 }
 
-// ---- instances, and forwards in flight ------------------------------------------------------------------------------
+// ---- several instances, and several forwards in flight ----------------------------------------------------------------
 
 namespace {
-struct trip { // what one forward and backward needs, at `rows` rows
+struct trip { // the tensors of one forward and backward of `rows` rows
     buffer x, y, dx, dy, memory;
     te_saved saved;
     te_batch batch;
@@ -208,7 +208,7 @@ struct trip { // what one forward and backward needs, at `rows` rows
 };
 } // namespace
 
-TEST_CASE("parameters are in the struct by name", "[plan]") {
+TEST_CASE("the struct of a model has the parameters by name", "[plan]") {
     context c;
     gpt g;
     buffer params(&c.c, gpt_param_bytes());
@@ -222,48 +222,48 @@ TEST_CASE("parameters are in the struct by name", "[plan]") {
     CHECK(g.fc2.weight.grad == nullptr);
 }
 
-TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
+TEST_CASE("micro-batches in flight with the same parameters", "[plan]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    instance m(gpt_subject, &own.c);
+    context ctx_owner;
+    instance m(gpt_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 50, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 50, random), b(gpt_subject, &own.c, 17, random);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 50, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 50, random), b(gpt_subject, &ctx_owner.c, 17, random);
     const auto reset = [&] {
         for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory, &m.grads}) z->poison();
-        set_rng(&own.c, 3, 0);
+        set_rng(&ctx_owner.c, 3, 0);
     };
-    reset(); // one after the other
+    reset(); // one micro-batch after the other
     a.forward(m), a.backward(m, 0), b.forward(m), b.backward(m, 1);
     const auto ya = a.y.raw(), yb = b.y.raw(), da = a.dx.raw(), db = b.dx.raw(), g = m.grads.raw();
-    reset(); // both forwards first: the masks of dropout are those of their own forward
+    reset(); // both forwards first: each backward must use the dropout masks of its forward
     a.forward(m), b.forward(m), a.backward(m, 0), b.backward(m, 1);
     CHECK(a.y.raw() == ya);
     CHECK(b.y.raw() == yb);
     CHECK(a.dx.raw() == da);
     CHECK(b.dx.raw() == db);
     CHECK(m.grads.raw() == g);
-    CHECK(get_rng(&own.c).offset == 2);
+    CHECK(get_rng(&ctx_owner.c).offset == 2);
 }
 
 TEST_CASE("several instances of one model", "[plan]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    instance m(gpt_subject, &own.c), n(gpt_subject, &own.c);
+    context ctx_owner;
+    instance m(gpt_subject, &ctx_owner.c), n(gpt_subject, &ctx_owner.c);
     m.draw(random), n.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 20, random), b(gpt_subject, &own.c, 20, random);
-    set_rng(&own.c, 3, 0);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 20, random), b(gpt_subject, &ctx_owner.c, 20, random);
+    set_rng(&ctx_owner.c, 3, 0);
     a.forward(m), a.backward(m, 0);
     const auto ya = a.y.raw(), da = a.dx.raw(), g = m.grads.raw();
     b.forward(n), b.backward(n, 0);
     const auto yb = b.y.raw(), h = n.grads.raw();
     CHECK(ya != yb);
-    set_rng(&own.c, 3, 0);
+    set_rng(&ctx_owner.c, 3, 0);
     a.forward(m), b.forward(n), b.backward(n, 0), a.backward(m, 0);
     CHECK(a.y.raw() == ya);
     CHECK(a.dx.raw() == da);
@@ -272,33 +272,33 @@ TEST_CASE("several instances of one model", "[plan]") {
     CHECK(n.grads.raw() == h);
 }
 
-TEST_CASE("a replayed random state gives the same bits, the next draw others", "[plan]") {
+TEST_CASE("the same random state gives the same bits, the next one others", "[plan]") {
     const unsigned seed = fresh_seed();
     source random(seed);
-    context own(7);
-    instance m(gpt_subject, &own.c);
+    context ctx_owner(7);
+    instance m(gpt_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
-    trip a(gpt_subject, &own.c, 20, random);
+    REQUIRE(te_context_reserve(&ctx_owner.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &ctx_owner.c)) == TE_OK);
+    trip a(gpt_subject, &ctx_owner.c, 20, random);
     a.forward(m);
     const auto first = a.y.raw();
     a.forward(m);
     CHECK(a.y.raw() != first);
     context other(7);
     CHECK(get_rng(&other.c).seed == 7);
-    set_rng(&own.c, 7, 0);
+    set_rng(&ctx_owner.c, 7, 0);
     a.forward(m);
     CHECK(a.y.raw() == first);
 }
 
 TE_DEFINE(declared, bf16, DECLARED)
 
-// A row that a file takes out of the list is no longer matched.
+// A file may remove patterns from the fusion list.
 #undef TE_FORWARD_linear_bias
 #undef TE_FORWARD_linear_bias_act
-MODEL(without_rows, f32, (linear, l, 37, 53), (bias, b, 53), (gelu, a))
-static_assert((int)without_rows_forward_steps == 2, "linear bias_gelu");
-TEST_CASE("a row can be taken out", "[plan]") {
-    check(without_rows_subject, shape(1, 7));
-    CHECK(rows_of(without_rows_plan()->forward, without_rows_plan()->forward_count) == "linear bias_gelu");
+MODEL(without_patterns, f32, (linear, l, 37, 53), (bias, b, 53), (gelu, a))
+static_assert((int)without_patterns_forward_steps == 2, "linear bias_gelu");
+TEST_CASE("a removed pattern is not matched", "[plan]") {
+    check(without_patterns_subject, shape(1, 7));
+    CHECK(patterns_of(without_patterns_plan()->forward, without_patterns_plan()->forward_count) == "linear bias_gelu");
 }

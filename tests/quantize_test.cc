@@ -1,5 +1,5 @@
-// quantize_test.cc -- tensors as FP8: row-wise, transposed, amax; scales and their update. The bytes are those of the conversion one
-// by one (fp8_test.cc), so the target's are the host's bit for bit.
+// quantize_test.cc -- casts of tensors to FP8, row-wise and transposed, with their amax; scales and their update. The bytes must be those of
+// the conversion of single elements (fp8_test.cc), so host and target have the same bits.
 #include "harness.h"
 #include "te/core/tensor_kernels.h"
 #include "te/fp8/impl/cast_transpose.h"
@@ -8,7 +8,7 @@
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE(of_f16, f16)
-TE_TRANSPOSE_FP8(turn)
+TE_TRANSPOSE_FP8(transpose)
 
 namespace {
 
@@ -16,7 +16,7 @@ te_status quantize(te_dtype from, const te_quantize *q, te_context *ctx) {
     return (from == TE_f32 ? of_f32_run : from == TE_bf16 ? of_bf16_run : of_f16_run)(q, ctx);
 }
 
-// Numbers of all sizes, and what is none: zeros, denormals, infinities, NaNs.
+// Numbers of all sizes, with zeros, subnormals and, unless `finite`, infinities and NaNs.
 std::vector<float> odd_numbers(size_t n, unsigned seed, bool finite) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1);
@@ -36,15 +36,15 @@ std::vector<float> odd_numbers(size_t n, unsigned seed, bool finite) {
 struct tensor {
     te_dtype from;
     std::vector<uint8_t> bytes;
-    std::vector<float> value; // as stored
+    std::vector<float> value; // after rounding to `from`
     tensor(const std::vector<float> &x, te_dtype t) : from(t), bytes(x.size() * te_dtype_bytes(t)), value(x.size()) {
         for (size_t i = 0; i < x.size(); i++) te_store(bytes.data(), (int64_t)i, x[i], t), value[i] = te_load(bytes.data(), (int64_t)i, t);
     }
 };
 uint32_t amax_of(const std::vector<float> &x, float before) {
-    uint32_t most = te_bits_of_float(before);
-    for (const float v : x) most = std::max(most, std::isnan(v) ? 0x7fffffffu : te_bits_of_float(std::fabs(v)));
-    return most;
+    uint32_t largest = te_bits_of_float(before);
+    for (const float v : x) largest = std::max(largest, std::isnan(v) ? 0x7fffffffu : te_bits_of_float(std::fabs(v)));
+    return largest;
 }
 
 template <class T> void put(te_context *ctx, const buffer &b, const std::vector<T> &v) {
@@ -63,8 +63,8 @@ enum { Y = 1, YT = 2, AMAX = 4, SCALE = 8 };
 void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, bool finite = true) {
     const unsigned seed = fresh_seed();
     const size_t n = (size_t)(rows * cols);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const tensor x(odd_numbers(n, seed, finite), from);
     const float factor = 37.3f, before = 0.25f;
     buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
@@ -96,27 +96,28 @@ void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, b
 
 } // namespace
 
-TEST_CASE("a tensor as FP8, row-wise, transposed and its amax", "[quantize]") {
+TEST_CASE("a cast to FP8: row-wise, transposed and amax", "[quantize]") {
     const int64_t sizes[][2] = {{1, 1}, {1, 8}, {1, 1000}, {16, 16}, {16, 24}, {7, 129}, {129, 7}, {128, 128}, {144, 272}, {300, 200}, {130, 264}, {1040, 8}};
     const te_dtype formats[] = {TE_f32, TE_bf16, TE_f16};
     for (const auto &s : sizes)
         for (const te_dtype from : formats)
             for (const te_dtype to : {TE_e4m3, TE_e5m2}) check(s[0], s[1], from, to, Y | YT | AMAX | SCALE);
 }
-TEST_CASE("each output alone, and none of the others touched", "[quantize]") {
+TEST_CASE("each output alone, without writing the others", "[quantize]") {
     for (const te_dtype from : {TE_f32, TE_bf16})
         for (int wanted = 1; wanted < 16; wanted++) {
             if (wanted == SCALE) continue;
             check(200, 144, from, TE_e4m3, wanted), check(33, 70, from, TE_e5m2, wanted);
         }
 }
-TEST_CASE("what is no number: infinities saturate, a NaN stays one, and the amax says so", "[quantize]") {
+TEST_CASE("infinities saturate, a NaN stays NaN, and the amax is infinite or NaN", "[quantize]") {
     for (const te_dtype from : {TE_f32, TE_bf16, TE_f16})
         for (const te_dtype to : {TE_e4m3, TE_e5m2}) check(65, 80, from, to, Y | YT | AMAX | SCALE, false), check(1, 4000, from, to, AMAX, false);
 }
 
 namespace {
-// A producer with two inputs, which knows where it is, and makes something of nothing: what lies beyond the end must not count.
+// A custom producer: it has two inputs, its values depend on row and column, and it turns zeros into large numbers. So elements beyond the
+// end, which are read as 0, would be noticed in the amax.
 struct pair_args { te_fp8_out out; const void *x, *y; };
 TE_FN void pair_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {
     const pair_args *a = (const pair_args *)arg;
@@ -132,12 +133,12 @@ TE_FN void pair_make(float v[8], const te_vec8 *in, const void *arg, int64_t row
 }
 TE_FP8_KERNELS(pair_kernel, 2, pair_args, pair_load, pair_make, 2)
 } // namespace
-TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
+TEST_CASE("a custom producer with two inputs", "[quantize]") {
     const int64_t sizes[][2] = {{1, 8}, {130, 264}, {144, 16}, {77, 131}};
     for (const auto &s : sizes) {
         const size_t n = (size_t)(s[0] * s[1]);
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const unsigned seed = fresh_seed();
         source random(seed);
         const reference::vec rx = random.draw(n, TE_bf16), ry = random.draw(n, TE_f16, 1);
@@ -152,26 +153,26 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
         REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
         const std::vector<uint8_t> gave = to.raw(), gave_transposed = transposed.raw();
         size_t wrong = 0;
-        float most = 0;
+        float largest = 0;
         for (size_t i = 0; i < n; i++) {
             const size_t row = i / (size_t)s[1], col = i % (size_t)s[1];
             const float v = pair_of((float)rx[i], (float)ry[i], (int64_t)row, (int64_t)col);
-            most = std::max(most, std::fabs(v));
+            largest = std::max(largest, std::fabs(v));
             wrong += gave[i] != te_e5m2_of_float(v) || gave_transposed[col * (size_t)s[0] + row] != gave[i];
         }
         CHECK(wrong == 0);
-        CHECK(get<float>(amax)[0] == most);
+        CHECK(get<float>(amax)[0] == largest);
     }
 }
 TEST_CASE("many rows", "[quantize]") {
     check(brief() ? 2000 : 100000, 24, TE_bf16, TE_e4m3, Y | YT | AMAX | SCALE);
     check(brief() ? 2001 : 100001, 3, TE_bf16, TE_e5m2, Y | YT | AMAX | SCALE);
 }
-TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of the scale is left", "[quantize]") {
+TEST_CASE("padded rows of the transposed tensor end in zeros, and the inverse scale is stored", "[quantize]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 33, 256}};
     for (const auto &s : sizes) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
         const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
         buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 8);
@@ -187,11 +188,11 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
         CHECK(get<float>(inverse) == std::vector<float>{1.0f / 3.0f, 3.0f});
     }
 }
-TEST_CASE("an FP8 tensor is transposed byte by byte", "[quantize]") {
+TEST_CASE("the transpose of an FP8 tensor", "[quantize]") {
     const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 272, 256}, {261, 136, 261}};
     for (const auto &s : sizes) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
         std::mt19937 random(fresh_seed());
         std::vector<uint8_t> bytes(rows * cols);
@@ -200,24 +201,24 @@ TEST_CASE("an FP8 tensor is transposed byte by byte", "[quantize]") {
         put(ctx, x, bytes);
         te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
-        REQUIRE(turn_run(&q, ctx) == TE_OK);
+        REQUIRE(transpose_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> transposed = yt.raw();
         size_t wrong = 0;
         for (size_t c = 0; c < cols; c++)
             for (size_t r = 0; r < longer; r++) wrong += transposed[c * longer + r] != (r < rows ? bytes[r * cols + c] : 0);
         CHECK(wrong == 0);
     }
-    context own;
+    context ctx_owner;
     te_quantize q = te__quantize_of(8, 12);
-    buffer x(&own.c, 96), yt(&own.c, 96);
+    buffer x(&ctx_owner.c, 96), yt(&ctx_owner.c, 96);
     q.x = x.data(), q.yt = yt.data();
-    CHECK(turn_run(&q, &own.c) == TE_ERROR_SHAPE);
-    CHECK(std::string(te_last_error(&own.c)).find("multiples of eight") != std::string::npos);
+    CHECK(transpose_run(&q, &ctx_owner.c) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find("multiples of eight") != std::string::npos);
     CHECK(yt.poisoned());
 }
-TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantize]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("invalid casts are refused, and nothing is written", "[quantize]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
     te_quantize q = te__quantize_of(8, 8);
     q.x = x.data(), q.y = y.data();
@@ -244,11 +245,11 @@ TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantiz
 
 namespace {
 
-// The rule in doubles, over the whole history, the newest first: what the ring must amount to.
+// The expected scale, in double, from the history as a plain list with the newest amax first. The library has a ring buffer.
 struct model {
     std::vector<double> history;
     float scale = 1;
-    void step(float amax, const te_scale_rule &rule, float most, int length) {
+    void step(float amax, const te_scale_rule &rule, float largest, int length) {
         const bool good = std::isfinite(amax);
         history.insert(history.begin(), good ? (double)amax : 0.0);
         history.resize(std::min<size_t>(history.size(), (size_t)length));
@@ -256,7 +257,7 @@ struct model {
         if (rule.amax == TE_AMAX_MAX) for (const double h : history) a = std::max(a, h);
         a = std::max(a, (double)rule.epsilon);
         if (!good || a == 0) return;
-        const float quotient = (float)((double)most / a); // one rounding, as f32's division has
+        const float quotient = (float)((double)largest / a); // rounded once, as an f32 division is
         double s = (double)quotient * std::ldexp(1.0, -rule.margin);
         s = std::min(std::max(s, std::ldexp(1.0, -126)), std::ldexp(1.0, 126));
         if (std::isinf(quotient)) s = std::ldexp(1.0, 126);
@@ -268,8 +269,8 @@ struct model {
 void check_scales(int count, int length, const te_scale_rule &rule) {
     const unsigned seed = fresh_seed();
     std::mt19937 random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     std::vector<te_dtype> formats;
     for (int i = 0; i < count; i++) formats.push_back(random() % 2 ? TE_e4m3 : TE_e5m2);
     buffer memory(ctx, te_scales_bytes(count, length), 16);
@@ -279,7 +280,8 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
     std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_INVERSE_STRIDE);
     INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
     for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
-        const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // sometimes a part of them
+        // every fifth step updates some of them only
+        const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count;
         for (int i = 0; i < count; i++) {
             const float v = std::ldexp(1.0f + (float)(random() % 1024) / 1024, (int)(random() % 40) - 20);
             const unsigned kind = random() % 12;
@@ -298,13 +300,13 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
         for (size_t i = 0; i < (size_t)count; i++) {
             CAPTURE(step, i, amax[i]);
             const bool took = (int)i >= first && (int)i < first + updated;
-            REQUIRE(scale[i] == should[i].scale); // bit for bit: one division, rounded to nearest
+            REQUIRE(scale[i] == should[i].scale); // exactly: it is one division, rounded to nearest
             REQUIRE(inverse[i * TE_SCALES_INVERSE_STRIDE] == 1.0f / scale[i]);
             REQUIRE((uintptr_t)te_scales_inverse(&s, (int)i) % 16 == 0);
             REQUIRE((took ? te_bits_of_float(left[i]) == 0 : te_bits_of_float(left[i]) == te_bits_of_float(amax[i])));
         }
     }
-    memory.raw(); // nothing beyond its end
+    memory.raw(); // checks the guards
 }
 
 } // namespace
@@ -317,9 +319,9 @@ TEST_CASE("scales follow the history of amax", "[scales]") {
             for (const te_scale_rule &rule : {plain, recent, current, negative}) check_scales(count, length, rule);
         }
 }
-TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("scales that are bound to a copy of their bytes continue with the same bits", "[scales]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const te_dtype formats[] = {TE_e4m3, TE_e5m2, TE_e4m3};
     const te_scale_rule rule = {TE_AMAX_MAX, 0, 0.0f, 0};
     const size_t bytes = te_scales_bytes(3, 4);
@@ -334,27 +336,27 @@ TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
     for (const float v : {1.0f, 9.0f, 2.0f}) step(&a, v);
     REQUIRE(te_copy(ctx, second.data(), a.memory, a.bytes) == TE_OK);
     REQUIRE(te_scales_bind(&b, second.data(), bytes, 3, 4, ctx) == TE_OK);
-    for (const float v : {3.0f, 4.0f, 5.0f}) step(&a, v), step(&b, v); // 9 falls out of the ring
+    for (const float v : {3.0f, 4.0f, 5.0f}) step(&a, v), step(&b, v); // 9 drops out of the history
     CHECK(first.raw() == second.raw());
     float scale[3];
     REQUIRE(te_copy(ctx, scale, b.scale, sizeof scale) == TE_OK);
     REQUIRE(te_synchronize(ctx) == TE_OK);
     CHECK(scale[0] == 448.0f / 5.0f);
     CHECK(scale[1] == 57344.0f / 10.0f);
-    // the second tensor in another format: what its history says in that one, as a state that had it from the start
-    const te_dtype narrow[] = {TE_e4m3, TE_e4m3, TE_e4m3};
+    // the second tensor changes its format: its scale must be that of a state that had this format from the start
+    const te_dtype all_e4m3[] = {TE_e4m3, TE_e4m3, TE_e4m3};
     buffer third(ctx, bytes, 16);
     te_scales c;
-    REQUIRE(te_scales_init(&c, third.data(), bytes, narrow, 3, 4, ctx) == TE_OK);
+    REQUIRE(te_scales_init(&c, third.data(), bytes, all_e4m3, 3, 4, ctx) == TE_OK);
     for (const float v : {1.0f, 9.0f, 2.0f, 3.0f, 4.0f, 5.0f}) step(&c, v);
-    REQUIRE(te__scales_reformat(&b, narrow, ctx) == TE_OK);
+    REQUIRE(te__scales_reformat(&b, all_e4m3, ctx) == TE_OK);
     CHECK(second.raw() == third.raw());
     REQUIRE(te__scales_reformat(&b, formats, ctx) == TE_OK);
     CHECK(second.raw() == first.raw());
     const float none = 100;
     REQUIRE(te_copy(ctx, b.format_max + 2, &none, sizeof none) == TE_OK);
     const auto before = second.raw();
-    CHECK(te__scales_reformat(&b, narrow, ctx) == TE_ERROR_FORMAT);
+    CHECK(te__scales_reformat(&b, all_e4m3, ctx) == TE_ERROR_FORMAT);
     CHECK(second.raw() == before);
     CHECK(te_scales_bind(&b, second.data(), bytes - 1, 3, 4, ctx) == TE_ERROR_MEMORY);
     CHECK(te_scales_bind(&b, second.data(), bytes, 3, 1025, ctx) == TE_ERROR_SHAPE);

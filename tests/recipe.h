@@ -1,4 +1,4 @@
-// recipe.h -- a model under an FP8 recipe with its memory, one forward and backward of it, and products against doubles.
+// recipe.h -- a model with an FP8 recipe and its memory, one forward and backward of it, and checks of GEMMs against doubles.
 //
 // Do this:
 //     under_recipe u(mlp_subject, 2, 24, seed);
@@ -14,9 +14,9 @@
 
 namespace {
 
-// A model under a recipe, with its memory.
+// A model with an FP8 recipe, and its memory.
 struct under_recipe {
-    context own;
+    context ctx_owner;
     te_context *ctx;
     source random;
     instance m;
@@ -35,7 +35,7 @@ struct under_recipe {
     under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3, int tune = 0)
         : under_recipe(s, batches, seq, seed, config_of(history), tune) {}
     under_recipe(const subject &s, int batches, int seq, unsigned seed, const te_recipes_config &c, int tune = 0)
-        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(c), plan(m.plan), rows((size_t)(batches * seq)) {
+        : ctx(&ctx_owner.c), random(seed), m(s, ctx), models{m.model()}, config(c), plan(m.plan), rows((size_t)(batches * seq)) {
         m.draw(random);
         ctx->gemm_tune = tune;
         const size_t n = te_recipes_bytes(models, 1, &config);
@@ -54,7 +54,7 @@ struct under_recipe {
     size_t x_bytes() const { return rows * (size_t)plan->in * te_dtype_bytes(plan->in_dtype); }
     size_t y_bytes() const { return rows * (size_t)plan->out * te_dtype_bytes(plan->out_dtype); }
 };
-// What one forward reads and keeps.
+// The tensors of one forward and backward.
 struct micro_batch {
     buffer x, y, dx, dy, memory;
     te_saved saved;
@@ -75,8 +75,8 @@ struct micro_batch {
     }
 };
 
-// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
-// `lost` of the sum of all magnitudes.
+// Checks out[m, n] = sum over k of a(m, k) b(n, k). The bound is the rounding of the result (in f16 steps of 2^-24 below 2^-14) plus
+// `lost` times the sum of |terms|.
 template <class A, class B>
 void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
     const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
@@ -85,7 +85,7 @@ void check_product(const char *what, const reference::vec &out, size_t m, size_t
     for (size_t i = 0; i < m * k; i++) as[i] = a(i / k, i % k);
     for (size_t i = 0; i < n * k; i++) bs[i] = b(i / k, i % k);
     const double worst = numbers::worst_of_product(out, as, bs, m, n, k, rounding, least, lost);
-    INFO(what << ": " << worst << " of what is allowed");
+    INFO(what << ": the worst error is " << worst << " times its bound");
     CHECK(worst <= 1);
 }
 
@@ -113,7 +113,7 @@ inline te_status whole_step(const te_graph *, const void *arg, te_context *ctx) 
     TE_TRY(u.m.s.backward(u.x_of(s->b->dx), u.y_of(s->b->dy), &s->b->saved, u.m.memory.data(), &u.batch, ctx));
     return te_recipes_step(&u.state, ctx);
 }
-// Steps of a list in bf16 with their update of scales, eager and as a graph, have the same bits.
+// Checks that eager steps and a captured graph, both with the update of the scales, compute the same bits. A list in bf16.
 inline void check_graph(const subject &s, int rows, unsigned seed) {
     under_recipe u(s, 1, rows, seed), v(s, 1, rows, seed);
 #if TE_CUDA
@@ -128,7 +128,7 @@ inline void check_graph(const subject &s, int rows, unsigned seed) {
     te_graph g;
     const te_graph_spec spec = te_graph_spec_of("step", whole_step, &captured, 0, nullptr, 0, nullptr, 0);
     REQUIRE(te_graph_capture(&g, &spec, nullptr, v.ctx) == TE_OK);
-    for (int i = 0; i < 4; i++) { // the third has a history of other sizes
+    for (int i = 0; i < 4; i++) { // inputs of another size in the third step change the amax history
         const double size = i == 2 ? 8 : 1;
         const reference::vec x = u.random.draw(u.rows * (size_t)u.plan->in, TE_bf16, 0, size);
         a.x.write(x, TE_bf16), b.x.write(x, TE_bf16);
@@ -138,7 +138,8 @@ inline void check_graph(const subject &s, int rows, unsigned seed) {
         CHECK(bool(a.dx.raw() == b.dx.raw()));
         CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
         const std::vector<uint8_t> left = u.memory->raw(), right = v.memory->raw();
-        const auto table = (long)te__recipes_layout_of(u.models, 1, &u.config).table; // behind all else: of addresses
+        // the table of addresses is the last part of the state
+        const auto table = (long)te__recipes_layout_of(u.models, 1, &u.config).table;
         CHECK(std::equal(left.begin(), left.begin() + table, right.begin()));
     }
     te_graph_destroy(&g);

@@ -1,5 +1,5 @@
-// recipe_test.cc -- lists under an FP8 recipe: products against doubles of their quantised operands, scales of steps before, recipes
-// switched on and off, micro-batches in flight, recomputation, graphs, and what is refused.
+// recipe_test.cc -- lists with an FP8 recipe: GEMMs against doubles of their quantised operands, delayed scales, recipes that are
+// switched on and off, micro-batches in flight, recomputation, graphs, and misuse.
 #include "launches.h"
 #include "recipe.h"
 #include "te/ops/activation.h"
@@ -28,7 +28,7 @@ LINEARS(LINEAR_MODEL, f32)
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
         (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1), (fork, x2), (rmsnorm, ln2, H),              \
         (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (gelu, act), (linear, fc2, 4 * H, H), (bias, fc2_b, H), (add, x2)
-#define AGAIN(H)                                                                                                                 \
+#define RECOMPUTED(H)                                                                                                                 \
     (fork, x1), (recompute, r1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H),                             \
         (attention, attn, 2, 2, H / 2), (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (end_recompute, r1),   \
         (add, x1), (fork, x2), (recompute, r2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (gelu, act),  \
@@ -36,31 +36,32 @@ LINEARS(LINEAR_MODEL, f32)
 MODEL(plain, bf16, BLOCK(64))
 MODEL(current, (bf16, (recipe, fp8_current)), BLOCK(64))
 MODEL(delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
-UNFUSED(apart, (bf16, (recipe, fp8_current)), BLOCK(64)) // marks cut rows
-UNFUSED(again, (bf16, (recipe, fp8_current)), AGAIN(64))
-UNFUSED(apart_delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
-UNFUSED(again_delayed, (bf16, (recipe, fp8_delayed)), AGAIN(64))
-// The same rows with and without a span that computes one op again: where there is one, forward keeps all inputs in FP8, as it does where the
-// list says so. A gelu behind a bias may then be cuBLASLt's, which has other bits.
-#define KEPT(H, X)                                                                                                               \
+UNFUSED(unfused, (bf16, (recipe, fp8_current)), BLOCK(64)) // unfused, because recompute regions would split patterns
+UNFUSED(recomputed, (bf16, (recipe, fp8_current)), RECOMPUTED(64))
+UNFUSED(unfused_delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
+UNFUSED(recomputed_delayed, (bf16, (recipe, fp8_delayed)), RECOMPUTED(64))
+// Lists with and without a recompute region that holds only a norm, so that backward has nothing to recompute. With a region forward
+// saves all inputs of GEMMs in FP8, as with (inputs, saved). There is no gelu behind a bias, because forward may then use cuBLASLt's,
+// which has other bits.
+#define SAVED(H, X)                                                                                                               \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
         (linear, proj, H, H), (bias, proj_b, H), (add, x1), (fork, x2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H),             \
         (bias, fc1_b, 4 * H), (silu, act), (linear, fc2, 4 * H, H), (bias, fc2_b, H), (add, x2), (fork, x3), (rmsnorm, ln3, H), \
         (linear, up, H, 4 * H), (swiglu, gate), (linear, down, 2 * H, H), (dropout, drop, 0.1f), (linear, mid, H, H),           \
         (gelu, g), (linear, out, H, H), (add, x3) X(H)
-#define WITH_SPAN(H) , (recompute, r), (rmsnorm, end, H), (end_recompute, r)
-#define WITHOUT_SPAN(H) , (rmsnorm, end, H)
-#define KEEPERS(X)                                                                                                               \
-    X(keeps_current, makes_current, (bf16, (recipe, fp8_current))) X(keeps_delayed, makes_delayed, (bf16, (recipe, fp8_delayed))) \
-    X(keeps_f32, makes_f32, (f32, (recipe, fp8_delayed)))
-#define KEEPER_MODELS(keeps, makes, ...) MODEL(keeps, __VA_ARGS__, KEPT(64, WITH_SPAN)) MODEL(makes, __VA_ARGS__, KEPT(64, WITHOUT_SPAN))
-KEEPERS(KEEPER_MODELS)
-MODEL(kept_current, (bf16, (recipe, fp8_current), (inputs, saved)), KEPT(64, WITHOUT_SPAN))
-MODEL(kept_delayed, (bf16, (recipe, fp8_delayed), (inputs, saved)), KEPT(64, WITHOUT_SPAN))
+#define WITH_REGION(H) , (recompute, r), (rmsnorm, end, H), (end_recompute, r)
+#define WITHOUT_REGION(H) , (rmsnorm, end, H)
+#define INPUT_PAIRS(X)                                                                                                           \
+    X(saves_current, recomputes_current, (bf16, (recipe, fp8_current))) X(saves_delayed, recomputes_delayed, (bf16, (recipe, fp8_delayed))) \
+    X(saves_f32, recomputes_f32, (f32, (recipe, fp8_delayed)))
+#define INPUT_MODELS(saves, recomputes, ...) MODEL(saves, __VA_ARGS__, SAVED(64, WITH_REGION)) MODEL(recomputes, __VA_ARGS__, SAVED(64, WITHOUT_REGION))
+INPUT_PAIRS(INPUT_MODELS)
+MODEL(saved_current, (bf16, (recipe, fp8_current), (inputs, saved)), SAVED(64, WITHOUT_REGION))
+MODEL(saved_delayed, (bf16, (recipe, fp8_delayed), (inputs, saved)), SAVED(64, WITHOUT_REGION))
 MODEL(wide, (bf16, (residual, f32), (recipe, fp8_current)), BLOCK(64))
 MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64, 128), (gelu, act), (linear, head, 128, 24, (recipe, none)))
 
-// Chains of every kind in front of a product, forward and backward.
+// Pointwise patterns of every kind in front of a GEMM, in forward and in backward.
 #define POINTWISE_LISTS(X)                                                                                                                \
     X(after_norm, (layernorm, n, 48), (linear, a, 48, 64), (rmsnorm, m, 64), (linear, b, 64, 32), (l2norm, l, 32), (linear, c, 32, 16)) \
     X(after_maps, (linear, a, 32, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)) \
@@ -73,12 +74,12 @@ POINTWISE_LISTS(POINTWISE_MODEL)
 MODEL(same, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
 UNFUSED(same_unfused, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
 
-// A head in FP8 has all of its logits: the row is what its two ops are.
+// A pattern of a linear and a cross_entropy: with FP8 it computes all logits at once, as its two ops do.
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
 #define TE_BACKWARD_cross_entropy_linear TE_FUSED
 #define LOSS (rmsnorm, n, 48), (linear, l, 48, 64), (cross_entropy, c, 64, (label_smoothing, 0.1f))
 MODEL(loss, (bf16, (recipe, fp8_delayed)), LOSS)
-UNFUSED(loss_apart, (bf16, (recipe, fp8_delayed)), LOSS)
+UNFUSED(loss_unfused, (bf16, (recipe, fp8_delayed)), LOSS)
 
 TE_SEQUENTIAL_DIMS(sized, (f32, (recipe, fp8_delayed)), (rmsnorm, n, TE_DIM(0)), (linear, a, TE_DIM(0), TE_DIM(1)), (silu, s), (linear, b, TE_DIM(1), 16))
 
@@ -88,20 +89,20 @@ typedef std::vector<uint8_t> bytes;
 
 // ---- against doubles -----------------------------------------------------------------------------------------------------
 
-// v as an operand: rounded to FP8 with this scale, and divided by it again.
+// The values of v as an FP8 operand: multiplied by the scale, rounded to FP8, and divided by the scale.
 reference::vec quantised(const reference::vec &v, double scale, te_dtype to) {
     reference::vec q(v.size());
     for (size_t i = 0; i < v.size(); i++) q[i] = (double)te_float_of_fp8(te_fp8_of_float((float)v[i] * (float)scale, to), to) / scale;
     return q;
 }
 double largest(const reference::vec &v) {
-    double most = 0;
-    for (double e : v) most = std::max(most, std::fabs(e));
-    return most;
+    double maximum = 0;
+    for (double e : v) maximum = std::max(maximum, std::fabs(e));
+    return maximum;
 }
 double scale_of(double amax, te_dtype to) { return (double)(te_fp8_max(to) / (float)amax); }
 
-// Three steps of one linear, each with inputs of another size.
+// Checks three steps of one linear, with inputs of a different size in each.
 void check_linear(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
     const std::string name = s.plan()->name;
@@ -109,21 +110,21 @@ void check_linear(const subject &s, int rows) {
     under_recipe u(s, 1, rows, seed);
     const te_dtype d = u.plan->dtype;
     const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, m = (size_t)rows;
-    // the tensor cores keep 14 bits of a sum, in backward only as far as 128 elements
+    // the accumulators of the tensor cores have 14 bits; in backward (not fast) only over 128 elements
     const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)std::max(in, std::max(out, m)));
     const te_dtype to = u.plan->fp8->gradients;
     const bool delayed = u.plan->op[0].recipe == TE_RECIPE_fp8_delayed;
     const reference::vec weight = u.m.param[0];
     const reference::vec w = quantised(weight, scale_of(largest(weight), TE_e4m3), TE_e4m3);
     const double sizes[] = {1, 6, 0.2};
-    double x_most = 0, dy_most = 0;
+    double x_amax = 0, dy_amax = 0;
     for (int step = 0; step < 3; step++) {
         micro_batch b(u, s.saved_bytes(rows), sizes[step]);
-        const reference::vec x_given = b.x.read(u.plan->in_dtype), dy_given = b.dy.read(u.plan->out_dtype);
-        const bool own = !delayed || !step; // the first step has none before it
-        const double x_scale = scale_of(own ? largest(x_given) : x_most, TE_e4m3), dy_scale = scale_of(own ? largest(dy_given) : dy_most, to);
-        const reference::vec x = quantised(x_given, x_scale, TE_e4m3), dy = quantised(dy_given, dy_scale, to);
-        x_most = std::max(x_most, largest(x_given)), dy_most = std::max(dy_most, largest(dy_given));
+        const reference::vec x_values = b.x.read(u.plan->in_dtype), dy_values = b.dy.read(u.plan->out_dtype);
+        const bool current = !delayed || !step; // the first step has no history
+        const double x_scale = scale_of(current ? largest(x_values) : x_amax, TE_e4m3), dy_scale = scale_of(current ? largest(dy_values) : dy_amax, to);
+        const reference::vec x = quantised(x_values, x_scale, TE_e4m3), dy = quantised(dy_values, dy_scale, to);
+        x_amax = std::max(x_amax, largest(x_values)), dy_amax = std::max(dy_amax, largest(dy_values));
         CAPTURE(step, x_scale, dy_scale);
         b.forward(u);
         b.backward(u);
@@ -137,14 +138,14 @@ void check_linear(const subject &s, int rows) {
         CHECK(bool(inferred.raw() == b.y.raw()));
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
-    CHECK(u.memory->raw().size() == u.memory->bytes); // its guard
+    CHECK(u.memory->raw().size() == u.memory->bytes); // raw() checks its guard
     CHECK(u.workspace->raw().size() == u.workspace->bytes);
 }
 
 } // namespace
 
 #define LINEAR_CHECK(name, ...) check_linear(name##_subject, rows);
-TEST_CASE("products under a recipe are those of their quantised operands", "[recipe]") {
+TEST_CASE("GEMMs with a recipe match the products of their quantised operands in double", "[recipe]") {
     for (int rows : {1, 16, 37, 200}) {
         LINEARS(LINEAR_CHECK, bf16)
         LINEARS(LINEAR_CHECK, f16)
@@ -154,10 +155,10 @@ TEST_CASE("products under a recipe are those of their quantised operands", "[rec
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------
 
-TEST_CASE("a block under a recipe is near the same block without, and saves less", "[recipe]") {
+TEST_CASE("a block with a recipe is close to the same block without, and saves less", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&current_subject, &delayed_subject, &again_subject, &wide_subject}) {
+    for (const subject *s : {&current_subject, &delayed_subject, &recomputed_subject, &wide_subject}) {
         under_recipe u(*s, 2, 21, seed);
         CAPTURE(u.plan->name);
         micro_batch b(u, without(u));
@@ -165,7 +166,7 @@ TEST_CASE("a block under a recipe is near the same block without, and saves less
         REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
         set_rng(u.ctx, 5, 0);
         const results list = run_plain(u, b);
-        CHECK(distance(fp8.y, list.y) < 0.05); // of 3 and 2 bits of fraction
+        CHECK(distance(fp8.y, list.y) < 0.05); // the FP8 formats have 3 and 2 fraction bits
         CHECK(distance(fp8.dx, list.dx) < 0.12);
         CHECK(distance(fp8.grads, list.grads) < 0.15);
         CHECK(distance(fp8.y, list.y) > 1e-3);
@@ -179,7 +180,7 @@ TEST_CASE("a block under a recipe is near the same block without, and saves less
     CHECK(te_plan_saved_bytes_without_recipe(current_plan(), 128) == te_plan_saved_bytes(plain_plan(), 128));
 }
 
-TEST_CASE("switched off, a list has the bits of the same list without a recipe", "[recipe]") {
+TEST_CASE("a list whose recipe is switched off has the bits of the list without a recipe", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     under_recipe u(current_subject, 2, 19, seed), p(plain_subject, 2, 19, seed);
@@ -191,15 +192,16 @@ TEST_CASE("switched off, a list has the bits of the same list without a recipe",
     CHECK(bool(left.grads == right.grads));
 }
 
-TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
+TEST_CASE("recompute regions with a recipe change no bit", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    const subject *const pairs[][2] = {{&apart_subject, &again_subject}, {&apart_delayed_subject, &again_delayed_subject}};
+    const subject *const pairs[][2] = {{&unfused_subject, &recomputed_subject}, {&unfused_delayed_subject, &recomputed_delayed_subject}};
     for (const auto &pair : pairs) {
         under_recipe u(*pair[0], 2, 33, seed), v(*pair[1], 2, 33, seed);
         CAPTURE(u.plan->name);
         micro_batch a(u, u.m.s.saved_bytes(66)), b(v, v.m.s.saved_bytes(66));
-        for (int step = 0; step < 2; step++) { // in the second one the pointwise kernels of fp8_delayed store FP8, those that backward recomputes too
+        // in the second step the pointwise kernels of fp8_delayed store FP8, also in backward's recomputation
+        for (int step = 0; step < 2; step++) {
             const results left = run_plain(u, a), right = run_plain(v, b);
             CHECK((left.y == right.y));
             CHECK((left.dx == right.dx));
@@ -211,18 +213,18 @@ TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
     }
 }
 
-#define KEEPER_PAIRS(keeps, makes, ...) {&keeps##_subject, &makes##_subject},
-TEST_CASE("operands that backward recomputes have the bits that forward would have saved", "[recipe]") {
+#define INPUT_SUBJECTS(saves, recomputes, ...) {&saves##_subject, &recomputes##_subject},
+TEST_CASE("FP8 operands that backward recomputes have the bits of saved ones", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    const subject *const pairs[][2] = {KEEPERS(KEEPER_PAIRS){&kept_current_subject, &makes_current_subject},
-                                       {&kept_delayed_subject, &makes_delayed_subject}};
+    const subject *const pairs[][2] = {INPUT_PAIRS(INPUT_SUBJECTS){&saved_current_subject, &recomputes_current_subject},
+                                           {&saved_delayed_subject, &recomputes_delayed_subject}};
     for (const auto &pair : pairs)
         for (int seq : {1, 33, 130}) {
             under_recipe u(*pair[0], 2, seq, seed), v(*pair[1], 2, seq, seed);
             CAPTURE(u.plan->name, seq);
             micro_batch a(u, u.m.s.saved_bytes(2 * seq)), b(v, v.m.s.saved_bytes(2 * seq));
-            for (int step = 0; step < 3; step++) { // from the second one on the pointwise kernels of fp8_delayed store FP8
+            for (int step = 0; step < 3; step++) { // from the second step on, the pointwise kernels of fp8_delayed store FP8
                 const results left = run_plain(u, a), right = run_plain(v, b);
                 CHECK((left.y == right.y));
                 CHECK((left.dx == right.dx));
@@ -230,26 +232,26 @@ TEST_CASE("operands that backward recomputes have the bits that forward would ha
                 REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
                 REQUIRE(te_recipes_step(&v.state, v.ctx) == TE_OK);
             }
-            CHECK(b.memory.raw().size() == b.memory.bytes); // its guard
+            CHECK(b.memory.raw().size() == b.memory.bytes); // raw() checks its guard
             CHECK(b.memory.bytes < a.memory.bytes);
         }
 }
 
 #if TE_CUDA
-TEST_CASE("under fp8_current an elementwise op in front of a GEMM is run a second time in place of a cast", "[recipe]") {
+TEST_CASE("under fp8_current an elementwise op in front of a GEMM runs twice, instead of once and a cast", "[recipe]") {
     int casts[2], n = 0;
-    for (const subject *s : {&kept_current_subject, &makes_current_subject}) {
+    for (const subject *s : {&saved_current_subject, &recomputes_current_subject}) {
         under_recipe u(*s, 2, 70, fresh_seed());
         micro_batch b(u, s->saved_bytes(140));
         b.forward(u), b.backward(u);
         casts[n++] = launches_like("_quantize_", u.ctx, [&] { return b.forward(u), TE_OK; });
     }
-    CHECK((brief() || casts[0] - casts[1] == 2)); // silu and gelu; a swiglu reads twice what it gives
+    CHECK((brief() || casts[0] - casts[1] == 2)); // silu and gelu; not a swiglu, whose input is twice as large as its output
 }
 #endif
 
-// In f32 nothing is rounded between a pointwise kernel and the cast of its output. The first step casts, with the tensors' own scales; the
-// second has the same numbers, so the same scales, and its pointwise kernels store FP8.
+// In f32 nothing is rounded between a pointwise kernel and the cast of its output. The first step of fp8_delayed casts with current scales. The
+// second has the same numbers, hence the same scales, and its pointwise kernels store FP8: it must have the bits of the first.
 namespace {
 void check_pointwise(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
@@ -265,7 +267,7 @@ void check_pointwise(const subject &s, int rows) {
     buffer inferred(u.ctx, u.y_bytes());
     REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
     CHECK((inferred.raw() == b.y.raw()));
-    const te_scales &scales = u.state.scales; // and the amaxes that the pointwise kernels found are those that the casts found
+    const te_scales &scales = u.state.scales; // pointwise kernels and casts must find the same amaxes, so the scales do not change
     std::vector<float> before((size_t)scales.count), after(before);
     REQUIRE(te_copy(u.ctx, before.data(), scales.scale, before.size() * 4) == TE_OK);
     REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
@@ -275,14 +277,14 @@ void check_pointwise(const subject &s, int rows) {
 }
 } // namespace
 #define POINTWISE_CHECK(name, ...) check_pointwise(name##_subject, rows), check_pointwise(name##_unfused_subject, rows);
-TEST_CASE("a pointwise kernel stores for a GEMM the FP8 bits that a cast of its output would", "[recipe]") {
+TEST_CASE("a pointwise kernel that stores the FP8 operand of a GEMM has the bits of a cast of its output", "[recipe]") {
     for (int rows : {1, 37, 130}) {
         POINTWISE_LISTS(POINTWISE_CHECK)
         POINTWISE_CHECK(same)
     }
 }
 
-TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {
+TEST_CASE("each micro-batch in flight has its own scales", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     for (const subject *s : {&current_subject, &delayed_subject}) {
@@ -310,13 +312,13 @@ TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {
     }
 }
 
-TEST_CASE("a step with its update of scales replays as a graph", "[recipe]") {
+TEST_CASE("a step with its update of the scales can be replayed as a graph", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     for (const subject *s : {&current_subject, &delayed_subject}) check_graph(*s, 24, seed);
 }
 
-TEST_CASE("products whose op says recipe none stay in the list's format", "[recipe]") {
+TEST_CASE("a linear with (recipe, none) computes in the list's dtype", "[recipe]") {
     const te_plan *p = mixed_plan();
     CHECK(p->op[1].recipe == TE_RECIPE_fp8_delayed);
     CHECK(p->op[3].recipe == TE_RECIPE_none);
@@ -329,9 +331,9 @@ TEST_CASE("products whose op says recipe none stay in the list's format", "[reci
     b.backward(u);
 }
 
-TEST_CASE("a list with widths known only at run time runs under a recipe", "[recipe]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("a list whose widths are known only at run time runs with a recipe", "[recipe]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     sized m;
     memset(&m, 0, sizeof m);
     const int64_t odd[] = {64, 40}, dims[] = {64, 48};
@@ -362,8 +364,8 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     memset(&saved, 0, sizeof saved);
     saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
     reference::vec first;
-    // A cast, then a pointwise kernel that stores FP8, with the same scales. In f32 the cast reads the output of the pointwise kernel, so both round the
-    // same numbers; in 16 bits it would read them rounded, which moves some to the FP8 number beside: 3% of y between the steps.
+    // The first step has a cast, the second a pointwise kernel that stores FP8, with the same scales. In f32 both round the same numbers. In 16 bits
+    // the cast would read rounded numbers, of which some become the neighbouring FP8 number: y would differ by 3% between the steps.
     for (int step = 0; step < 2; step++) {
         REQUIRE(sized_forward(te_matrix(y.data(), TE_f32, rows, 16), &saved, te_matrix(x.data(), TE_f32, rows, 64), &m, &batch, ctx) == TE_OK);
         REQUIRE(sized_backward(te_matrix(dx.data(), TE_f32, rows, 64), te_matrix(y.data(), TE_f32, rows, 16), &saved, &m, &batch, ctx) == TE_OK);
@@ -377,7 +379,7 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     ctx->workspace = nullptr, ctx->workspace_bytes = 0;
 }
 
-TEST_CASE("products are timed in a list under a recipe, too", "[recipe]") {
+TEST_CASE("the GEMMs of a list with a recipe are autotuned, too", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     for (const subject *s : {&current_subject, &delayed_subject, &mixed_subject}) {
@@ -388,14 +390,14 @@ TEST_CASE("products are timed in a list under a recipe, too", "[recipe]") {
             REQUIRE(te_recipes_switch(&untuned.state, on, untuned.ctx) == TE_OK);
             micro_batch a(tuned, without(tuned)), b(untuned, without(untuned));
             const results left = run_plain(tuned, a), right = run_plain(untuned, b);
-            CHECK(distance(left.y, right.y) < 0.02); // other kernels sum in another order
+            CHECK(distance(left.y, right.y) < 0.02); // another kernel may sum in another order
             CHECK(distance(left.dx, right.dx) < 0.05);
             CHECK(distance(left.grads, right.grads) < 0.05);
         }
     }
 }
 
-TEST_CASE("the printed plan names the products in FP8, and what the recipe saves", "[recipe]") {
+TEST_CASE("the printed plan names the FP8 GEMMs, and the memory that the recipe saves", "[recipe]") {
     FILE *f = tmpfile();
     REQUIRE(f);
     mixed_print_plan(f);
@@ -413,7 +415,7 @@ TEST_CASE("the printed plan names the products in FP8, and what the recipe saves
     CHECK(lines == 3); // fc1: forward, inference, backward; head has recipe none
 }
 
-TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[recipe]") {
+TEST_CASE("misuse of recipes is refused, and nothing is written", "[recipe]") {
     const unsigned seed = fresh_seed();
     under_recipe u(delayed_subject, 1, 8, seed);
     micro_batch b(u, u.m.s.saved_bytes(8));
@@ -442,7 +444,7 @@ TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[re
     refused(te_recipes_switch(&fresh, 1, u.ctx), TE_ERROR_NULL, "not initialised");
     te_recipes moved = u.state;
     refused(te_recipes_step(&moved, u.ctx), TE_ERROR_STATE, "since te_recipes_init");
-    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK); // what the recipe saves is too little without it
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK); // without the recipe the saved tensors are larger, so this memory is too small
     refused(u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx), TE_ERROR_MEMORY, "saved.memory");
     CHECK(b.y.poisoned());
     REQUIRE(te_recipes_switch(&u.state, 1, u.ctx) == TE_OK);
@@ -452,12 +454,12 @@ TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[re
     CHECK(b.dx.poisoned());
 }
 
-TEST_CASE("a head under a recipe is what its ops are by themselves", "[recipe]") {
-    static_assert((int)loss_forward_steps == 2 && (int)loss_backward_steps == 2 && (int)loss_apart_backward_steps == 3, "a row, or its ops");
+TEST_CASE("a head with a recipe has the bits of its unfused ops", "[recipe]") {
+    static_assert((int)loss_forward_steps == 2 && (int)loss_backward_steps == 2 && (int)loss_unfused_backward_steps == 3, "a row, or its ops");
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     const int rows = 150;
-    under_recipe u(loss_subject, 1, rows, seed), v(loss_apart_subject, 1, rows, seed);
+    under_recipe u(loss_subject, 1, rows, seed), v(loss_unfused_subject, 1, rows, seed);
     under_recipe *const both[] = {&u, &v};
     std::vector<std::unique_ptr<buffer>> labels;
     for (under_recipe *r : both) {
@@ -468,12 +470,12 @@ TEST_CASE("a head under a recipe is what its ops are by themselves", "[recipe]")
         r->batch.labels = (const int32_t *)labels.back()->data();
     }
     for (const bool on : {true, false}) {
-        micro_batch a(u, std::max(loss_saved_bytes(rows), without(u))), b(v, std::max(loss_apart_saved_bytes(rows), without(v)));
+        micro_batch a(u, std::max(loss_saved_bytes(rows), without(u))), b(v, std::max(loss_unfused_saved_bytes(rows), without(v)));
         micro_batch *const batches[] = {&a, &b};
         for (int step = 0; step < 3; step++) {
             for (int k = 0; k < 2; k++) {
                 if (!step) REQUIRE(te_recipes_switch(&both[k]->state, on, both[k]->ctx) == TE_OK);
-                both[k]->batch.loss_in_backward = step == 2; // is not wanted here
+                both[k]->batch.loss_in_backward = step == 2; // has no effect with a recipe
                 batches[k]->forward(*both[k]);
                 CHECK(batches[k]->saved.loss_in_backward == 0);
                 batches[k]->backward(*both[k]);

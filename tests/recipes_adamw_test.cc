@@ -1,5 +1,5 @@
-// recipes_adamw_test.cc -- a step of the optimizer and of the recipes in one call against the two calls on a twin: every byte of weights,
-// master weights, moments, state, scales with their histories, and weights in FP8, over steps of which some are left out.
+// recipes_adamw_test.cc -- te_recipes_adamw_step, the fused step of optimizer and recipes, against the two calls on a twin. It compares every
+// byte of weights, master weights, moments, state, scales with their histories and FP8 weights, over steps of which some are skipped.
 #include "recipe.h"
 #include "te/ops/activation.h"
 #include "te/ops/elementwise.h"
@@ -7,7 +7,7 @@
 #include "te/ops/norm.h"
 #include "te/optim/recipes_adamw.h"
 
-// Weights of whole tiles of 128 x 128, of parts of tiles, and of less than one.
+// Weights of whole tiles of 128 x 128, of partial tiles, and of less than one tile.
 #define SIZES (rmsnorm, n, 144), (linear, a, 144, 272), (bias, ab, 272), (silu, s), (linear, b, 272, 128), (linear, c, 128, 256), (linear, d, 256, 16)
 #define LISTS(X, D)                                                            \
     X(plain_##D, (D), SIZES)                                                   \
@@ -19,9 +19,9 @@ LISTS(LIST_MODEL, bf16)
 LISTS(LIST_MODEL, f16)
 LISTS(LIST_MODEL, f32)
 MODEL(by_row, (bf16, (recipe, fp8_row)), (linear, a, 64, 48), (linear, b, 48, 32))
-// A weight of each kind of scales between others of its kind.
+// Weights with each kind of scaling, in mixed order.
 MODEL(mixed, (bf16, (recipe, fp8_block)), (linear, a, 64, 160), (linear, b, 160, 64, (recipe, fp8_delayed)), (linear, c, 64, 64, (recipe, none)), (linear, d, 64, 144))
-// The second and the third are the first one's memory; the last comes behind them in the tables.
+// Tied weights: the second and the third use the memory of the first.
 MODEL(tied, (bf16, (recipe, fp8_delayed)), (linear, a, 64, 64), (tied_linear, b, 64, 64), (tied_linear, c, 64, 64), (linear, d, 64, 48))
 MODEL(tied_tiles, (bf16, (recipe, fp8_block)), (linear, a, 144, 144), (tied_linear, b, 144, 144), (linear, d, 144, 48))
 MODEL(fixed, (bf16, (recipe, fp8_block)), (linear, a, 64, 64), (frozen_linear, b, 64, 64), (linear, c, 64, 48, (recipe, fp8_delayed)))
@@ -30,13 +30,14 @@ namespace {
 
 typedef std::vector<uint8_t> bytes;
 
-// What is trained how.
+// Models, and how they are trained.
 struct setup {
-    std::vector<const subject *> lists;     // of the optimizer
-    std::vector<int> under;                 // which of them are under the recipes, in their order; -1: one more of the first list
+    std::vector<const subject *> lists;     // the models of the optimizer
+    // indices of those that have recipes, in the recipes' order; -1: a further model of the first list
+    std::vector<int> under;
     te_adamw_config config;
     te_recipes_config recipes;
-    const char *frozen = nullptr;           // an op of the first list
+    const char *frozen = nullptr;           // an op of the first list, to be frozen
 };
 setup setup_of(std::vector<const subject *> lists, std::vector<int> under, te_dtype moments = TE_f32) {
     setup t;
@@ -46,10 +47,10 @@ setup setup_of(std::vector<const subject *> lists, std::vector<int> under, te_dt
     return t;
 }
 
-// Models with their optimizer and their recipes, and both in one.
+// Models with their optimizer, their recipes, and the fused update of both.
 struct trained {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random;
     std::vector<std::unique_ptr<instance>> all;
     std::vector<te_model *> models, under;
@@ -80,7 +81,7 @@ struct trained {
         INFO(te_last_error(ctx));
         REQUIRE(status == TE_OK);
     }
-    // New gradients, two of them infinite if wanted, and what a pass leaves of x and dy.
+    // Draws gradients, of which two are infinite if `infinite`, and the amaxes of x and dy that passes would leave.
     void draw(double size, bool infinite) {
         for (const auto &i : all) {
             reference::vec g = random.draw(i->grads.bytes / 4, TE_f32, 0, size);
@@ -99,7 +100,7 @@ struct trained {
         return n;
     }
     static bytes cut(const bytes &all, size_t from, size_t to) { return bytes(all.begin() + (long)from, all.begin() + (long)to); }
-    // All that a step writes. Tables are of addresses.
+    // All bytes that a step writes, except tables of addresses.
     std::vector<std::pair<const char *, bytes>> content() {
         const te__adamw_layout l = te__adamw_layout_of(models.data(), (int)models.size(), &opt.config, 0);
         const bytes of_opt = opt_memory->raw(), of_recipes = recipes_memory->raw();
@@ -116,7 +117,7 @@ struct trained {
     }
 };
 
-// Some steps by the one call and, on a twin, by the two. updated: of the recipes' weights so many are measured or cast in the update.
+// Runs steps by the fused call and, on a twin, by the two calls. updated: the number of FP8 weights whose amax or cast is part of the fused update.
 void check_twins(const setup &t, int updated) {
     const unsigned seed = fresh_seed();
     trained one(t, seed), two(t, seed);
@@ -126,11 +127,11 @@ void check_twins(const setup &t, int updated) {
     bytes last;
     for (int step = 0; step < 7; step++) {
         CAPTURE(step);
-        const bool infinite = step == 2 || step == 4 || step == 6; // 2 and 4 are left out, in 6 weights become NaN
+        const bool infinite = step == 2 || step == 4 || step == 6; // steps 2 and 4 are skipped, and in 6 weights become NaN
         one.draw(step == 3 ? 3 : 0.1, infinite), two.draw(step == 3 ? 3 : 0.1, infinite);
         for (trained *w : {&one, &two}) {
             w->opt.config.skip_nonfinite = step < 6;
-            if (step == 4) // a step that is left out makes FP8 of weights that others have changed
+            if (step == 4) // a skipped step must also cast weights that the program has changed
                 for (const auto &i : w->all) i->draw(w->random);
         }
         one.ok(te_recipes_adamw_step(&one.update, one.ctx));
@@ -142,19 +143,19 @@ void check_twins(const setup &t, int updated) {
             CAPTURE(left[i].first);
             CHECK(bool(left[i].second == right[i].second));
         }
-        if (one.recipes.count) CHECK(bool(left[5].second == last) == (step == 2)); // left out, of the same weights
+        if (one.recipes.count) CHECK(bool(left[5].second == last) == (step == 2)); // only step 2 is skipped with unchanged weights
         last = left[5].second;
     }
     te_adamw_state state;
     one.ok(te_adamw_get(&state, &one.opt, one.ctx));
     CHECK((state.step == 5 && state.skipped == 2));
-    CHECK(one.memory->raw().size() == one.memory->bytes); // its guard
+    CHECK(one.memory->raw().size() == one.memory->bytes); // raw() checks its guard
 }
 
 } // namespace
 
 #define LIST_SUBJECT(name, dtype, ...) &name##_subject,
-TEST_CASE("the update measures and casts weights with the bits of the two calls", "[recipes_adamw]") {
+TEST_CASE("the fused update has the bits of the two calls", "[recipes_adamw]") {
     const std::vector<const subject *> all = {LISTS(LIST_SUBJECT, bf16) LISTS(LIST_SUBJECT, f16) LISTS(LIST_SUBJECT, f32)};
     for (const subject *s : all)
         for (te_dtype moments : {TE_f32, TE_bf16}) {
@@ -165,7 +166,7 @@ TEST_CASE("the update measures and casts weights with the bits of the two calls"
         }
 }
 
-TEST_CASE("the update has the bits of the two calls whatever the config", "[recipes_adamw]") {
+TEST_CASE("the fused update has the bits of the two calls with every config", "[recipes_adamw]") {
     for (const subject *s : {&delayed_bf16_subject, &blockwise_bf16_subject})
         for (te_dtype moments : {TE_f32, TE_bf16}) {
             setup t = setup_of({s}, {0}, moments);
@@ -177,7 +178,7 @@ TEST_CASE("the update has the bits of the two calls whatever the config", "[reci
         }
 }
 
-TEST_CASE("weights that the update does not have are measured and cast by the recipes' passes", "[recipes_adamw]") {
+TEST_CASE("FP8 weights that are not part of the fused update are cast by the recipes' kernels", "[recipes_adamw]") {
     check_twins(setup_of({&by_row_subject}, {0}), 0);
     check_twins(setup_of({&mixed_subject}, {0}), 3);
     check_twins(setup_of({&tied_subject}, {0}), 2);
@@ -192,7 +193,7 @@ TEST_CASE("weights that the update does not have are measured and cast by the re
     }
 }
 
-TEST_CASE("several models, in another order under the recipes, of which each may have some that the other has not", "[recipes_adamw]") {
+TEST_CASE("several models, in different orders in optimizer and recipes, some only in one of them", "[recipes_adamw]") {
     const std::vector<const subject *> lists = {&delayed_bf16_subject, &plain_bf16_subject, &blockwise_bf16_subject, &mixed_subject, &blockwise_f16_subject, &delayed_bf16_subject, &blockwise_f32_subject};
     for (te_dtype moments : {TE_f32, TE_bf16}) {
         check_twins(setup_of(lists, {6, 5, 4, 3, 2, 0}, moments), 4 * 4 + 3);
@@ -201,7 +202,7 @@ TEST_CASE("several models, in another order under the recipes, of which each may
     }
 }
 
-TEST_CASE("SGD, Muon and moments in 8 bits run as the two calls", "[recipes_adamw]") {
+TEST_CASE("SGD, Muon and 8-bit moments are not fused, and run as the two calls", "[recipes_adamw]") {
     for (const subject *s : {&tied_subject, &tied_tiles_subject}) {
         check_twins(setup_of({s}, {0}, TE_e4m3), 0);
         for (const te_adamw_config &c : {te_sgd_defaults(0.1f, 0.9f), te_muon_defaults(0.02f)}) {
@@ -212,14 +213,14 @@ TEST_CASE("SGD, Muon and moments in 8 bits run as the two calls", "[recipes_adam
     }
 }
 
-// ---- passes that are left --------------------------------------------------------------------------------------------
+// ---- the number of kernels -------------------------------------------------------------------------------------------
 
 namespace {
 const te_fp8_ops *counted;
 int measured, cast, tiles;
 te_status count_weights(const te_quantize_multi_tensor *t, te_context *ctx) { return (t->cast ? cast : measured)++, counted->cast_weights(t, ctx); }
 te_status count_blocks(const te_multi_tensor *t, te_context *ctx) { return tiles++, counted->cast_weights_by_block(t, ctx); }
-// Launches of the recipes' passes in a step.
+// Launches of the recipes' kernels in a step.
 template <class F> std::vector<int> launches_in(trained &w, F step) {
     std::vector<te_plan> plans(w.under.size());
     const te_plan *const was = w.under[0]->plan;
@@ -233,7 +234,7 @@ template <class F> std::vector<int> launches_in(trained &w, F step) {
 }
 } // namespace
 
-TEST_CASE("one pass over the weights falls away, with fp8_block all", "[recipes_adamw]") {
+TEST_CASE("the fused update needs one pass over the weights less, and with fp8_block none", "[recipes_adamw]") {
     struct expected { const subject *list; std::vector<int> two, one; };
     const expected all[] = {{&delayed_bf16_subject, {1, 1, 0}, {0, 1, 0}}, {&current_f16_subject, {1, 1, 0}, {0, 1, 0}}, {&blockwise_bf16_subject, {0, 0, 1}, {0, 0, 0}},
                             {&blockwise_f32_subject, {0, 0, 1}, {0, 0, 1}}, {&mixed_subject, {1, 1, 1}, {0, 1, 0}}, {&tied_subject, {1, 1, 0}, {2, 1, 0}}, {&tied_tiles_subject, {0, 0, 1}, {0, 0, 2}}};
@@ -252,7 +253,7 @@ namespace {
 te_status one_call(const te_graph *, const void *arg, te_context *ctx) { return te_recipes_adamw_step((te_recipes_adamw *)(uintptr_t)arg, ctx); }
 } // namespace
 
-TEST_CASE("the step replays as a graph, also where it is left out", "[recipes_adamw]") {
+TEST_CASE("the fused step can be replayed as a graph, also if the step is skipped", "[recipes_adamw]") {
     for (const subject *s : {&delayed_bf16_subject, &blockwise_bf16_subject, &mixed_subject}) {
         const unsigned seed = fresh_seed();
         CAPTURE(seed, s->plan()->name);
@@ -286,7 +287,7 @@ TEST_CASE("the step replays as a graph, also where it is left out", "[recipes_ad
 
 // ---- misuse ----------------------------------------------------------------------------------------------------------
 
-TEST_CASE("what a step in one call cannot run on is refused by name, and nothing is written", "[recipes_adamw]") {
+TEST_CASE("misuse of the fused step is refused by name, and nothing is written", "[recipes_adamw]") {
     trained w(setup_of({&delayed_bf16_subject}, {0}), 1);
     w.draw(0.1, false);
     const auto before = w.content();
@@ -315,7 +316,7 @@ TEST_CASE("what a step in one call cannot run on is refused by name, and nothing
     refused(te_recipes_adamw_step(&fresh, w.ctx), TE_ERROR_NULL, "recipes_adamw: not initialised");
     fresh = w.update;
     refused(te_recipes_adamw_step(&fresh, w.ctx), TE_ERROR_STATE, "recipes_adamw: this is a copy");
-    // what one of the two refuses, before the other has begun
+    // if one of the two refuses the call, the other does not run either
     w.opt.config.beta1 = 2;
     refused(te_recipes_adamw_step(&w.update, w.ctx), TE_ERROR_VALUE, "adamw: beta1 2");
     w.opt.config.beta1 = 0.9f, w.recipes.config.rule.margin = 65;
@@ -324,7 +325,7 @@ TEST_CASE("what a step in one call cannot run on is refused by name, and nothing
     REQUIRE(te_freeze(w.models[0], "a", nullptr, w.ctx) == TE_OK);
     CHECK(te_recipes_adamw_step(&w.update, w.ctx) == TE_ERROR_STATE);
     CHECK_THAT(te_last_error(w.ctx), Catch::Contains("adamw: a model was bound again, or other parameters were frozen"));
-    // an optimizer of other parameters at the same place
+    // an optimizer of other parameters at the same address
     te_adamw_config c = w.opt.config;
     buffer other(w.ctx, w.opt_memory->bytes);
     const te_adamw was = w.opt;
@@ -337,7 +338,7 @@ TEST_CASE("what a step in one call cannot run on is refused by name, and nothing
     CHECK(te_recipes_adamw_step(&w.update, w.ctx) == TE_ERROR_STATE);
     CHECK_THAT(te_last_error(w.ctx), Catch::Contains("recipes_adamw: the optimizer was initialised otherwise"));
     w.opt = was;
-    // the recipes belong to the last one that was given them
+    // the recipes belong to the last update that was initialised with them
     w.ok(te_recipes_adamw_init(&fresh, spare.data(), spare.bytes, &w.recipes, &w.opt, w.ctx));
     refused(te_recipes_adamw_step(&w.update, w.ctx), TE_ERROR_STATE, "given to another");
     w.ok(te_recipes_adamw_step(&fresh, w.ctx));

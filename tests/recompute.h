@@ -1,20 +1,20 @@
-// recompute.h -- what holds of every list with marks: the same bits as a run that saves everything, with less saved, and what the
-// reference computes. A template by inclusion; its inputs:
-//     V                  tokens and labels lie below it
+// recompute.h -- checks of every list with recompute regions: it has the same bits as a run that saves everything, it saves less, and it
+// computes what the reference does. A template by inclusion; its inputs:
+//     V                  tokens and labels are below it
 //     static const subject *const lists[]
 #include <cstring>
 
 namespace {
 
-// A forward and a backward of `s` on numbers from `seed`, by its plan or, `save_all`, by the same plan without its spans.
+// A forward and a backward of `s` on random numbers from `seed`. save_all: with the same plan without its recompute regions.
 struct results {
     std::vector<uint8_t> y, dx, grads, edges;
     size_t saved, workspace;
 };
 results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, bool accumulate = false) {
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(s, ctx);
     m.draw(random);
     te_plan plan = *m.plan;
@@ -62,13 +62,13 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     REQUIRE(te_plan_forward(ty, &saved, tx, &plan, m.model(), &b, ctx) == TE_OK);
     results r;
     r.y = y.raw();
-    const std::vector<uint8_t> kept = saved_memory.raw(), x_before = x.raw();
-    workspace.poison(); // nothing of it is needed from forward to backward
+    const std::vector<uint8_t> saved_before = saved_memory.raw(), x_before = x.raw();
+    workspace.poison(); // backward must not need what forward left in the workspace
     const te_status backward = te_plan_backward(tdx, tdy, &saved, &plan, m.model(), &b, ctx);
     INFO(te_last_error(ctx));
     REQUIRE(backward == TE_OK);
-    CHECK(y.raw() == r.y); // recomputation writes nothing but the workspace
-    CHECK(saved_memory.raw() == kept);
+    CHECK(y.raw() == r.y); // recomputation must write to the workspace only
+    CHECK(saved_memory.raw() == saved_before);
     CHECK(x.raw() == x_before);
     CHECK(get_rng(ctx).offset == 9u + (te__draws(&plan) ? 1 : 0));
     r.dx = dx.raw(), r.grads = m.grads.raw();
@@ -90,7 +90,7 @@ void check_same(const results &a, const results &b) {
 
 } // namespace
 
-TEST_CASE("the bits are those of a run that saves everything", "[recompute]") {
+TEST_CASE("recompute regions change no bit", "[recompute]") {
     for (const subject *s : lists) {
         const unsigned seed = fresh_seed();
         const std::string text = s->text;
@@ -99,25 +99,25 @@ TEST_CASE("the bits are those of a run that saves everything", "[recompute]") {
             if (brief() && seq == 1) continue;
             const results all = run(*s, 3, seq, seed, true), less = run(*s, 3, seq, seed, false);
             check_same(less, all);
-            check_same(run(*s, 3, seq, seed, false), less); // and again
+            check_same(run(*s, 3, seq, seed, false), less); // a second time
             check_same(run(*s, 3, seq, seed, false, true), run(*s, 3, seq, seed, true, true));
             CHECK(less.saved <= all.saved);
         }
     }
 }
 
-TEST_CASE("no more is saved than without the marks", "[recompute]") {
+TEST_CASE("recompute regions never save more bytes", "[recompute]") {
     const int64_t rows = 131;
     for (const subject *s : lists) {
-        context own;
-        instance m(*s, &own.c);
+        context ctx_owner;
+        instance m(*s, &ctx_owner.c);
         te_plan all = *m.plan;
         all.region_count = 0;
         CHECK(te_plan_saved_bytes(&all, rows) >= s->saved_bytes(rows));
     }
 }
 
-TEST_CASE("marked lists compute what the reference does", "[recompute]") {
+TEST_CASE("lists with recompute regions match the reference", "[recompute]") {
     for (const subject *s : lists) {
         check(*s, shape(1, 1));
         check(*s, shape(3, 13));

@@ -1,4 +1,5 @@
-// recompute_test.cc -- (recompute, r) .. (end_recompute, r): what recompute.h says of every list, here blocks; the saved tensors, the recomputed steps, and what the plan's table says of it.
+// recompute_test.cc -- recompute regions, (recompute, r) .. (end_recompute, r): the checks of recompute.h for transformer blocks; which tensors are
+// saved, which steps are recomputed, and what the printed plan says about it.
 #include <cstring>
 
 #include "harness.h"
@@ -23,7 +24,7 @@
 #define BEGIN(r) (recompute, r),
 #define END(r) , (end_recompute, r)
 #define NO_MARK(r)
-// A block in four pieces, i its number: what a pair of marks may stand around.
+// Block number i in four pieces, each of which may be a recompute region.
 #define NORM_QKV(i) (fork, x##i), (layernorm, ln##i, H), (linear, qkv##i, H, 3 * H), (bias, qkv_b##i, 3 * H)
 #define ATTENTION(i) (attention, attn##i, HEADS, HEADS, D), (linear, proj##i, H, H), (bias, proj_b##i, H), (dropout, drop##i, 0.1f), (add, x##i)
 #define NORM_FC1(i) (fork, z##i), (layernorm, lnz##i, H), (linear, fc1##i, H, F), (bias, fc1_b##i, F)
@@ -49,9 +50,9 @@
 #define MODELS(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
 BLOCKS(MODELS)
 
-// Llama's: rmsnorm, rope, swiglu. The product in front of the swiglu writes what it reads either way, so the mark costs forward nothing.
+// A Llama block: rmsnorm, rope, swiglu. Forward stores the input of the swiglu with and without the region, so the region costs forward nothing.
 #define LLAMA(B, E)                                                                                                \
-    (fork, x), (rmsnorm, n, H), (linear, qkv, H, 80), B(r) (rope, turn, 3, 1, D), (attention, attn, 3, 1, D), (linear, proj, H, H), (add, x) E(r), \
+    (fork, x), (rmsnorm, n, H), (linear, qkv, H, 80), B(r) (rope, rot, 3, 1, D), (attention, attn, 3, 1, D), (linear, proj, H, H), (add, x) E(r), \
         (fork, z), (rmsnorm, m, H), (linear, fc1, H, 2 * F), B(s) (swiglu, act), (linear, fc2, F, H), (add, z) E(s)
 
 #define OTHERS(X)                                                                                                  \
@@ -62,8 +63,8 @@ BLOCKS(MODELS)
       BEGIN(last) (layernorm, lnf, H), (tied_linear, lm, H, V) END(last), (scale, s, 0.125f), (cross_entropy, loss, V)) \
     X(from_tokens, MODEL, bf16, BEGIN(r) (embedding, wte, V, H), (positions, wpe, 40, H), (layernorm, n, H), (linear, l, H, F), (gelu, g) END(r), (linear, m, F, H)) \
     X(up_to_loss, MODEL, f32, (embedding, wte, V, H), BEGIN(r) (layernorm, n, H), (linear, lm, H, V), (scale, s, 0.125f) END(r), (cross_entropy, loss, V)) \
-    /* marks within rows of forward, and within rows of backward: act_bias reaches into r and s at once */         \
-    X(within_rows, MODEL, bf16, (linear, l, 37, 53), BEGIN(r) (gelu, g), (bias, b, 53) END(r), BEGIN(s) (silu, h), (bias, c, 53) END(s), \
+    /* regions that split patterns of forward and of backward: act_bias would match across r and s */              \
+    X(within_patterns, MODEL, bf16, (linear, l, 37, 53), BEGIN(r) (gelu, g), (bias, b, 53) END(r), BEGIN(s) (silu, h), (bias, c, 53) END(s), \
       BEGIN(t) (relu, a), (dropout, d, 0.3f), (layernorm, n, 53) END(t), (linear, m, 53, 37))                      \
     X(nothing_inside, MODEL, f32, BEGIN(r) (bias, b, 37) END(r), (linear, l, 37, 37), BEGIN(s) (scale, t, 2.0f), (dropout, d, 0.5f) END(s)) \
     X(one_each, MODEL, f32, BEGIN(a) (attention, attn, 1, 1, 16) END(a), BEGIN(b) (rmsnorm, n, 16) END(b), BEGIN(c) (linear, l, 16, 37) END(c), \
@@ -72,7 +73,7 @@ BLOCKS(MODELS)
       BEGIN(s) (silu, h), (linear, o, 53, 48), (attention, attn, 1, 1, 16) END(s))
 OTHERS(MODELS)
 
-// A header's declaration, and the definition at the end of the file.
+// A declaration as in a header; the definition is at the end of this file.
 #define DECLARED (linear, l, 64, 96), (bias, c, 96), BEGIN(r) (gelu, g), (linear, m, 96, 40) END(r), (bias, b, 40)
 TE_DECLARE(declared, bf16, DECLARED)
 static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
@@ -83,7 +84,7 @@ static const subject *const lists[] = {BLOCKS(REF) OTHERS(REF) &declared_subject
 
 namespace {
 
-std::string rows_of(const te_step *s, int count) {
+std::string patterns_of(const te_step *s, int count) {
     std::string text;
     for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].pattern;
     return text;
@@ -93,7 +94,7 @@ std::string recomputed(const te_plan *p, int k) {
     int from, to;
     const te_run sizes = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
     te__recompute_steps(&sizes, k, &from, &to);
-    return rows_of(p->forward + from, to - from);
+    return patterns_of(p->forward + from, to - from);
 }
 std::string printed(const te_plan *p) {
     FILE *f = tmpfile();
@@ -108,7 +109,7 @@ std::string printed(const te_plan *p) {
 
 } // namespace
 
-TEST_CASE("a span around the whole block: the bits of the block without marks, and nothing is saved", "[recompute]") {
+TEST_CASE("a region around the whole block: the bits of the block without it, and nothing but the random state is saved", "[recompute]") {
     const subject *const pairs[][2] = {{&plain_f32_subject, &whole_f32_subject}, {&plain_bf16_subject, &whole_bf16_subject}};
     for (const auto &pair : pairs) {
         const unsigned seed = fresh_seed();
@@ -118,21 +119,22 @@ TEST_CASE("a span around the whole block: the bits of the block without marks, a
         check_same(a, b);
         CHECK(b.saved == (size_t)TE_ALIGN); // the random state
         CHECK(b.workspace >= a.saved - (size_t)TE_ALIGN);
-        CHECK(rows_of(plain->forward, plain->forward_count) == rows_of(whole->forward, whole->forward_count));
-        CHECK(recomputed(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu"); // not fc2
+        CHECK(patterns_of(plain->forward, plain->forward_count) == patterns_of(whole->forward, whole->forward_count));
+        // fc2 is not recomputed, because backward does not need its output
+        CHECK(recomputed(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu");
     }
 }
 
-TEST_CASE("the marks change neither inference nor the patterns of backward", "[recompute]") {
+TEST_CASE("regions change neither inference nor the patterns of backward", "[recompute]") {
     const te_plan *plain = plain_bf16_plan();
     for (const te_plan *p : {whole_bf16_plan(), pieces_bf16_plan(), act_bf16_plan()}) {
         CHECK(p->op_count == plain->op_count);
-        CHECK(rows_of(p->infer, p->infer_count) == rows_of(plain->infer, plain->infer_count));
-        CHECK(rows_of(p->backward, p->backward_count) == rows_of(plain->backward, plain->backward_count));
+        CHECK(patterns_of(p->infer, p->infer_count) == patterns_of(plain->infer, plain->infer_count));
+        CHECK(patterns_of(p->backward, p->backward_count) == patterns_of(plain->backward, plain->backward_count));
     }
-    CHECK(rows_of(pieces_bf16_plan()->forward, pieces_bf16_plan()->forward_count) ==
+    CHECK(patterns_of(pieces_bf16_plan()->forward, pieces_bf16_plan()->forward_count) ==
           "fork_layernorm linear_bias attention linear_bias_dropout_add fork_layernorm linear_bias gelu linear_bias_dropout_add");
-    CHECK(rows_of(within_rows_plan()->backward, within_rows_plan()->backward_count) == "linear layernorm dropout relu_bias silu_bias gelu linear");
+    CHECK(patterns_of(within_patterns_plan()->backward, within_patterns_plan()->backward_count) == "linear layernorm dropout relu_bias silu_bias gelu linear");
 }
 
 TEST_CASE("recomputation ends at the last op that backward needs", "[recompute]") {
@@ -149,14 +151,14 @@ TEST_CASE("recomputation ends at the last op that backward needs", "[recompute]"
     CHECK(recomputed(llama_plan(), 1) == "swiglu");
     CHECK(recomputed(nothing_inside_plan(), 0).empty());
     for (int k = 0; k < 5; k++) CHECK(recomputed(one_each_plan(), k).empty());
-    CHECK(recomputed(ends_with_norm_plan(), 0) == "gelu bias"); // the norm's statistics are saved, as its output is
+    CHECK(recomputed(ends_with_norm_plan(), 0) == "gelu bias"); // not the norm, whose statistics and output are saved
     CHECK(recomputed(ends_with_norm_plan(), 1) == "silu linear");
     CHECK(recomputed(from_tokens_plan(), 0) == "embedding positions layernorm linear_gelu");
 }
 
 TEST_CASE("the saved tensors", "[recompute]") {
     const int64_t rows = 131, padded = 256;
-    const auto less = [&](const subject &s, int64_t floats, int64_t values) { // than everything
+    const auto less = [&](const subject &s, int64_t floats, int64_t values) { // for each row, so much less is saved than without regions
         te_plan all = *s.plan();
         all.region_count = 0;
         CHECK((int64_t)(te_plan_saved_bytes(&all, rows) - s.saved_bytes(rows)) ==
@@ -165,16 +167,16 @@ TEST_CASE("the saved tensors", "[recompute]") {
     less(plain_f32_subject, 0, 0);
     less(act_f32_subject, 0, F);
     less(act_bf16_subject, 0, F);
-    less(norm_bf16_subject, 2, H);                       // and mean and rstd
-    less(pieces_bf16_subject, 2 + HEADS + 2, H + H + H + F); // ln, its statistics, attention's lse and output, lnz, the gelu
-    less(llama_subject, 3, H + F); // and rope's output, 80; but its input, with which the span begins, no backward reads
+    less(norm_bf16_subject, 2, H);                       // the norm's output, its mean and rstd
+    less(pieces_bf16_subject, 2 + HEADS + 2, H + H + H + F); // ln and lnz with their statistics, attention's lse and output, the gelu
+    less(llama_subject, 3, H + F); // rope's output (80) is not saved either, but its input is, which no list without the region saves
     less(nothing_inside_subject, 0, 0);
     less(one_each_subject, 0, 0);
-    CHECK(two_f32_saved_bytes(rows) == (size_t)(TE_ALIGN + padded * H * 4)); // where the second begins
+    CHECK(two_f32_saved_bytes(rows) == (size_t)(TE_ALIGN + padded * H * 4)); // the random state, and the input of the second region
     CHECK(two_in_one_f32_saved_bytes(rows) == (size_t)TE_ALIGN);
 }
 
-TEST_CASE("the table says what is saved without the marks, and which steps are recomputed", "[recompute]") {
+TEST_CASE("the printed plan says what would be saved without regions, and which steps are recomputed", "[recompute]") {
     const std::string plain = printed(plain_f32_plan()), act = printed(act_f32_plan());
     CHECK(plain.find("recompute") == std::string::npos);
     CHECK(plain.find("  +  ") == std::string::npos);
@@ -188,7 +190,7 @@ TEST_CASE("the table says what is saved without the marks, and which steps are r
     CHECK(act.find("act_f32_act1_gelu\n", gelu) < act.find("   1  add_dropout_bias ", backward));
 }
 
-// ---- the hot path -----------------------------------------------------------------------------------------------------
+// ---- no allocation and no synchronisation; graphs ---------------------------------------------------------------------
 
 namespace {
 
@@ -197,7 +199,7 @@ const te_target *real_target;
 te_status counted_allocate(te_context *ctx, void **p, size_t bytes) { return allocations++, real_target->allocate(ctx, p, bytes); }
 te_status counted_synchronize(te_context *ctx) { return waits++, real_target->synchronize(ctx); }
 
-struct trip { // one forward and backward in flight
+struct trip { // the tensors of one forward and backward
     enum { ROWS = 26 };
     buffer x, y, dx, dy, memory;
     te_saved saved;
@@ -215,27 +217,27 @@ struct trip { // one forward and backward in flight
 
 } // namespace
 
-TEST_CASE("two in flight, each with the dropout of its own forward; nothing is allocated, nothing waits", "[recompute]") {
+TEST_CASE("two micro-batches in flight: each backward has the dropout of its forward, without allocations and waits", "[recompute]") {
     source random(fresh_seed());
-    context own;
-    instance m(pieces_bf16_subject, &own.c);
+    context ctx_owner;
+    instance m(pieces_bf16_subject, &ctx_owner.c);
     m.draw(random);
-    REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
-    trip a(&own.c, random), b(&own.c, random);
-    set_rng(&own.c, 3, 0);
+    REQUIRE(te_context_reserve(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c)) == TE_OK);
+    trip a(&ctx_owner.c, random), b(&ctx_owner.c, random);
+    set_rng(&ctx_owner.c, 3, 0);
     REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
     const auto ga = m.grads.raw();
     REQUIRE((b.forward(m) == TE_OK && b.backward(m) == TE_OK));
     const auto da = a.dx.raw(), db = b.dx.raw(), gb = m.grads.raw();
     for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory}) z->poison();
-    set_rng(&own.c, 3, 0);
-    te_target counted = *own.c.target;
-    real_target = own.c.target;
+    set_rng(&ctx_owner.c, 3, 0);
+    te_target counted = *ctx_owner.c.target;
+    real_target = ctx_owner.c.target;
     counted.allocate = counted_allocate, counted.synchronize = counted_synchronize;
-    own.c.target = &counted;
+    ctx_owner.c.target = &counted;
     allocations = waits = 0;
     const bool went = a.forward(m) == TE_OK && b.forward(m) == TE_OK && b.backward(m) == TE_OK;
-    own.c.target = real_target;
+    ctx_owner.c.target = real_target;
     REQUIRE(went);
     CHECK(allocations == 0);
     CHECK(waits == 0);
@@ -246,41 +248,41 @@ TEST_CASE("two in flight, each with the dropout of its own forward; nothing is a
     CHECK(m.grads.raw() == ga);
 }
 
-TEST_CASE("too small a workspace is refused, and nothing has run", "[recompute]") {
+TEST_CASE("a workspace that is too small is refused before anything runs", "[recompute]") {
     source random(fresh_seed());
-    context own;
-    instance m(pieces_bf16_subject, &own.c);
+    context ctx_owner;
+    instance m(pieces_bf16_subject, &ctx_owner.c);
     m.draw(random);
-    buffer workspace(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c));
-    own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
-    trip a(&own.c, random);
+    buffer workspace(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c));
+    ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
+    trip a(&ctx_owner.c, random);
     REQUIRE(a.forward(m) == TE_OK);
     workspace.poison();
-    own.c.workspace_bytes = 1024;
+    ctx_owner.c.workspace_bytes = 1024;
     CHECK(a.backward(m) == TE_ERROR_MEMORY);
     CHECK((workspace.poisoned() && a.dx.poisoned() && m.grads.poisoned()));
-    own.c.workspace_bytes = workspace.bytes;
+    ctx_owner.c.workspace_bytes = workspace.bytes;
     CHECK(a.backward(m) == TE_OK);
-    own.c.workspace = nullptr, own.c.workspace_bytes = 0;
+    ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
 }
 
 #if TE_CUDA
-TEST_CASE("a captured forward and backward replay to the bits of the eager one", "[recompute]") {
+TEST_CASE("replays of a captured forward and backward have the bits of eager ones", "[recompute]") {
     source random(fresh_seed());
-    context own;
+    context ctx_owner;
     cudaStream_t stream;
     REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-    own.c.stream = stream;
+    ctx_owner.c.stream = stream;
     {
-        instance m(pieces_bf16_subject, &own.c);
+        instance m(pieces_bf16_subject, &ctx_owner.c);
         m.draw(random);
-        REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
-        trip a(&own.c, random);
-        set_rng(&own.c, 3, 0);
+        REQUIRE(te_context_reserve(&ctx_owner.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &ctx_owner.c)) == TE_OK);
+        trip a(&ctx_owner.c, random);
+        set_rng(&ctx_owner.c, 3, 0);
         for (int i = 0; i < 2; i++) REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
         const auto y = a.y.raw(), dx = a.dx.raw(), grads = m.grads.raw();
         for (buffer *z : {&a.y, &a.dx, &a.memory, &m.grads}) z->poison();
-        set_rng(&own.c, 3, 0);
+        set_rng(&ctx_owner.c, 3, 0);
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
@@ -295,7 +297,7 @@ TEST_CASE("a captured forward and backward replay to the bits of the eager one",
         REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
         REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
     }
-    own.c.stream = nullptr;
+    ctx_owner.c.stream = nullptr;
     REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
 }
 #endif

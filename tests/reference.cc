@@ -1,4 +1,4 @@
-// reference.cc -- what reference.h declares: the formulas of every kind, forward and backward, one loop each.
+// reference.cc -- the formulas of every kind of op, forward and backward, as declared in reference.h.
 #include "reference.h"
 
 namespace reference {
@@ -14,7 +14,7 @@ list::list(const te_plan *plan, const std::string &text) {
         else if (depth == 1 && c == ',') tuples.back().push_back("");
         else if (depth >= 1 && c != ' ' && c != '\n') tuples.back().back() += c;
     }
-    for (size_t i = 0; i < tuples.size();) // marks compute nothing, and are not in the plan's table
+    for (size_t i = 0; i < tuples.size();) // the marks (recompute, ..) and (end_recompute, ..) are not in the op table of the plan
         if (tuples[i][0] == "recompute" || tuples[i][0] == "end_recompute") tuples.erase(tuples.begin() + (long)i);
         else i++;
     for (int i = 0; i < plan->op_count; i++) {
@@ -32,8 +32,8 @@ list::list(const te_plan *plan, const std::string &text) {
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double normal_cdf(double x) { return 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }
-std::map<std::string, own_map> &own_maps() {
-    static std::map<std::string, own_map> maps;
+std::map<std::string, custom_map> &custom_maps() {
+    static std::map<std::string, custom_map> maps;
     return maps;
 }
 double activation(const std::string &kind, double x) {
@@ -44,7 +44,7 @@ double activation(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? x * x : 0;
     if (kind == "silu") return x * sigmoid(x);
     if (kind == "sigmoid") return sigmoid(x);
-    return own_maps().count(kind) ? own_maps().at(kind).f(x) : NAN;
+    return custom_maps().count(kind) ? custom_maps().at(kind).f(x) : NAN;
 }
 double activation_slope(const std::string &kind, double x) {
     if (kind == "gelu") {
@@ -57,7 +57,7 @@ double activation_slope(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? 2 * x : 0;
     if (kind == "silu") return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
     if (kind == "sigmoid") return sigmoid(x) * (1 - sigmoid(x));
-    return own_maps().count(kind) ? own_maps().at(kind).slope(x) : NAN;
+    return custom_maps().count(kind) ? custom_maps().at(kind).slope(x) : NAN;
 }
 std::string gate(const std::string &kind) {
     static const std::map<std::string, std::string> gates = {{"glu", "sigmoid"}, {"geglu", "gelu"},   {"qgeglu", "qgelu"},
@@ -142,15 +142,15 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
     vec *dsinks = with.sinks_of(dw), *dtable = with.table_of(dw);
     const double scale = with.scale;
     const size_t dim = at.dim, value = at.value, heads = at.heads, width = at.kv_width, out = o.out;
-    vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), kept(at.keys);
+    vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), drop(at.keys);
     if (dx) dx->assign(x.size(), 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < at.queries; i++) {
                 const size_t from = with.first(at.at(i)), end = with.end(at.at(i), at.keys);
                 const size_t q0 = at.q0(b, h, i), k0 = at.k0(b, h), v0 = at.v0(b, h), y0 = (b * at.queries + i) * out + h * value;
-                if (from >= end && !sinks) continue; // it sees nothing
-                const double sink = sinks ? (*sinks)[h] : -INFINITY; // one more score, of a key whose value is 0
+                if (from >= end && !sinks) continue; // the query sees no key
+                const double sink = sinks ? (*sinks)[h] : -INFINITY; // the score of one more key, whose value is 0
                 double top = sink, sum = 0, delta = 0;
                 for (size_t j = from; j < end; j++) {
                     p[j] = 0;
@@ -162,8 +162,8 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
                 sum = std::exp(sink - top);
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
                 for (size_t j = from; j < end; j++) {
-                    p[j] /= sum, kept[j] = with.kept(id, b * heads + h, i, j, c);
-                    for (size_t d = 0; d < value; d++) y[y0 + d] += p[j] * kept[j] * x[v0 + j * width + d];
+                    p[j] /= sum, drop[j] = with.dropout_factor(id, b * heads + h, i, j, c);
+                    for (size_t d = 0; d < value; d++) y[y0 + d] += p[j] * drop[j] * x[v0 + j * width + d];
                 }
                 if (!dx) continue;
                 for (size_t d = 0; d < value; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
@@ -171,9 +171,9 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < value; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
-                    if (dtable) (*dtable)[with.place(h, heads, i, at.at(i), j)] += p[j] * (dp * kept[j] - delta);
-                    const double ds = p[j] * (dp * kept[j] - delta) * scale * slope[j];
-                    for (size_t d = 0; d < value; d++) (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];
+                    if (dtable) (*dtable)[with.place(h, heads, i, at.at(i), j)] += p[j] * (dp * drop[j] - delta);
+                    const double ds = p[j] * (dp * drop[j] - delta) * scale * slope[j];
+                    for (size_t d = 0; d < value; d++) (*dx)[v0 + j * width + d] += p[j] * drop[j] * (*dy)[y0 + d];
                     for (size_t d = 0; d < dim; d++) {
                         (*dx)[q0 + d] += ds * x[k0 + j * width + d];
                         (*dx)[k0 + j * width + d] += ds * x[q0 + d];
@@ -199,7 +199,7 @@ double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     if (!o.params) return 1;
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
-const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
+const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges) {
     const op &from = l.ops[(size_t)l.ops[i].edge];
     return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
 }
@@ -259,19 +259,19 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             y = in;
             if (out_edges) (*out_edges)[o.name] = in;
         } else if (o.kind == "add") {
-            const vec &kept = kept_of(l, i, v, in_edges);
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + kept[e];
+            const vec &operand = fork_value(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + operand[e];
         } else if (o.kind == "mul") {
-            const vec &kept = kept_of(l, i, v, in_edges);
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * kept[e];
+            const vec &operand = fork_value(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * operand[e];
         } else if (o.kind == "load") {
-            y = kept_of(l, i, v, in_edges);
+            y = fork_value(l, i, v, in_edges);
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
             y = attention(o, i, in, w, c, nullptr, nullptr, nullptr, nullptr);
         } else if (o.kind == "cross_attention") {
-            y = attention(o, i, joined(in, kept_of(l, i, v, in_edges)), w, c, nullptr, nullptr, nullptr, nullptr);
+            y = attention(o, i, joined(in, fork_value(l, i, v, in_edges)), w, c, nullptr, nullptr, nullptr, nullptr);
         } else if (o.kind == "embedding") {
             for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
         } else if (o.kind == "positions") {
@@ -291,7 +291,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
                 for (size_t k = 0; k < o.in; k++) y[r] += e / (double)o.in * (log_sum - in[r * o.in + k]);
             }
         } else {
-            y.assign(y.size(), NAN); // a kind that nobody has written a reference for
+            y.assign(y.size(), NAN); // this kind has no reference yet
         }
         round.apply(y, i);
         if (stored) stored(i, y);
@@ -302,7 +302,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// No op behind op i reads the same fork.
+// Whether op i is the last op that uses its fork.
 static bool last_reader(const list &l, size_t i) {
     for (size_t k = i + 1; k < l.ops.size(); k++)
         if (l.ops[k].edge == l.ops[i].edge) return false;
@@ -313,11 +313,11 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                    const std::function<void(size_t, const vec &, const vec &)> &seen) {
     gradients g;
     for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
-    std::map<int, vec> kept; // by fork: the gradient of what it kept
-    // Op i leaves `part` of the gradient of what its fork kept; those behind it in the list have left theirs.
-    const auto hand_over = [&](const vec &part, size_t i) {
+    std::map<int, vec> fork_grad; // by fork: the gradient of its value
+    // Op i adds `part` to the gradient of the value of its fork; the ops behind it in the list have added theirs.
+    const auto add_to_fork = [&](const vec &part, size_t i) {
         const op &from = l.ops[(size_t)l.ops[i].edge];
-        vec &sum = from.kind == "input" ? g.inputs[from.name] : kept[l.ops[i].edge];
+        vec &sum = from.kind == "input" ? g.inputs[from.name] : fork_grad[l.ops[i].edge];
         if (sum.empty()) sum.assign(part.size(), 0.0);
         for (size_t e = 0; e < part.size(); e++) sum[e] += part[e];
         held.apply(sum, i);
@@ -403,22 +403,22 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * dropout_factor(o, i, e, c.rng);
         } else if (o.kind == "scale") { // y = factor x
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * o.factor(0, 1);
-        } else if (o.kind == "add") { // y = x + kept
+        } else if (o.kind == "add") { // y = x + value of the fork
             if (last_reader(l, i)) held.apply(dx, i);
-            hand_over(dx, i);
-        } else if (o.kind == "mul") { // y = x kept
-            const vec &by = kept_of(l, i, v, v.from);
+            add_to_fork(dx, i);
+        } else if (o.kind == "mul") { // y = x * value of the fork
+            const vec &by = fork_value(l, i, v, v.from);
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
-            hand_over(dx, i);
+            add_to_fork(dx, i);
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
-        } else if (o.kind == "load") { // y = kept
-            hand_over(d, i);
+        } else if (o.kind == "load") { // y = value of the fork
+            add_to_fork(d, i);
             dx.assign(x.size(), 0.0);
         } else if (o.kind == "fork") {
-            const auto found = kept.find((int)i);
-            if (found != kept.end())
+            const auto found = fork_grad.find((int)i);
+            if (found != fork_grad.end())
                 for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
-        } else if (o.kind == "output") { // the value goes out and goes on
+        } else if (o.kind == "output") { // y = x, which is also written to the caller
             const auto found = out_grads.find(o.name);
             if (found != out_grads.end() && !found->second.empty())
                 for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
@@ -427,8 +427,8 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
         } else if (o.kind == "attention") {
             attention(o, i, x, w, c, &d, &v.out[i], &dx, dw);
         } else if (o.kind == "cross_attention") {
-            attention(o, i, joined(x, kept_of(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
-            hand_over(split(dx, x.size()), i);
+            attention(o, i, joined(x, fork_value(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
+            add_to_fork(split(dx, x.size()), i);
         } else if (o.kind == "embedding") { // y[row] = w[token]
             for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]

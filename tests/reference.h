@@ -1,14 +1,14 @@
-// reference.h -- what a list of ops computes, in double, straight from the formulas: forward and backward of every kind, one
-// op after the other, no fusion. It reads the op table of a plan for kinds, names, widths and edges, and the list's own
-// text for the arguments, so a wrong default in the library does not become the expectation.
+// reference.h -- the reference: computes a list of ops in double, from the formulas, one op after the other and without fusion,
+// forward and backward. Kinds, names, widths and edges come from the op table of the plan; arguments come from the text of the
+// list, so that a wrong default in the library does not become the expected value.
 //
 // Do this:
 //     reference::list ops(plan, "(linear, fc, 8, 4), (gelu, act)");
 //     reference::values v = reference::forward(ops, params, x, edges, call, exact);
 //     reference::gradients g = reference::backward(ops, params, v, dy, edge_grads, call, exact);
 //
-// Where values of 16 bits are stored between steps, `rounding` says at which ops, and the reference rounds there too.
-// reference.cc has the formulas: compiled once, optimised, for all tests.
+// `rounding` names the ops whose output the library stores in 16 bits: the reference rounds there, too. `exact` rounds nowhere.
+// reference.cc, which has the formulas, is a library of its own, which is optimised even where the tests are not.
 #ifndef TESTS_REFERENCE_H
 #define TESTS_REFERENCE_H
 
@@ -62,7 +62,7 @@ struct op {
         expression e = {args[i].c_str()};
         return e.sum();
     }
-    // A factor is a float in the library, whatever the list's text says.
+    // The number as the library has it: rounded to float.
     double factor(size_t i, double otherwise) const { return (double)(float)number(i, otherwise); }
     // The value of the option "(name,value)".
     double option(const std::string &of, double otherwise) const {
@@ -73,7 +73,7 @@ struct op {
             }
         return otherwise;
     }
-    std::string word(const std::string &of) const { // of "(name,word)"; empty: the op does not say it
+    std::string word(const std::string &of) const { // the word of the option "(name,word)"; empty if the op does not have it
         for (const std::string &a : args)
             if (a.compare(0, of.size() + 2, "(" + of + ",") == 0) return a.substr(of.size() + 2, a.size() - of.size() - 3);
         return "";
@@ -86,10 +86,10 @@ struct list {
     list(const te_plan *plan, const std::string &text);
 };
 
-// What comes along beside the tensors.
+// The inputs of a call beside the tensors.
 struct call {
     int batch = 1, seq = 1, position = 0, ignore_index = -1;
-    int memory_seq = 0; // rows of memory of each sequence, of an (input, .., (rows, memory))
+    int memory_seq = 0; // rows of an (input, .., (rows, memory)) for each sequence
     const int32_t *tokens = nullptr, *labels = nullptr;
     double loss_scale = 0;
     te_rng rng = {0, 0};
@@ -102,7 +102,7 @@ struct call {
     }
 };
 
-// Where stored values are rounded: by op, its output (forward) or the gradient of its input (backward).
+// at[i]: whether the output of op i (forward) or the gradient of its input (backward) is rounded.
 struct rounding {
     te_dtype dtype = TE_f32;
     std::vector<char> at;
@@ -131,9 +131,9 @@ struct gradients {
 double sigmoid(double x);
 double normal_cdf(double x);
 
-// A test's own map: y = f(x), and its slope.
-struct own_map { double (*f)(double), (*slope)(double); };
-std::map<std::string, own_map> &own_maps();
+// An op that a test defines: y = f(x), and its derivative.
+struct custom_map { double (*f)(double), (*slope)(double); };
+std::map<std::string, custom_map> &custom_maps();
 
 double activation(const std::string &kind, double x);
 double activation_slope(const std::string &kind, double x);
@@ -142,47 +142,48 @@ std::string gate(const std::string &kind);
 bool is_activation(const std::string &kind);
 bool is_norm(const std::string &kind);
 
-// (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + b cut off at -limit and limit), f(x) = x sigmoid(alpha x).
+// (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + clamp(b, -limit, limit)), f(x) = x sigmoid(alpha x).
 struct clamped_slopes { double y, da, db; };
 clamped_slopes clamped_swiglu(const op &o, double a, double b);
 
-// (dropout, name, p): element e of op number `id` goes where its 16 bits of the Philox words are below 65536 p.
+// (dropout, name, p): the factor of element e of op number `id`. It is 0 if the element's 16 bits of the Philox words are below 65536 p.
 double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng);
 
-// The frequencies of a rope's pairs, in the steps of the papers: by wavelengths (Llama 3.1), by a ramp over the pairs (YaRN).
+// The frequencies of the pairs of a rope, scaled as in the papers: by wavelength (Llama 3.1), by a ramp over the pairs (YaRN).
 struct rope_table {
     std::vector<double> frequency;
     double magnitude = 1;
     explicit rope_table(const op &o);
 };
-// (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..), (scaling, ..)): turn q and k; direction -1
-// turns back.
+// (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..), (scaling, ..)): rotates q and k; direction -1
+// rotates back.
 vec rope(const op &o, const vec &x, const call &c, int direction);
 
-// Where the numbers of an attention lie: x has the rows of q, k, v side by side or, of a cross_attention, those of q and behind them those of k, v.
+// The layout of the input of an attention: rows of q, k and v side by side; of a cross_attention, all rows of q, then all rows of k and v.
 struct attention_sizes {
     bool cross;
-    size_t heads, kv, dim, value, queries, keys, width, kv_width, kv_from; // dim: of a head of q and k; value: of v
+    size_t heads, kv, dim, value, queries, keys, width, kv_width, kv_from; // dim, value: head sizes of q and k, and of v
     attention_sizes(const op &o, const call &c, size_t elements)
         : cross(o.kind == "cross_attention"), heads((size_t)o.number(cross, 0)), kv((size_t)o.number(cross + 1, 0)), dim((size_t)o.number(cross + 2, 0)),
           value((size_t)o.option("value_dim", (double)dim)), queries((size_t)c.seq), keys(queries), width(o.in), kv_width(cross ? kv * (dim + value) : width), kv_from(cross ? c.rows() * width : heads * dim) {
         if (cross) keys = (elements - kv_from) / kv_width / (size_t)c.batch;
     }
     size_t q0(size_t batch, size_t head, size_t query) const { return (batch * queries + query) * width + head * dim; }
-    size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // of key 0
+    size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // index of key 0
     size_t v0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + kv * dim + head / (heads / kv) * value; }
-    long at(size_t query) const { return (long)query + (long)keys - (long)queries; } // the place among the keys: the last query is beside the last key
+    // the position among the keys: the last query is at the last key
+    long at(size_t query) const { return (long)query + (long)keys - (long)queries; }
 };
 vec joined(const vec &q, const vec &kv);
-vec split(vec &x, size_t n); // leaves n elements, and returns what was behind them
+vec split(vec &x, size_t n); // removes the elements behind the first n, and returns them
 
-// The options of an attention. The keys that a query sees are a run.
+// The options of an attention. A query sees the keys first() to end() - 1.
 struct attention_options {
     int left, right; // -1: no bound
     double scale, softcap, dropout; // 0: none
     bool alibi;
-    std::string table; // heads, shared, relative; empty: no learnt bias
-    size_t sinks, major, minor; // of the table: queries and keys, or buckets and distance
+    std::string table; // the kind of learnt bias: heads, shared or relative; empty: none
+    size_t sinks, major, minor; // major, minor: the table's queries and keys, or its buckets and max_distance
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", o.kind == "attention") == 1 ? 0 : (int)o.option("window_right", -1)),
           scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(o.kind == "attention" ? 2 : 3, 1)))), softcap((double)(float)o.option("softcap", 0)),
@@ -191,10 +192,10 @@ struct attention_options {
         major = (size_t)(table == "relative" ? o.option("relative_bias", 0) : o.option("bias_queries", 0));
         minor = (size_t)(table == "relative" ? o.option("max_distance", 128) : o.option("bias_keys", (double)major));
     }
-    // Of an op's parameters, or their gradients, these two; null: it has none.
+    // The sinks and the bias table among the op's parameters, or their gradients; null if it has none.
     template <class V> V *sinks_of(V *w) const { return sinks ? w : nullptr; }
     template <class V> V *table_of(V *w) const { return table.empty() || !w ? nullptr : w + sinks; }
-    // Which number of the table is for query i, at place `at` among the keys, and a key. T5's buckets by counting.
+    // Index in the table of the bias of query i, at position `at` among the keys, and a key. T5's bucket is found by counting limits.
     size_t place(size_t head, size_t heads, size_t i, long at, size_t key) const {
         if (table.empty()) return 0;
         if (table != "relative") return ((table == "heads" ? head : 0) * major + i) * minor + key;
@@ -206,7 +207,8 @@ struct attention_options {
             if ((double)n >= (double)exact * std::pow((double)minor / (double)exact, (double)k / (double)(side - exact)) * (1 - 1e-12)) bucket = exact + k;
         return (begin + bucket) * heads + head;
     }
-    // ALiBi: of n heads, a power of two, head h has 2^(-8 (h + 1) / n); of others the first n, and of the rest every other one of 2 n.
+    // ALiBi. n: the largest power of two that is at most heads. The slope of head h < n is 2^(-8 (h + 1) / n); the other heads have every other
+    // slope of 2 n heads.
     double bias(size_t head, size_t heads, long at, size_t key) const {
         size_t n = 1;
         while (2 * n <= heads) n *= 2;
@@ -215,8 +217,9 @@ struct attention_options {
     }
     double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
     double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
-    // What dropout multiplies a probability by. The words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
-    double kept(size_t id, size_t head, size_t query, size_t key, const call &c) const {
+    // The factor by which dropout multiplies a probability. One Philox counter yields four words for a tile of 16 queries and 32 keys: their halves
+    // are for queries q and q + 8, the words for keys k, k + 8, k + 16 and k + 24.
+    double dropout_factor(size_t id, size_t head, size_t query, size_t key, const call &c) const {
         uint32_t word[4];
         const double limit = std::floor(65536 * dropout + 0.5);
         if (dropout == 0 || !c.training) return 1;
@@ -227,8 +230,8 @@ struct attention_options {
     size_t first(long at) const { return left < 0 || at < left ? 0 : (size_t)(at - left); }
     size_t end(long at, size_t keys) const { return right < 0 || at + right + 1 > (long)keys ? keys : (size_t)std::max(at + right + 1, 0l); }
 };
-// (attention, name, heads, kv_heads, head_dim, options), and cross_attention. w: its parameters, or null. dy and stored output given: fills dx and
-// adds to dw, too.
+// (attention, name, heads, kv_heads, head_dim, options), and cross_attention. w: its parameters, or null. With dy and the stored output it is
+// backward: it fills dx and adds to dw.
 vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dw);
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -239,14 +242,14 @@ double gamma_of(const op &o, const std::vector<vec> &params, size_t c);
 
 // (head_norm, name, heads, kv_heads, head_dim, (eps, ..)): a norm of each head of q and of k, with one parameter for all of q and one for all of k.
 struct head_norm {
-    size_t heads, rotated, dim, all; // of q; of q and k; columns of each; of q, k and v
-    op of[2];                       // the norm of a head of q, of k
+    size_t heads, rotated, dim, all; // heads of q, of q and k; columns of a head; heads of q, k and v
+    op of[2];                       // the norm of a head of q, and of k
     explicit head_norm(const op &o)
         : heads((size_t)o.number(0, 0)), rotated(heads + (size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), all(o.in / dim), of{o, o} {
         for (int k = 0; k < 2; k++)
             of[k].kind = o.kind == "head_norm" ? "rmsnorm" : "rmsnorm1p", of[k].in = of[k].out = dim, of[k].first_param += k, of[k].params = 1;
     }
-    // f(first element, norm) for each head that has one
+    // Calls f(index of the first element, norm) for each head of q and k.
     template <class F>
     void each(size_t rows, F f) const {
         for (size_t r = 0; r < rows; r++)
@@ -254,18 +257,19 @@ struct head_norm {
     }
 };
 
-// What the fork or input that op i reads has kept.
-const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges);
+// The value of the fork or input that op i reads.
+const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);
 
-// `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
-// `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
+// in_edges: the tensor of each (input, name). out_edges, unless null, receives the tensor of each (output, name).
+// stored(i, y) is called with the output of each op, and may replace it by the one that a kernel stored.
 values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr);
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
-// name) receives. `held` rounds the gradient that an add passes through. `seen(i, d, dx)`: what each op got, and what it gives.
+// dy of a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. out_grads: the gradient of each (output,
+// name). `held` rounds the gradient that an add passes to its fork. seen(i, dy, dx) is called with the gradients of the output and the
+// input of each op.
 gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
                    const rounding &round, const rounding &held,
                    const std::function<void(size_t, const vec &, const vec &)> &seen = nullptr);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run of train_gpt that Ctrl-C stopped and --resume went on with ends in the same bits as one that was never stopped; a
-# damaged checkpoint, or one of another run, is refused.
+# A run of train_gpt that is stopped by Ctrl-C and continued by --resume must end with the bits of one that is not stopped. A damaged
+# checkpoint, or one of another run, is refused.
 #
 #     tests/resume.sh [TRAIN_GPT]          the binary; built here if none is given
 set -euo pipefail
@@ -11,7 +11,7 @@ train=${1:-$work/train_gpt}
 [[ $# -gt 0 ]] || "${CC:-gcc}" -std=c11 -O2 -I. examples/train_gpt/train_gpt.c -o "$train" -lm
 options=(--steps 24 --log 4 --validate 12 --sample 0 --batch 2 --seq 32 te)
 
-# same OPTION...: a whole run and one in two parts
+# same OPTION...: compares a whole run with one in two parts
 same() {
     rm -rf "$work/whole" "$work/parts"
     "$train" --out "$work/whole" "$@" "${options[@]}" >"$work/log"
@@ -32,7 +32,7 @@ same --optimizer sgd --moments 8bit
 same --optimizer muon --moments bf16
 same
 
-refuse() { # WHAT: the checkpoint in $work/parts is not taken, and the message says why
+refuse() { # WHAT: the checkpoint in $work/parts must be refused with a message that says why
     if "$train" --out "$work/parts" --resume "${@:2}" "${options[@]}" >"$work/log" 2>&1; then
         echo "$1 was taken" && exit 1
     fi

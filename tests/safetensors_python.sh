@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Python package `safetensors` reads what te_safetensors_write wrote, and te_safetensors_open what the package wrote.
-# Prints `skipped: ...` and exits with 0 where there is no such package.
+# The Python package `safetensors` must read files by te_safetensors_write, and te_safetensors_open files by the package. Prints
+# `skipped: ...` and exits with 0 if the package is not installed.
 #
-#     tests/safetensors_python.sh          PYTHON=python3.12 and CC=clang choose others
+#     tests/safetensors_python.sh          PYTHON=python3.12 and CC=clang choose other programs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# write PATH: a file of every dtype; seal PATH: the same with a checksum. show PATH: its metadata and tensors, one a line, the bytes in hex.
+# write PATH: writes a file with every dtype; seal PATH: the same with a checksum. show PATH: prints metadata and tensors, one a line, in hex.
 cat >"$work/tool.c" <<'C'
 #include "te/gemm/gemm.h" /* te_context_create */
 #include "te/io/safetensors.h"
@@ -73,7 +73,7 @@ work = sys.argv[1]
 sizes = dict(F64=8, I64=8, U64=8, F32=4, I32=4, U32=4, BF16=2, F16=2, I16=2, U16=2, F8_E4M3=1, F8_E5M2=1, I8=1, U8=1, BOOL=1)
 names = list(sizes)
 
-# ours, read by the package
+# a file of the library, read by the package
 path = work + "/ours.safetensors"
 subprocess.run([work + "/tool", "write", path], check=True)
 def expected(name, n):
@@ -92,7 +92,7 @@ with safetensors.safe_open(path, framework="np") as f:
         assert got.dtype == np.dtype(t) and got.shape == (2, 3) and got.tobytes() == expected(name, 6 * sizes[name]), name
     assert f.get_tensor('scalar "\u00e9"\n').shape == () and f.get_tensor("none").shape == (0, 5)
 
-# ours with a checksum: the same tensors, and two more metadata
+# the same with a checksum: the same tensors, and two more metadata entries
 sealed = work + "/sealed.safetensors"
 subprocess.run([work + "/tool", "seal", sealed], check=True)
 again = dict(safetensors.deserialize(open(sealed, "rb").read()))
@@ -106,7 +106,7 @@ damaged[-1] ^= 1
 open(sealed, "wb").write(damaged)
 assert subprocess.run([work + "/tool", "show", sealed], capture_output=True).returncode != 0
 
-# theirs, read by us
+# a file of the package, read by the library
 path = work + "/theirs.safetensors"
 random = np.random.default_rng(1)
 arrays = {"layer.%d/%s" % (i, t): np.frombuffer(random.bytes(60 * np.dtype(t).itemsize), t).reshape(3, 4, 5) for i, t in enumerate(types.values()) if t != "?"}

@@ -1,5 +1,5 @@
-// The safetensors format: round trips, and files that are not what they should be. Nothing may crash, whatever the bytes:
-// run it under the sanitizers.
+// safetensors_test.cc -- the safetensors format: round trips, and invalid files. No file may make it crash: run this test under the
+// sanitizers, too.
 #include <catch2/catch.hpp>
 
 #include <dirent.h>
@@ -35,7 +35,7 @@ void write_file(const std::string &path, const std::string &s) {
     REQUIRE(std::fwrite(s.data(), 1, s.size(), f) == s.size());
     std::fclose(f);
 }
-// The folder has these entries, and no temporary beside them.
+// Checks that the folder has exactly these entries, and no temporary file.
 bool only_entries(const std::string &path, const std::set<std::string> &want) {
     std::set<std::string> have;
     DIR *d = opendir(path.c_str());
@@ -46,14 +46,14 @@ bool only_entries(const std::string &path, const std::set<std::string> &want) {
     return have == want;
 }
 
-// A file of this header and so many bytes of data.
+// A file with this header, and this number of bytes as data.
 std::string file_of(const std::string &header, size_t data) {
     std::string s;
     for (int i = 0; i < 8; i++) s += (char)(unsigned char)((uint64_t)header.size() >> (8 * i));
     return s + header + std::string(data, 'x');
 }
 
-// Open from memory in a block of exactly this size, so that the address sanitizer sees a byte too far; read all of it.
+// Opens the file from a memory block of exactly its size, so that the address sanitizer finds a read beyond the end, and reads all of it.
 te_status open_bytes(const std::string &s, te_context *ctx) {
     char *exact = (char *)std::malloc(s.size() + (s.empty() ? 1 : 0));
     if (!s.empty()) std::memcpy(exact, s.data(), s.size());
@@ -75,7 +75,7 @@ te_status open_bytes(const std::string &s, te_context *ctx) {
     return status;
 }
 
-// A small file with a bit of everything in it.
+// A small file with tensors of several dtypes and with metadata.
 std::string sample() {
     return file_of("{\"__metadata__\":{\"format\":\"te\",\"k\\u00e9y\\n\":\"v\\\"\\ud83d\\ude00\"},"
                    "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
@@ -100,7 +100,7 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
         for (int rank = 0; rank <= 4; rank++)
             list.push_back(te_safetensor_of("", (te_safetensors_dtype)d, rank, odd, nullptr));
     list.push_back(te_safetensor_of("", TE_SAFETENSORS_F32, 2, none, nullptr));
-    const int64_t large = TE_SAFETENSORS_STAGING + 4321; // more than passes at once
+    const int64_t large = TE_SAFETENSORS_STAGING + 4321; // more than the staging buffer holds
     list.push_back(te_safetensor_of("", TE_SAFETENSORS_U8, 1, &large, nullptr));
     std::vector<std::string> names = {"\"quoted\\\"", "tab\t, newline\n, bell\a", "grüße/\xF0\x9F\x98\x80", ""};
     for (size_t i = 0; i < list.size(); i++) {
@@ -149,7 +149,7 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
     CHECK(te_safetensors_find(&f, "t") == nullptr);
     CHECK(te_safetensors_find(&f, nullptr) == nullptr);
 
-    // into target memory, all at once
+    // into target memory, all tensors by one call
     for (void *p : on_target) REQUIRE(te_fill(t, p, 0, 1) == TE_OK);
     REQUIRE(te_safetensors_load(&f, list.data(), (int)list.size(), 1, t) == TE_OK);
     for (size_t i = 0; i < list.size(); i += 2) {
@@ -159,23 +159,23 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
         CHECK(got == bytes[i]);
     }
     te_safetensors_close(&f);
-    te_safetensors_close(&f); // twice is harmless
+    te_safetensors_close(&f); // a second close is harmless
     for (void *p : on_target) te_release(t, p);
 
-    // the same bytes again, and from memory
+    // a second write has the same bytes; then the file is read from memory
     const std::string once = read_file(path);
-    REQUIRE(te_safetensors_write(path.c_str(), list.data(), 0, nullptr, 0, t) == TE_OK); // no tensors at all
+    REQUIRE(te_safetensors_write(path.c_str(), list.data(), 0, nullptr, 0, t) == TE_OK); // a file without tensors
     CHECK(read_file(path) == file_of("{}" + std::string(TE_SAFETENSORS_ALIGN - 8 - 2, ' '), 0));
     CHECK(open_bytes(once, t) == TE_OK);
 }
 
-// Bits of one format as those of another, by what rounding to nearest even says.
+// Pairs of bits: a number in one format, and the number in another format that round to nearest even must yield.
 struct conversion {
     te_safetensors_dtype from, to;
     std::vector<uint32_t> bits, want;
 };
 static const conversion conversions[] = {
-    // 1, ties to both sides of an even number, just above a tie, subnormal numbers, the largest, infinities, a NaN, -0
+    // 1, ties below and above an even number, slightly above a tie, subnormals, the largest, infinities, a NaN, -0
     {TE_SAFETENSORS_F32, TE_SAFETENSORS_BF16,
      {0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0xbf818000, 1, 0x8000, 0x18000, 0x7f7f7fff, 0x7f800000, 0xff800000, 0x7fc00000, 0x80000000},
      {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf82, 0, 0, 2, 0x7f7f, 0x7f80, 0xff80, 0x7fc0, 0x8000}},
@@ -187,7 +187,7 @@ static const conversion conversions[] = {
     {TE_SAFETENSORS_F16, TE_SAFETENSORS_F32, {0x3c00, 0x3c01, 1, 0x83ff, 0x7bff, 0xfc00}, {0x3f800000, 0x3f802000, 0x33800000, 0xb87fc000, 0x477fe000, 0xff800000}},
     {TE_SAFETENSORS_BF16, TE_SAFETENSORS_F32, {0x3f80, 1, 0x7f7f, 0xff80}, {0x3f800000, 0x10000, 0x7f7f0000, 0xff800000}},
 };
-// The bits as a file's, or a tensor's, bytes.
+// These bits as the bytes of a file or of a tensor.
 static std::vector<uint8_t> bytes_of(const std::vector<uint32_t> &bits, te_safetensors_dtype t) {
     const size_t size = te_safetensors_dtype_bytes(t);
     std::vector<uint8_t> v;
@@ -195,12 +195,12 @@ static std::vector<uint8_t> bytes_of(const std::vector<uint32_t> &bits, te_safet
     return v;
 }
 
-TEST_CASE("F32, BF16 and F16 are loaded as what is wanted, rounded to nearest even") {
+TEST_CASE("F32, BF16 and F16 are converted to the tensor's dtype, rounded to nearest even") {
     target t;
     folder dir;
     const std::string path = dir / "file";
     for (const conversion &c : conversions)
-        for (size_t copies : {1, 100000}) { // more than passes through the host at a time
+        for (size_t copies : {1, 100000}) { // more than the staging buffer holds
             if (brief() && copies > 1 && &c != &conversions[0]) continue;
             std::vector<uint32_t> bits, want;
             for (size_t i = 0; i < copies; i++) bits.insert(bits.end(), c.bits.begin(), c.bits.end()), want.insert(want.end(), c.want.begin(), c.want.end());
@@ -232,7 +232,7 @@ TEST_CASE("F32, BF16 and F16 are loaded as what is wanted, rounded to nearest ev
             }
         }
 }
-TEST_CASE("what cannot be converted is refused, and nothing is loaded") {
+TEST_CASE("unsupported conversions are refused, and nothing is loaded") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -267,7 +267,7 @@ TEST_CASE("what cannot be converted is refused, and nothing is loaded") {
     }
 }
 
-TEST_CASE("slices of a tensor, as they are and transposed") {
+TEST_CASE("slices of a tensor, transposed or not") {
     target t;
     folder dir;
     const std::string path = dir / "file";
@@ -275,7 +275,7 @@ TEST_CASE("slices of a tensor, as they are and transposed") {
     std::mt19937 random(seed);
     CAPTURE(seed);
     for (int time = 0; time < 40; time++) {
-        const bool large = time % 20 == 19 && !brief(); // more than passes through the host at a time
+        const bool large = time % 20 == 19 && !brief(); // more than the staging buffer holds
         const int64_t rows = large ? 1111 : 1 + random() % 40, cols = large ? 1500 : 1 + random() % 40;
         const auto part = [&](int64_t of, int64_t *first) {
             const int64_t n = random() % 4 ? 1 + (int64_t)random() % of : of;
@@ -287,7 +287,7 @@ TEST_CASE("slices of a tensor, as they are and transposed") {
         const te_dtype is = formats[random() % 4], as = is == TE_e4m3 ? is : formats[random() % 3];
         const bool transposed = random() % 2;
         std::vector<uint8_t> file((size_t)(rows * cols) * te_dtype_bytes(is)), want((size_t)(m * n) * te_dtype_bytes(as)), got(want.size());
-        for (int64_t i = 0; i < rows * cols; i++) te_store(file.data(), i, (float)(random() % 17) - 8, is); // all formats have them
+        for (int64_t i = 0; i < rows * cols; i++) te_store(file.data(), i, (float)(random() % 17) - 8, is); // exact in all formats
         for (int64_t i = 0; i < m; i++)
             for (int64_t j = 0; j < n; j++) te_store(want.data(), transposed ? j * m + i : i * n + j, te_load(file.data(), (row + i) * cols + col + j, is), as);
         te_safetensor e = te_safetensor_of("x", te__safetensors_dtype_of(is), 2, size, file.data());
@@ -316,12 +316,12 @@ TEST_CASE("slices of a tensor, as they are and transposed") {
         CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_VALUE);
         te_safetensor both[] = {e, e};
         both[time % 2].sliced = 0;
-        CHECK(te_safetensors_load(&f, both, 2, 1, t) == TE_ERROR_VALUE); // all of it, and a slice
+        CHECK(te_safetensors_load(&f, both, 2, 1, t) == TE_ERROR_VALUE); // a whole tensor and a slice in one call
         te_release(t, memory);
         te_safetensors_close(&f);
     }
 }
-TEST_CASE("a load is all or nothing") {
+TEST_CASE("a load that fails loads nothing") {
     target t;
     te_safetensors f;
     const std::string s = sample();
@@ -360,21 +360,21 @@ TEST_CASE("a load is all or nothing") {
     te_safetensor nameless = wa;
     nameless.name = nullptr;
     CHECK(load({nameless}) == TE_ERROR_VALUE);
-    te_safetensor far = wa; // of somebody's own: its offset means nothing here
+    te_safetensor far = wa; // an entry that does not come from this file
     far.offset = 1 << 20;
     CHECK(te_safetensors_read(&f, &far, a, t) == TE_ERROR_VALUE);
     te_safetensors_close(&f);
-    CHECK(te_safetensors_load(&f, &wa, 1, 0, t) == TE_ERROR_NULL); // closed
+    CHECK(te_safetensors_load(&f, &wa, 1, 0, t) == TE_ERROR_NULL); // a closed file
     CHECK(te_safetensors_read(&f, &wa, a, t) == TE_ERROR_VALUE);
 }
 
-TEST_CASE("headers that are not right") {
+TEST_CASE("invalid headers") {
     target t;
     const std::string good = "\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}";
     const auto tensor = [](const std::string &dtype, const std::string &shape, const std::string &offsets) {
         return "{\"a\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
     };
-    // right ones, so that the wrong ones are wrong for their reason
+    // valid headers first: the invalid ones differ from them in one thing
     CHECK(open_bytes(sample(), t) == TE_OK);
     CHECK(open_bytes(file_of("{" + good + "}", 2), t) == TE_OK);
     CHECK(open_bytes(file_of("{ " + good + "\n,\t\"__metadata__\" : { } }\r\n ", 2), t) == TE_OK);
@@ -465,7 +465,7 @@ TEST_CASE("headers that are not right") {
         CHECK(status == TE_ERROR_FORMAT);
         CHECK(text.find(w.says) != std::string::npos);
     }
-    // the header's length
+    // invalid lengths of the header
     for (uint64_t n : std::vector<uint64_t>{0, 3, 1000, 100u << 20, (100u << 20) + 1, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX - 7, UINT64_MAX}) {
         std::string s = file_of("{}", 0);
         for (int i = 0; i < 8; i++) s[(size_t)i] = (char)(unsigned char)(n >> (8 * i));
@@ -475,7 +475,7 @@ TEST_CASE("headers that are not right") {
     CHECK(open_bytes("", t) == TE_ERROR_FORMAT);
 }
 
-TEST_CASE("truncated at every length, and with a byte too many") {
+TEST_CASE("files truncated at every length, and with a byte too many") {
     target t;
     folder dir;
     const std::string s = sample(), path = dir / "cut";
@@ -488,7 +488,7 @@ TEST_CASE("truncated at every length, and with a byte too many") {
         te_safetensors f;
         REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_ERROR_FORMAT);
     }
-    // truncated after it was opened
+    // a file that is truncated after it was opened
     write_file(path, s);
     te_safetensors f;
     REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
@@ -499,7 +499,7 @@ TEST_CASE("truncated at every length, and with a byte too many") {
     te_safetensors_close(&f);
 }
 
-TEST_CASE("mutations: refused or read, never a crash") {
+TEST_CASE("mutated files are refused or read, without a crash") {
     target t;
     std::mt19937 random(20250705);
     const std::string whole = sample();
@@ -520,7 +520,7 @@ TEST_CASE("mutations: refused or read, never a crash") {
             default: if (!s.empty()) s[at] = (char)('0' + below(10));
             }
         }
-        // two of three: a length that fits, so that the parser gets to see it
+        // in two of three cases the length of the header is kept valid, so that the parser runs
         if (below(3) && s.size() >= 8) {
             const uint64_t n = s.size() - 8 > 38 ? s.size() - 8 - 38 : s.size() - 8;
             for (int i = 0; i < 8; i++) s[(size_t)i] = (char)(unsigned char)(n >> (8 * i));
@@ -529,7 +529,7 @@ TEST_CASE("mutations: refused or read, never a crash") {
         REQUIRE((status == TE_OK || status == TE_ERROR_FORMAT));
         accepted += status == TE_OK;
     }
-    CHECK(accepted > 100); // some mutations are harmless: names, padding, data
+    CHECK(accepted > 100); // mutations of names, padding and data are harmless
     CHECK(accepted < 10000);
 }
 
@@ -555,21 +555,21 @@ TEST_CASE("a write that fails leaves the old file as it was") {
     const te_safetensor e = te_safetensor_of("x", TE_SAFETENSORS_U8, 1, &n, data.data());
     const auto text = [&] { return std::string(te_last_error(t)); };
 
-    // no such folder, and a folder in the way; tests/misuse_files_test.cc has more that is in the way
+    // the folder does not exist, or the path is a folder; tests/misuse_files_test.cc has more such cases
     CHECK(te_safetensors_write((dir / "no/where").c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
     CHECK(text().find("cannot create it") != std::string::npos);
     REQUIRE(mkdir((dir / "folder").c_str(), 0777) == 0);
     CHECK(te_safetensors_write((dir / "folder").c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
     CHECK(text().find("is no regular file") != std::string::npos);
 
-    // entries that are not right: refused before the disk is touched
+    // invalid entries are refused before anything is written
     const auto refuse = [&](te_safetensor x, te_status want) {
         const te_safetensor list[] = {e, x};
         CHECK(te_safetensors_write(path.c_str(), list, 2, nullptr, 0, t) == want);
         CHECK(read_file(path) == old);
     };
     te_safetensor x = e;
-    refuse(x, TE_ERROR_VALUE); // the same name
+    refuse(x, TE_ERROR_VALUE); // two tensors of one name
     x.name = nullptr, refuse(x, TE_ERROR_NULL);
     x.name = "__metadata__", refuse(x, TE_ERROR_VALUE);
     x.name = "\xff", refuse(x, TE_ERROR_VALUE);
@@ -586,7 +586,7 @@ TEST_CASE("a write that fails leaves the old file as it was") {
     CHECK(te_safetensors_write(path.c_str(), &e, -1, nullptr, 0, t) == TE_ERROR_SHAPE);
     CHECK(read_file(path) == old);
 
-    // and one that works takes its place
+    // a write that succeeds replaces the old file
     CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
     CHECK(read_file(path).size() > data.size());
     CHECK(only_entries(dir.path, {"folder", "model.safetensors"}));

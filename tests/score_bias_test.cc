@@ -1,4 +1,4 @@
-// score_bias_test.cc -- (bias, ..), (relative_bias, ..) and (max_logit, 1) of attention in lists, against the reference in double.
+// score_bias_test.cc -- lists with the options (bias, ..), (relative_bias, ..) and (max_logit, 1) of attention, against the reference in double.
 #include "harness.h"
 #include "te/te.h"
 
@@ -7,7 +7,7 @@
         (linear, p, 64, 24), (add, x))                                                                                                    \
     X(for_all, bf16, (attention, a, 2, 1, 16, (causal, 0), (bias, shared), (bias_queries, 70), (bias_keys, 71), (softcap, 2.0f), (alibi, 1)), (gelu, g)) \
     X(both_sides, f16, (attention, a, 4, 4, 16, (causal, 0), (relative_bias, 8), (max_distance, 20), (sinks, 1)), (gelu, g))             \
-    X(again, f32, (recompute, r), (attention, a, 2, 2, 8, (relative_bias, 2 + 4), (max_distance, 20), (max_logit, 1)), (gelu, g), (end_recompute, r), (gelu, h)) \
+    X(recomputed, f32, (recompute, r), (attention, a, 2, 2, 8, (relative_bias, 2 + 4), (max_distance, 20), (max_logit, 1)), (gelu, g), (end_recompute, r), (gelu, h)) \
     X(to_memory, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16, (bias, heads), (bias_queries, 70), (bias_keys, 90)), (gelu, g))
 #define SCORE_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 #define SCORE_SUBJECT(name, ...) &name##_subject,
@@ -16,7 +16,7 @@ MODEL(lengths, f32, (attention, a, 2, 2, 8, (varlen, 1), (bias, heads), (bias_qu
 MODEL(owner, f32, (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8), (tied, 1)))
 MODEL(apart, f32, (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8)))
 
-TEST_CASE("attention with a bias in a list", "[attention]") {
+TEST_CASE("lists with a bias of attention match the reference", "[attention]") {
     for (const subject *s : {LISTS(SCORE_SUBJECT)}) {
         check(*s, shape(1, 1, 1));
         check(*s, shape(2, 7, 19));
@@ -27,11 +27,11 @@ TEST_CASE("attention with a bias in a list", "[attention]") {
 
 namespace {
 
-// A list of `cols` columns in and out, with what one forward and backward need.
+// A list with the tensors of one forward and backward.
 struct runner {
     const subject &s;
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m;
     int rows, in, out;
     buffer x, y, dy, memory, workspace;
@@ -57,10 +57,10 @@ struct runner {
 
 } // namespace
 
-TEST_CASE("a forward writes the largest logit of each head where it is wanted, and refuses what does not fit", "[attention]") {
+TEST_CASE("forward writes the largest logit of each head to the edge of its name, and refuses an invalid edge", "[attention]") {
     runner r(by_head_subject, 2, 5, 24, 24, by_head_saved_bytes(10));
     buffer top(r.ctx, 4 * 4), plain(r.ctx, r.y.bytes);
-    REQUIRE(r.forward() == TE_OK); // nobody wants it
+    REQUIRE(r.forward() == TE_OK); // the edge is optional
     CHECK(top.poisoned());
     r.edge.name = "a", r.edge.value = te_matrix(top.data(), TE_f32, 1, 3);
     r.batch.edges = &r.edge, r.batch.edge_count = 1;
@@ -73,7 +73,7 @@ TEST_CASE("a forward writes the largest logit of each head where it is wanted, a
     CHECK(std::string(te_last_error(r.ctx)).find("a overlaps") != std::string::npos);
     r.edge.value.data = top.data();
     CHECK(r.infer() == TE_OK);
-    CHECK(top.poisoned()); // forward alone
+    CHECK(top.poisoned()); // inference does not write it
     REQUIRE(r.forward() == TE_OK);
     for (const double v : top.read(TE_f32)) CHECK((std::isfinite(v) && std::fabs(v) < 100));
 }
@@ -87,12 +87,13 @@ TEST_CASE("attention with a table of biases refuses longer sequences by name", "
     CHECK(std::string(te_last_error(r.ctx)) == "lengths_a_attention: sequences of 10 queries, its bias was declared with bias_queries 9");
     CHECK(r.infer() == TE_ERROR_SHAPE);
     CHECK(r.y.poisoned());
-    r.batch.sequences = 2, r.batch.max_seqlen = 9, r.batch.cu_seqlens = (const int32_t *)there.data(); // of packed ones `max_seqlen` counts
+    // for packed sequences, max_seqlen is compared with the table
+    r.batch.sequences = 2, r.batch.max_seqlen = 9, r.batch.cu_seqlens = (const int32_t *)there.data();
     CHECK(r.forward() == TE_OK);
     CHECK(r.backward() == TE_OK);
 }
 
-TEST_CASE("a bias that is frozen is given: it has no gradient, the others have theirs", "[attention]") {
+TEST_CASE("a frozen bias gets no gradient, and the other gradients keep their bits", "[attention]") {
     runner r(by_head_subject, 2, 5, 24, 24, by_head_saved_bytes(10));
     by_head &m = *(by_head *)r.m.memory.data();
     REQUIRE((r.forward() == TE_OK && r.backward() == TE_OK));
@@ -107,7 +108,7 @@ TEST_CASE("a bias that is frozen is given: it has no gradient, the others have t
         for (int64_t i = 0; i < p->rows * p->cols; i++) CHECK(rest[(size_t)(p->grad - m.model.grads + i)] == all[(size_t)(p->grad - m.model.grads + i)]);
 }
 
-TEST_CASE("attentions that share a relative bias add up its gradient", "[attention]") {
+TEST_CASE("the gradient of a relative bias that two attentions share is the sum of both", "[attention]") {
     runner both(owner_subject, 2, 6, 48, 16, owner_saved_bytes(12)), alone(apart_subject, 2, 6, 48, 16, apart_saved_bytes(12));
     owner &m = *(owner *)both.m.memory.data();
     apart &n = *(apart *)alone.m.memory.data();

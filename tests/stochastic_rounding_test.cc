@@ -1,5 +1,5 @@
-// stochastic_rounding_test.cc -- FP8 by chance: each byte is the number below or above, as its random bits say, and the mean is what was
-// rounded. By the kernels, and of the gradients of a list that says (rounding, stochastic).
+// stochastic_rounding_test.cc -- stochastic rounding to FP8: each result is the number below or above, as its random bits decide, and the mean of
+// many results is the value that was rounded. For the cast kernels, and for the gradients of a list with (rounding, stochastic).
 #include "recipe.h"
 #include "te/fp8/impl/cast_transpose.h"
 #include "te/ops/activation.h"
@@ -22,15 +22,15 @@ MODEL(bare, (bf16, (recipe, fp8_current)), (linear, a, 64, 48))
 
 namespace {
 
-struct format { te_dtype to; int fraction, least; double most; };
+struct format { te_dtype to; int fraction, least; double max_value; };
 const format formats[] = {{TE_e4m3, 3, -6, 448}, {TE_e5m2, 2, -14, 57344}};
 
-// What x becomes: of the numbers below and above in magnitude the upper one if `random` of 65536 is less than what x is above the lower one,
-// in steps, of which a float's 24 bits have 23 - fraction behind the point.
+// The expected result. |x| lies between two FP8 numbers; let d be its distance to the lower one over the distance of the two, truncated to the
+// 23 - fraction bits that a float has for it. The result is the upper number if random / 65536 < d.
 double rounded(double x, uint32_t random, const format &f) {
     const double a = std::fabs(x);
     if (std::isnan(x)) return x;
-    if (a >= f.most) return std::copysign(f.most, x);
+    if (a >= f.max_value) return std::copysign(f.max_value, x);
     const int exponent = a > 0 ? std::max(std::ilogb(a), f.least) : f.least;
     const double step = std::ldexp(1, exponent - f.fraction), steps = a / step;
     const double part = std::floor(std::ldexp(steps - std::floor(steps), 23 - f.fraction));
@@ -56,12 +56,12 @@ made make(te_context *ctx, te_status (*run)(const te_quantize *, te_context *), 
 
 } // namespace
 
-TEST_CASE("FP8 by chance is the number below or above, as the random bits say", "[rounding]") {
+TEST_CASE("stochastic rounding takes the number below or above, as the random bits decide", "[rounding]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     for (const format &f : formats)
         for (const te_dtype from : {TE_bf16, TE_f32})
             for (const int rows : {1, 7, 130})
@@ -69,7 +69,7 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     CAPTURE(te_dtype_name(f.to), te_dtype_name(from), rows, cols);
                     const size_t n = (size_t)(rows * cols);
                     reference::vec x = random.draw(n, from);
-                    for (size_t i = 0; i < n; i++) { // all magnitudes that the format has, and what is not finite
+                    for (size_t i = 0; i < n; i++) { // all magnitudes of the format, infinities and NaNs
                         if (i % 3 == 0) x[i] = std::ldexp(x[i], -random.below(20));
                         if (i % 53 == 1) x[i] = (i % 2 ? 1 : -1) * 1e6;
                         if (i % 59 == 2) x[i] = i % 2 ? 0.0 : -0.0;
@@ -82,7 +82,7 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     const float scale = f.to == TE_e4m3 ? 37.5f : 0.75f;
                     const te_rng rng = {random.random(), (uint64_t)random.below(1 << 20) << 20};
                     const auto run = from == TE_bf16 ? from_bf16_stochastic_run : from_f32_stochastic_run;
-                    const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), again = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
+                    const made a = make(ctx, run, in, rows, cols, f.to, scale, rng, 77), repeat = make(ctx, run, in, rows, cols, f.to, scale, rng, 77);
                     size_t wrong = 0, transposed = 0;
                     for (size_t i = 0; i < n; i++) {
                         const double should = rounded((double)((float)x[i] * scale), random_of(rng, 77, i), f), is = number_of(a.y[i], f.to);
@@ -91,7 +91,7 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     }
                     CHECK(wrong == 0);
                     CHECK(transposed == 0);
-                    CHECK((again.y == a.y && again.yt == a.yt));
+                    CHECK((repeat.y == a.y && repeat.yt == a.yt));
                     const made nearest = make(ctx, from == TE_bf16 ? from_bf16_run : from_f32_run, in, rows, cols, f.to, scale, rng, 77);
                     CHECK(numbers::stored({nearest.amax}, TE_f32) == numbers::stored({a.amax}, TE_f32));
                     if (n < 500) continue;
@@ -104,9 +104,9 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
     CHECK(strstr(te_last_error(ctx), "rng is null"));
 }
 
-TEST_CASE("the mean of FP8 by chance is what was rounded", "[rounding]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("the mean of stochastic rounding is the value that was rounded", "[rounding]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(fresh_seed());
     const int64_t rows = 256, cols = 512;
     const size_t n = (size_t)(rows * cols);
@@ -121,13 +121,13 @@ TEST_CASE("the mean of FP8 by chance is what was rounded", "[rounding]") {
                 const double v = number_of(byte, f.to);
                 sum += v, low = std::min(low, v), high = std::max(high, v);
             }
-            CHECK((low < value && value < high)); // two neighbours
+            CHECK((low < value && value < high)); // the two neighbours of value
             const double p = (value - low) / (high - low), deviation = (high - low) * std::sqrt(p * (1 - p) / (double)n);
             CHECK(std::fabs(sum / (double)n - value) < 6 * deviation + (high - low) / 65536);
         }
 }
 
-TEST_CASE("gradients by chance: of one forward the same bits, of the next others", "[rounding]") {
+TEST_CASE("stochastically rounded gradients: the same bits for one forward, others for the next", "[rounding]") {
     for (const subject *s : {&chance_subject, &chance_current_subject}) {
         const unsigned seed = fresh_seed();
         CAPTURE(s->plan()->name, seed);
@@ -135,12 +135,12 @@ TEST_CASE("gradients by chance: of one forward the same bits, of the next others
         micro_batch a(u, u.m.s.saved_bytes(48)), b(v, v.m.s.saved_bytes(48));
         const auto pass = [](under_recipe &w, micro_batch &m) { return m.backward(w), std::make_pair(m.dx.raw(), w.m.grads.raw()); };
         a.forward(u), b.forward(v);
-        CHECK(a.y.raw() == b.y.raw()); // forward rounds to the nearest
-        const auto first = pass(u, a), again = pass(u, a);
-        CHECK(first == again);
+        CHECK(a.y.raw() == b.y.raw()); // forward rounds to nearest
+        const auto first = pass(u, a), second = pass(u, a);
+        CHECK(first == second);
         a.forward(u);
         CHECK(pass(u, a) != first);
-        set_rng(u.ctx, 5, 0); // as under_recipe begins
+        set_rng(u.ctx, 5, 0); // the initial random state of under_recipe
         a.forward(u);
         CHECK(pass(u, a) == first);
     }
@@ -150,13 +150,13 @@ TEST_CASE("gradients by chance: of one forward the same bits, of the next others
     CHECK(a.dx.raw() == b.dx.raw());
 }
 
-TEST_CASE("the mean of a weight's gradient by chance is nearer to the gradient than the one by rounding to the nearest", "[rounding]") {
+TEST_CASE("the mean of stochastically rounded weight gradients is nearer to the exact one than round to nearest", "[rounding]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     under_recipe u(bare_chance_subject, 1, 64, seed), v(bare_subject, 1, 64, seed);
     micro_batch a(u, u.m.s.saved_bytes(64)), b(v, v.m.s.saved_bytes(64));
     reference::vec x(64 * 64), dy = b.dy.read(TE_bf16);
-    for (double &one : x) one = (u.random.below(2) ? 1 : -1) * (1 + u.random.below(2)); // which FP8 holds: only dy is rounded
+    for (double &one : x) one = (u.random.below(2) ? 1 : -1) * (1 + u.random.below(2)); // exact in FP8, so only dy is rounded
     a.x.write(x, TE_bf16), b.x.write(x, TE_bf16), a.dy.write(dy, TE_bf16);
     reference::vec should(48 * 64, 0), mean(should);
     for (size_t r = 0; r < 64; r++)
@@ -171,6 +171,6 @@ TEST_CASE("the mean of a weight's gradient by chance is nearer to the gradient t
     b.forward(v), b.backward(v);
     const double by_chance = distance(mean, should), by_rule = distance(v.m.grads.read(TE_f32, v.m.grad_at(0), mean.size()), should);
     CAPTURE(by_chance, by_rule);
-    CHECK(by_rule > 0.01); // two bits of fraction
+    CHECK(by_rule > 0.01); // the format has two fraction bits
     CHECK(by_chance < 0.4 * by_rule);
 }

@@ -1,6 +1,6 @@
-"""Rules on the headers of te/: who may include and name what, how long files, heads, lines and parameter lists are, and which
-words may not stand in names. tests/structure_allowed.txt has the violations that are known, `rule file text`; an entry that is no
-longer violated fails as well, so the list only shrinks.
+"""Rules for the headers of te/: which folder may include and use which, how long files, heads, lines and parameter lists may be, and
+which words names may not contain. tests/structure_allowed.txt lists the known violations, `rule file text`. An entry of it that is no
+longer violated is an error, too, so the list only shrinks.
 
     python3 tests/structure.py [rule...]
 """
@@ -10,13 +10,13 @@ import pathlib
 import re
 import sys
 
-# Each folder includes, and names, itself and those in front of it; the headers beside the folders (te.h) include all.
+# A folder may include and use itself and the folders in front of it. The headers beside the folders (te.h) may include all.
 ORDER = "core fp8 gemm plan attention cache ops pointwise linear fuse comm graph optim io".split()
-MOST_LINES, MOST_COLUMNS, MOST_HEAD, MOST_PARAMETERS, MOST_HEADERS = 800, 120, 25, 8, 150
-LEAST_LINES, LEAST_WITH_ONE_INCLUDER = 40, 120
-SINGLE_FACTS = {"te/core/version.h", "te/ops/recompute.h"}  # may have fewer lines: the version, the two marks of a region
-TWINS = {"te/core/impl/target_host.h"}  # may have one includer: stands beside target_cuda.h
-# Words of a private language, and what the field says instead (CONTRIBUTING.md, "Words").
+MAX_LINES, MAX_COLUMNS, MAX_HEAD, MAX_PARAMETERS, MAX_HEADERS = 800, 120, 25, 8, 150
+MIN_LINES, MIN_LINES_WITH_ONE_INCLUDER = 40, 120
+SINGLE_FACTS = {"te/core/version.h", "te/ops/recompute.h"}  # may have fewer lines: the version, and the two marks of a recompute region
+TWINS = {"te/core/impl/target_host.h"}  # may have one includer, because it is the counterpart of target_cuda.h
+# Words that are not the field's, and the field's words for them (CONTRIBUTING.md, "Words").
 WORDS = {
     "chain": "pointwise", "turned": "transposed", "gives": "produces", "giver": "producer", "outgrown": "conditional rescale",
     "stash": "smem_gamma, what it holds", "multipliers": "consumer warps", "unstored": "amax_only", "couple": "pair",
@@ -31,7 +31,7 @@ ALLOWED = pathlib.Path("tests/structure_allowed.txt")
 
 
 def blank(match):
-    """A comment or a string, of as many lines."""
+    """A comment or a string, replaced by blanks with the same number of lines."""
     return re.sub(r"[^\n]", " ", match[0])
 
 
@@ -44,7 +44,7 @@ CODE = {file: code_of(text) for file, text in TEXT.items()}
 
 
 def folder(file):
-    """None for a header beside the folders."""
+    """The folder of a header, or None for a header beside the folders."""
     parts = file.relative_to(TE).parts
     return parts[0] if len(parts) > 1 else None
 
@@ -77,7 +77,7 @@ def line_of(file, at):
 
 
 def rule_folders():
-    """A folder includes only folders below it."""
+    """A folder includes only itself and folders below it."""
     for file, lines in GRAPH.items():
         if folder(file) and folder(file) not in ORDER:
             yield file, 1, f"te/{folder(file)} has no place in the order of the folders (the list in tests/structure.py)"
@@ -101,7 +101,7 @@ DEFINITIONS = [
 
 
 def rule_identifiers():
-    """A folder names only what it or a folder below it defines; an opaque `struct te_x` may stand lower."""
+    """A folder uses only names that it or a folder below it defines. An opaque `struct te_x` may be used lower."""
     lowest = {}
     for file, code in CODE.items():
         names = set()
@@ -122,7 +122,7 @@ def rule_identifiers():
 
 
 def rule_circles():
-    """No file includes itself, by however many others: the include that closes a circle is named."""
+    """No file includes itself, directly or through others. The error names the include that closes the circle."""
     state, path, found = {}, [], []
 
     def visit(file):
@@ -146,27 +146,27 @@ def rule_circles():
 
 
 def rule_lines():
-    """A file is a role: not half a page, not a book; and not so many of them."""
-    if len(FILES) > MOST_HEADERS:
-        yield TE, 1, f"{len(FILES)} headers, {MOST_HEADERS} at most"
+    """A file is neither too long nor too short, and there are not too many files."""
+    if len(FILES) > MAX_HEADERS:
+        yield TE, 1, f"{len(FILES)} headers, {MAX_HEADERS} at most"
     for file in FILES:
         count = len(TEXT[file].splitlines())
-        if count > MOST_LINES:
-            yield file, MOST_LINES + 1, f"more than {MOST_LINES} lines"
-        if count < LEAST_LINES and folder(file) and str(file) not in SINGLE_FACTS:
-            yield file, 1, f"fewer than {LEAST_LINES} lines"
-        elif count < LEAST_WITH_ONE_INCLUDER and len(INCLUDERS[file]) == 1 and not is_public(file) and str(file) not in TWINS:
-            yield file, 1, f"fewer than {LEAST_WITH_ONE_INCLUDER} lines, and one file includes it: it belongs there"
+        if count > MAX_LINES:
+            yield file, MAX_LINES + 1, f"more than {MAX_LINES} lines"
+        if count < MIN_LINES and folder(file) and str(file) not in SINGLE_FACTS:
+            yield file, 1, f"fewer than {MIN_LINES} lines"
+        elif count < MIN_LINES_WITH_ONE_INCLUDER and len(INCLUDERS[file]) == 1 and not is_public(file) and str(file) not in TWINS:
+            yield file, 1, f"fewer than {MIN_LINES_WITH_ONE_INCLUDER} lines, and one file includes it: it belongs there"
 
 
 def rule_heads():
-    """The comment at a file's head says what it is; what was measured goes to docs/notes."""
+    """A file begins with a comment that names it and says what it is. It is short: measurements belong into docs/notes."""
     for file in FILES:
         match = re.match(r"/\*.*?\*/", TEXT[file], re.S)
         if not match:
             yield file, 1, "begins with no comment that says what it is"
-        elif match[0].count("\n") + 1 > MOST_HEAD:
-            yield file, 1, f"the comment at its head has more than {MOST_HEAD} lines"
+        elif match[0].count("\n") + 1 > MAX_HEAD:
+            yield file, 1, f"the comment at its head has more than {MAX_HEAD} lines"
         elif file.name not in match[0]:
             yield file, 1, "the comment at its head does not name it"
 
@@ -174,18 +174,18 @@ def rule_heads():
 def rule_columns():
     for file in FILES:
         for number, line in enumerate(TEXT[file].splitlines(), 1):
-            if len(line) > MOST_COLUMNS:
-                yield file, number, f"{len(line)} columns, {MOST_COLUMNS} at most"
+            if len(line) > MAX_COLUMNS:
+                yield file, number, f"{len(line)} columns, {MAX_COLUMNS} at most"
     for page in [*pathlib.Path("docs").rglob("*.md"), pathlib.Path("README.md"), pathlib.Path("CONTRIBUTING.md")]:
         quoted = False
         for number, line in enumerate(page.read_text().splitlines(), 1):
             quoted ^= line.startswith("```")
-            if len(line) > MOST_COLUMNS and not quoted and not re.match(r"[|<!\[]|    ", line) and "](" not in line:
-                yield page, number, f"{len(line)} columns, {MOST_COLUMNS} at most"
+            if len(line) > MAX_COLUMNS and not quoted and not re.match(r"[|<!\[]|    ", line) and "](" not in line:
+                yield page, number, f"{len(line)} columns, {MAX_COLUMNS} at most"
 
 
 def rule_names():
-    """A file's name says which file it is."""
+    """File names are unique."""
     named = collections.defaultdict(list)
     for file in FILES:
         named[file.name].append(file)
@@ -195,7 +195,7 @@ def rule_names():
 
 
 def rule_comments():
-    """Each include says what it brings."""
+    """Each include has a comment that says what it brings."""
     for file, lines in GRAPH.items():
         for number, target, rest in lines:
             if not re.match(r"\s*/[*/] *\w", rest):
@@ -203,7 +203,7 @@ def rule_comments():
 
 
 def rule_words():
-    """No word of a private language in a name."""
+    """No name contains one of WORDS."""
     for file in FILES:
         for word in set(file.stem.split("_")) & WORDS.keys():
             yield file, 1, f"its name says `{word}`; the field says {WORDS[word]}"
@@ -216,7 +216,7 @@ def rule_words():
 
 
 def parameters(text):
-    """How many, of what stands between the parentheses of a definition."""
+    """The number of parameters in this text, which stands between the parentheses of a definition."""
     depth, count = 0, 1
     for c in text:
         depth += (c in "(<[") - (c in ")>]")
@@ -225,23 +225,23 @@ def parameters(text):
 
 
 def rule_parameters():
-    """More parameters are a struct that is missing."""
+    """A function has at most MAX_PARAMETERS parameters; more should be a struct."""
     for file, code in CODE.items():
         for match in re.finditer(r"\b(te_\w+)\s*\(((?:[^;{}()]|\([^;{}()]*\))*)\)\s*\{", code):
-            if parameters(match[2]) > MOST_PARAMETERS:
-                yield file, line_of(file, match.start()), f"{match[1]} has more than {MOST_PARAMETERS} parameters"
+            if parameters(match[2]) > MAX_PARAMETERS:
+                yield file, line_of(file, match.start()), f"{match[1]} has more than {MAX_PARAMETERS} parameters"
 
 
 def public_text():
-    """What users read: the README, docs, examples, and the public headers' comments and macros."""
+    """The text that users read: the README, CONTRIBUTING.md, docs and examples."""
     places = [pathlib.Path("README.md"), pathlib.Path("CONTRIBUTING.md"), *pathlib.Path("docs").rglob("*.md")]
     places += [f for f in pathlib.Path("examples").rglob("*") if f.suffix in (".c", ".h", ".cu", ".cc")]
     return "\n".join(p.read_text() for p in places if p.is_file())
 
 
 def rule_public():
-    """A function te_x is for users: it stands in a public header and in some page or example. All others are te__x. Examples
-    include public headers alone."""
+    """A function te_x is for users: a page, an example or a comment of a public header mentions it. All other functions are te__x.
+        Examples include only public headers."""
     text = public_text()
     for file, code in CODE.items():
         for match in re.finditer(r"(?m)^(?:TE_IF_USED )?TE_API [^\n;{}]*?\b(te_[a-z0-9]\w*)\(", code):

@@ -1,5 +1,5 @@
-// Collectives and fused collective patterns through symmetric memory, with threads of the host as ranks: each algorithm at
-// odd sizes, with tensors that are not aligned to 16 bytes, and in any order.
+// symmetric_memory_test.cc -- collectives and fused collective patterns through symmetric memory, with host threads as ranks: each
+// algorithm at odd sizes, with tensors that are not aligned to 16 bytes, and in random order.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -11,7 +11,7 @@
 
 #if !TE_CUDA
 #undef TE__HAS_COMM
-#define TE__HAS_COMM 1 // ranks are threads: without NCCL or MPI
+#define TE__HAS_COMM 1 // the ranks are threads, so neither NCCL nor MPI is needed
 enum { WIDTH = 48 };
 #define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
 TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
@@ -73,7 +73,7 @@ struct ranks_of {
     }
 };
 
-// An element of a rank's x: both signs and several magnitudes.
+// Element i of a rank's x. Elements have both signs and several magnitudes.
 float number_of(uint64_t epoch, int rank, int64_t i, te_dtype dtype) {
     uint32_t u[4];
     te_philox(u, 7 + epoch, (uint64_t)i, (uint32_t)rank, 0);
@@ -82,7 +82,7 @@ float number_of(uint64_t epoch, int rank, int64_t i, te_dtype dtype) {
 struct result {
     int64_t compared = 0, wrong = 0;
 };
-// A collective of `count` elements a rank, `shift` elements behind an aligned address. Returns whether it went through the memory.
+// Runs and checks a collective of `count` elements of each rank, `shift` elements behind an aligned address. Returns whether symmetric memory was used.
 bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, uint64_t epoch, int shift, result *got) {
     const size_t size = te_dtype_bytes(dtype);
     const int n = h.group.size;
@@ -98,7 +98,7 @@ bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, 
         float want = 0;
         if (kind == TE_PEER_all_gather) want = number_of(epoch, (int)(i / count), i % count, dtype);
         else
-            for (int r = 0; r < n; r++) { // in the order of the ranks, rounded once
+            for (int r = 0; r < n; r++) { // the sum is in the order of the ranks, and is rounded once
                 const int64_t at = kind == TE_PEER_reduce_scatter ? h.group.rank * count + i : i;
                 const float one = number_of(epoch, r, at, dtype);
                 want = r ? want + one : one;
@@ -106,17 +106,17 @@ bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, 
         got->wrong += te_round_to(want, dtype) != te_load(y, i, dtype);
     }
     const char *end = (const char *)(y == x ? in.data() + in.size() : out.data() + out.size());
-    for (const char *p = y + (size_t)(count * parts_out) * size; p < end; p++) got->wrong += *p != 0; // nothing was written behind y
+    for (const char *p = y + (size_t)(count * parts_out) * size; p < end; p++) got->wrong += *p != 0; // nothing may be written behind y
     return true;
 }
-result run(ranks_of &ranks, int epochs, int64_t most, bool random_delays) {
+result run(ranks_of &ranks, int epochs, int64_t max_count, bool random_delays) {
     std::vector<result> got(ranks.rank.size());
     std::vector<int> through(ranks.rank.size());
     ranks.each([&](host_rank &h, int r) {
         for (int t = 0; t < epochs; t++) {
             uint32_t u[4];
             te_philox(u, 3, (uint64_t)t, 0, 0);
-            const int64_t count = 1 + u[1] % most;
+            const int64_t count = 1 + u[1] % max_count;
             if (random_delays && (t * 7 + r * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
             through[(size_t)r] += collective(h, (te_peer_kind)(u[0] % 3), count, dtypes[u[2] % 3], (uint64_t)t,
                                              (int)(u[3] % 3), &got[(size_t)r]);
@@ -127,7 +127,7 @@ result run(ranks_of &ranks, int epochs, int64_t most, bool random_delays) {
         CHECK(through[r] == epochs);
         all.compared += got[r].compared, all.wrong += got[r].wrong;
     }
-    for (host_rank &h : ranks.rank) // all slots are empty again
+    for (host_rank &h : ranks.rank) // all slots must be empty at the end
         for (uint64_t word : h.memory) all.wrong += word != ~UINT64_C(0);
     return all;
 }
@@ -150,7 +150,7 @@ TEST_CASE("data with the bit pattern of an empty slot arrives") {
         std::vector<uint32_t> x(40, 0xffffffffu), y(120);
         int taken = 0, ok = 1;
         if (te__peer_collective(&taken, &h.group, TE_PEER_all_gather, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
-        for (uint32_t w : y) ok &= w == 0xffffffffu; // an all_gather keeps all bits
+        for (uint32_t w : y) ok &= w == 0xffffffffu; // an all_gather copies all bits
         y.assign(120, 0);
         if (te__peer_collective(&taken, &h.group, TE_PEER_all_reduce, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
         for (int i = 0; i < 40; i++) ok &= std::isnan(te_float_of_bits(y[(size_t)i]));
@@ -159,7 +159,7 @@ TEST_CASE("data with the bit pattern of an empty slot arrives") {
     CHECK(right == std::vector<int>{1, 1, 1});
 }
 
-TEST_CASE("the algorithm of a collective") {
+TEST_CASE("which algorithm a collective uses") {
     te_peer_memory p;
     memset(&p, 0, sizeof p);
     CHECK(te__peer_algorithm_of(nullptr, TE_PEER_all_reduce, 1) == TE_PEER_none);
@@ -173,7 +173,7 @@ TEST_CASE("the algorithm of a collective") {
     CHECK(te__peer_algorithm_of(&p, TE_PEER_reduce_scatter, 16 << 20) == TE_PEER_one_shot);
 }
 
-TEST_CASE("a rank that times out is an error on the others, also in later calls") {
+TEST_CASE("if a rank times out, this and later calls of the other ranks return an error") {
     ranks_of ranks(3, 4096, 0.05);
     ranks.one_shot(GENERATE(0, 4096));
     std::vector<te_status> first(3, TE_OK), then(3, TE_OK);
@@ -195,7 +195,7 @@ TEST_CASE("a rank that times out is an error on the others, also in later calls"
 }
 
 namespace {
-// The transport of ranks that are threads: collectives outside of patterns go through the memory too.
+// The transport of ranks that are threads: unfused collectives use the symmetric memory, too.
 std::atomic<int> calls;
 te_status through_memory(te_peer_kind kind, const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                    te_context *ctx) {
@@ -212,15 +212,15 @@ te_status scatter_through_memory(const te_group *g, void *y, const void *x, int6
     return through_memory(TE_PEER_reduce_scatter, g, y, x, count, t, ctx);
 }
 te_status reduce_through_memory(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
-    const int64_t size = (int64_t)te_dtype_bytes(t), most = ((const te_peer_memory *)g->handle)->max_bytes / size;
-    if (count <= most) return through_memory(TE_PEER_all_reduce, g, y, x, count, t, ctx);
-    TE_TRY(through_memory(TE_PEER_all_reduce, g, y, x, most, t, ctx)); // as much as fits
-    return reduce_through_memory(g, (char *)y + most * size, (const char *)x + most * size, count - most, t, ctx);
+    const int64_t size = (int64_t)te_dtype_bytes(t), max_count = ((const te_peer_memory *)g->handle)->max_bytes / size;
+    if (count <= max_count) return through_memory(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+    TE_TRY(through_memory(TE_PEER_all_reduce, g, y, x, max_count, t, ctx)); // the largest part that the memory holds
+    return reduce_through_memory(g, (char *)y + max_count * size, (const char *)x + max_count * size, count - max_count, t, ctx);
 }
 const te_transport by_threads = {"threads", gather_through_memory, scatter_through_memory, reduce_through_memory, nullptr};
 
-// Forward, backward and inference of a list on `rows` random rows of a rank: the bytes of y, the saved memory, dx, the gradients, and y of
-// inference. Without the saved memory if that is FP8, which a cast stores transposed, and a fused pattern not.
+// Runs forward, backward and inference of a list on `rows` random rows of a rank. Returns the bytes of y, the saved tensors, dx, the gradients, and
+// y of inference. Saved FP8 tensors are left out, because a cast stores them transposed and a fused pattern does not.
 std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_rows) {
     te_model m;
     te_param param[8];
@@ -250,7 +250,7 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
     void *scales = nullptr;
     config.ranks = h.group.size;
     const size_t scale_bytes = plan->fp8 ? te_recipes_bytes(models, 1, &config) : 0;
-    if (plan->fp8) { // the first step finds the scales
+    if (plan->fp8) { // a first step computes the scales
         if (te_allocate(&h.ctx, &scales, scale_bytes) != TE_OK || te_fill(&h.ctx, scales, 0, scale_bytes) != TE_OK) return {};
         if (te_recipes_init(&recipes, scales, scale_bytes, models, 1, &config, &h.ctx) != TE_OK) return {};
         const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);
@@ -268,8 +268,8 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
         for (int i = 2; i < (into ? 6 : 3); i++)
             if (i != 3 || !plan->fp8) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
     }
-    if (plan->fp8 && te_recipes_step(&recipes, &h.ctx) != TE_OK) return {}; // by the amax over all ranks
-    if (plan->fp8) all.insert(all.end(), (char *)scales, (char *)recipes.gathered); // what follows differs between ranks
+    if (plan->fp8 && te_recipes_step(&recipes, &h.ctx) != TE_OK) return {}; // the scales come from the amax over all ranks
+    if (plan->fp8) all.insert(all.end(), (char *)scales, (char *)recipes.gathered); // the memory behind it differs between ranks
     te_release(&h.ctx, scales);
     for (void *p : at) te_release(&h.ctx, p);
     return all;
@@ -292,23 +292,23 @@ bool is_idle(const ranks_of &ranks) {
 }
 } // namespace
 
-TEST_CASE("all_reduce .. norm: the bits of the unfused steps") {
+TEST_CASE("all_reduce .. norm as one kernel has the bits of the unfused steps") {
     const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), two_shot = GENERATE(0, 1), pieces = n == 2 || two_shot ? GENERATE(0, 1) : 0;
     const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
     const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = !pieces ? rows : two_shot ? 2 * n : 3;
     ranks_of ranks(n, pieces ? at_once * row_bytes : 1 << 16);
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
     open_ranks(ranks);
-    ranks.one_shot(two_shot ? 0 : pieces ? at_once * row_bytes : 1 << 16); // pieces: as much as fits
+    ranks.one_shot(two_shot ? 0 : pieces ? at_once * row_bytes : 1 << 16); // pieces: the memory holds only a part of the tensor
     for (int unfused = 0; unfused < 2; unfused++) {
         ranks_of large(n, 1 << 16);
         ranks_of &of = unfused ? large : ranks;
         if (unfused) open_ranks(of);
         of.each([&, unfused](host_rank &h, int r) {
-            if (unfused) h.comm.tensor.peers = nullptr; // the transport uses the memory all the same
+            if (unfused) h.comm.tensor.peers = nullptr; // no fused pattern; the transport still uses the memory
             got[unfused][(size_t)r] = pass(h, plan, rows, rows);
         });
-        CHECK(calls.exchange(0) == (unfused ? 2 * n : 0)); // forward and inference of all ranks
+        CHECK(calls.exchange(0) == (unfused ? 2 * n : 0)); // one in forward and one in inference of each rank
         CHECK(is_idle(of));
         if (unfused) close_ranks(of);
     }
@@ -318,12 +318,12 @@ TEST_CASE("all_reduce .. norm: the bits of the unfused steps") {
         CHECK(got[0][r] == got[1][r]);
         CHECK(ranks.rank[r].peers.collectives == 2 * te_ceil_div(rows, at_once));
     }
-    CHECK(got[0][0] != got[0][1]); // each has its own residual
+    CHECK(got[0][0] != got[0][1]); // ranks have different residuals
     close_ranks(ranks);
 }
 
-TEST_CASE("reduce_scatter .. norm all_gather: the bits of the unfused steps") {
-    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 65); // of a rank
+TEST_CASE("reduce_scatter .. norm all_gather as one kernel has the bits of the unfused steps") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 65); // rows of a rank
     const te_plan *plan = GENERATE(0, 1) ? boundary_f32_plan() : boundary_bf16_plan();
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
     const int64_t bytes = (int64_t)n * rows * WIDTH * (int64_t)te_dtype_bytes(plan->dtype);
@@ -332,12 +332,13 @@ TEST_CASE("reduce_scatter .. norm all_gather: the bits of the unfused steps") {
         ranks_of ranks(n, unfused ? 2 * bytes : bytes);
         open_ranks(ranks);
         ranks.each([&](host_rank &h, int r) {
-            if (unfused) h.comm.tensor.peers = nullptr; // the transport uses the memory all the same
+            if (unfused) h.comm.tensor.peers = nullptr; // no fused pattern; the transport still uses the memory
             got[unfused][(size_t)r] = pass(h, plan, rows, n * rows);
             through[unfused][(size_t)r] = h.peers.collectives;
         });
         const int each = calls.exchange(0) / n;
-        CHECK(each == (unfused ? 12 : 8)); // 4 each of forward, inference and backward; the pattern replaces two in forward and in inference
+        // four in each of forward, inference and backward; the fused pattern replaces two in forward and two in inference
+        CHECK(each == (unfused ? 12 : 8));
         CHECK(is_idle(ranks));
         close_ranks(ranks);
     }
@@ -351,8 +352,8 @@ TEST_CASE("reduce_scatter .. norm all_gather: the bits of the unfused steps") {
     CHECK(got[0][0] != got[0][1]);
 }
 
-TEST_CASE("reduce_scatter .. norm all_gather in FP8, with a scale common to all ranks: the bits of an all_gather and a cast") {
-    const int n = GENERATE(2, 3, 4), rows = GENERATE(3, 16, 65); // of a rank
+TEST_CASE("reduce_scatter .. norm all_gather in FP8, with one scale for all ranks, has the bits of an all_gather and a cast") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(3, 16, 65); // rows of a rank
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
     for (int unfused = 0; unfused < 2; unfused++) {
         ranks_of ranks(n, (int64_t)n * rows * WIDTH * 2);
@@ -364,7 +365,7 @@ TEST_CASE("reduce_scatter .. norm all_gather in FP8, with a scale common to all 
         CHECK(is_idle(ranks));
         for (host_rank &h : ranks.rank) {
             CHECK(h.peers.fused == (unfused ? 0 : 3));
-            CHECK(h.peers.fused_fp8 == (unfused ? 0 : 2)); // all but the first step
+            CHECK(h.peers.fused_fp8 == (unfused ? 0 : 2)); // in all steps but the first
         }
         close_ranks(ranks);
     }
@@ -376,19 +377,19 @@ TEST_CASE("reduce_scatter .. norm all_gather in FP8, with a scale common to all 
     }
 }
 
-TEST_CASE("patterns and collectives of random sizes one after the other, with random delays of the ranks") {
-    const int n = GENERATE(2, 3), most = 40;
-    ranks_of ranks(n, (int64_t)n * most * WIDTH * 2); // a larger all_reduce takes several launches
+TEST_CASE("fused patterns and collectives of random sizes, with random delays of the ranks") {
+    const int n = GENERATE(2, 3), max_count = 40;
+    ranks_of ranks(n, (int64_t)n * max_count * WIDTH * 2); // a larger all_reduce needs several launches
     open_ranks(ranks);
     ranks.one_shot(n == 2 ? ranks.rank[0].peers.max_bytes : 2000);
     std::vector<int64_t> wrong((size_t)n), fused_of((size_t)n);
     ranks.each([&](host_rank &h, int r) {
         h.group.handle = h.comm.tensor.handle = &h.peers;
         for (int t = 0; t < 300; t++) {
-            uint32_t u[4], own[4];
-            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(own, 12, (uint64_t)t, (uint32_t)r, 0);
-            if (own[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own[1] % 200));
-            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * most : most));
+            uint32_t u[4], delay[4];
+            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(delay, 12, (uint64_t)t, (uint32_t)r, 0);
+            if (delay[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(delay[1] % 200));
+            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * max_count : max_count));
             if (u[0] % 3 == 2) {
                 result got;
                 (void)collective(h, (te_peer_kind)(u[2] % 3), 1 + u[3] % 500, TE_bf16, (uint64_t)t, 0, &got);

@@ -1,4 +1,4 @@
-// ties_test.cc -- parameters that share memory: gradients of all users and of the owner are added up, whichever runs first.
+// ties_test.cc -- tied parameters: the gradients of the owner and of all users are summed, in whatever order their backwards run.
 #include "harness.h"
 #include "te/ops/activation.h"
 #include "te/ops/elementwise.h"
@@ -7,13 +7,13 @@
 #include "te/ops/norm.h"
 #include "te/optim/init.h"
 
-// One owner, several users in its list: behind it, before it, on both sides; the one that backward reaches first varies.
+// One owner with several users in its list, behind it, in front of it, and on both sides. Which of them backward runs first differs.
 MODEL(two_behind, f32, (embedding, e, 24, 24), (tied_linear, a, 24, 24), (gelu, g), (tied_linear, b, 24, 24))
 MODEL(one_before, f32, (tied_linear, a, 24, 24), (gelu, g), (linear, fc, 24, 24))
 MODEL(both_sides, f32, (tied_linear, a, 24, 24), (gelu, g), (linear, fc, 24, 24), (tied_linear, b, 24, 24), (bias, h, 24), (tied_linear, c, 24, 24))
-// A bias is summed when the backward ends, so its user writes first even where it stands before it.
+// The gradient of a bias is summed at the end of backward, so its user writes first even if it stands in front of the bias.
 MODEL(summed, f32, (linear, fc, 24, 1), (tied_linear, a, 1, 24), (bias, h, 24), (linear, out, 24, 1), (bias, one, 1))
-// Users in lists of their own.
+// Users in other lists than the owner.
 TE_SEQUENTIAL(owner, f32, (linear, fc, 8, 8))
 TE_SEQUENTIAL(user, f32, (tied_linear, a, 8, 8), (tied_linear, b, 8, 8))
 TE_SEQUENTIAL(logits, f32, (rmsnorm, n, 8), (tied_linear, h, 8, 8))
@@ -27,8 +27,8 @@ TEST_CASE("several users in one list", "[ties]") {
 namespace {
 // An owner and three instances that use its weight.
 struct lists {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     owner o;
     user u, v;
     logits l;
@@ -44,10 +44,10 @@ struct lists {
         REQUIRE(owner_bind(&o, params.data(), (float *)grads.data(), ctx) == TE_OK);
         REQUIRE(user_bind(&u, params.data(), (float *)grads.data(), ctx) == TE_OK);
         REQUIRE(user_bind(&v, params.data(), (float *)grads.data(), ctx) == TE_OK);
-        REQUIRE(logits_bind(&l, norm.data(), nullptr, ctx) == TE_OK); // for inference
+        REQUIRE(logits_bind(&l, norm.data(), nullptr, ctx) == TE_OK); // without gradients, for inference
     }
     te_tensor as(const buffer &b) const { return te_matrix(b.data(), TE_f32, 4, 8); }
-    // What the backwards of these instances leave in the gradient, in this order.
+    // The gradient after the backwards of these instances, in this order.
     template <class... Run> reference::vec after(Run... run) {
         grads.poison();
         const int all[] = {run()...};
@@ -67,31 +67,31 @@ struct lists {
 };
 } // namespace
 
-TEST_CASE("users in other lists: the first that was tied writes, the owner adds", "[ties]") {
+TEST_CASE("users in other lists: the user that was tied first overwrites the gradient, the owner adds", "[ties]") {
     lists s;
-    REQUIRE(te_tie(&s.l.h.weight, &s.o.fc.weight, s.ctx) == TE_OK); // no gradients: does not count
+    REQUIRE(te_tie(&s.l.h.weight, &s.o.fc.weight, s.ctx) == TE_OK); // an instance without gradients does not count as the first
     CHECK(s.l.h.weight.grad == nullptr);
-    const reference::vec own = s.after([&] { return s.run(s.o); });
+    const reference::vec alone = s.after([&] { return s.run(s.o); });
     REQUIRE(te_tie(&s.u.a.weight, &s.o.fc.weight, s.ctx) == TE_OK);
     REQUIRE(te_tie(&s.u.b.weight, &s.o.fc.weight, s.ctx) == TE_OK);
     const reference::vec one = s.after([&] { return s.run(s.u); });
     REQUIRE(te_tie(&s.v.b.weight, &s.o.fc.weight, s.ctx) == TE_OK);
     REQUIRE(te_tie(&s.v.a.weight, &s.o.fc.weight, s.ctx) == TE_OK);
-    for (int again = 0; again < 2; again++) {
+    for (int time = 0; time < 2; time++) {
         const reference::vec all = s.after([&] { return s.run(s.u); }, [&] { return s.run(s.v); }, [&] { return s.run(s.o); });
-        for (size_t i = 0; i < 64; i++) CHECK(all[i] == Approx(own[i] + 2 * one[i]).epsilon(1e-5));
-        REQUIRE(te_tie(&s.u.a.weight, &s.o.fc.weight, s.ctx) == TE_OK); // once more changes nothing
+        for (size_t i = 0; i < 64; i++) CHECK(all[i] == Approx(alone[i] + 2 * one[i]).epsilon(1e-5));
+        REQUIRE(te_tie(&s.u.a.weight, &s.o.fc.weight, s.ctx) == TE_OK); // tying a second time changes nothing
         REQUIRE(te_tie(&s.v.b.weight, &s.o.fc.weight, s.ctx) == TE_OK);
     }
     const reference::vec twice = s.after([&] { return s.run(s.u); }, [&] { return s.run(s.u, true); }, [&] { return s.run(s.o, true); });
-    for (size_t i = 0; i < 64; i++) CHECK(twice[i] == Approx(own[i] + 2 * one[i]).epsilon(1e-5)); // accumulated
+    for (size_t i = 0; i < 64; i++) CHECK(twice[i] == Approx(alone[i] + 2 * one[i]).epsilon(1e-5)); // with batch.accumulate
 }
 
-TEST_CASE("a user that writes when its list runs, an owner that is summed at the end of it", "[ties]") {
-    context own;
+TEST_CASE("a user writes its gradient before the owner, a bias whose gradient is summed at the end of backward", "[ties]") {
+    context ctx_owner;
     summed m;
-    buffer params(&own.c, summed_param_bytes()), grads(&own.c, summed_grad_bytes());
-    REQUIRE(summed_bind(&m, params.data(), (float *)grads.data(), &own.c) == TE_OK);
+    buffer params(&ctx_owner.c, summed_param_bytes()), grads(&ctx_owner.c, summed_grad_bytes());
+    REQUIRE(summed_bind(&m, params.data(), (float *)grads.data(), &ctx_owner.c) == TE_OK);
     CHECK(m.h.bias.last == 1);
     CHECK(m.fc.weight.last == 0);
     CHECK(te__writes_before(&m.fc.weight, &m.h.bias, &m.h.bias) == 1);
@@ -119,13 +119,13 @@ TEST_CASE("ties that are refused", "[ties]") {
     CHECK(text().find("a.weight has lost its gradients") != std::string::npos);
 }
 
-TEST_CASE("te_param_normal fills a parameter of its own dtype", "[ties]") {
-    context own;
+TEST_CASE("te_param_normal fills a parameter of any dtype", "[ties]") {
+    context ctx_owner;
     half_owner m;
-    buffer params(&own.c, half_owner_param_bytes());
-    REQUIRE(half_owner_bind(&m, params.data(), nullptr, &own.c) == TE_OK);
-    REQUIRE(te_param_normal(&m.fc.weight, 0.5f, 1, 0, &own.c) == TE_OK);
-    const reference::vec w = params.read(TE_bf16); // and the guard behind them is whole
+    buffer params(&ctx_owner.c, half_owner_param_bytes());
+    REQUIRE(half_owner_bind(&m, params.data(), nullptr, &ctx_owner.c) == TE_OK);
+    REQUIRE(te_param_normal(&m.fc.weight, 0.5f, 1, 0, &ctx_owner.c) == TE_OK);
+    const reference::vec w = params.read(TE_bf16); // also checks the guards
     CHECK(rms(w) > 0.4);
     CHECK(rms(w) < 0.6);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What train_gpt does where something is wrong: numbers that overflow, signals, folders it cannot write to, texts it cannot
-# read, options out of range, a checkpoint of another text or with a bit changed. It says so, and a good checkpoint stays.
+# train_gpt and errors: numbers that overflow, signals, folders that it cannot write to, texts that it cannot read, options out of
+# range, a checkpoint of another text or with a changed bit. It must name the error, and keep a good checkpoint.
 #
 #     tests/train_gpt.sh [TRAIN_GPT]       the binary; built here if none is given
 set -euo pipefail
@@ -16,7 +16,7 @@ passed=0
 
 ok() { passed=$((passed + 1)) && echo "ok: $1"; }
 bad() { echo "FAIL: $1" && cat "$work/log" && exit 1; }
-# fails WHAT SAYS ARGUMENT...: ends with 1 within 20 seconds, and says so
+# fails WHAT SAYS ARGUMENT...: it must exit with 1 within 20 seconds, with a message that contains SAYS
 fails() {
     local status=0
     timeout 20 "$train" "${@:3}" >"$work/log" 2>&1 || status=$?
@@ -27,7 +27,7 @@ fails() {
 runs() { # WHAT ARGUMENT...
     "$train" "${@:2}" >"$work/log" 2>&1 || bad "$1: exit status $?"
 }
-stop() { # SIGNAL: sent to $child; $status is what it ends with, within 20 seconds
+stop() { # SIGNAL: sends it to $child, which has 20 seconds to end; $status is its exit code
     kill "-$1" "$child"
     (sleep 20 && kill -KILL "$child") >/dev/null 2>&1 &
     local watch=$!
@@ -35,11 +35,11 @@ stop() { # SIGNAL: sent to $child; $status is what it ends with, within 20 secon
     wait "$child" || status=$?
     kill $watch 2>/dev/null || true
 }
-flip() { # FILE BYTE: one bit of it
+flip() { # FILE BYTE: flips one bit of it
     printf "\\x$(printf %x $(($(od -An -tu1 -j "$2" -N 1 "$1") ^ 4)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
-# ---- a good checkpoint stays
+# ---- a good checkpoint is not replaced
 runs "a short run" --out "$work/out" --steps 3 "${small[@]}" "$work/text"
 cp -r "$work/out" "$work/good"
 fails "a run whose weights overflow" "not a number any more" --out "$work/out" --lr 1e30 --steps 12 "${small[@]}" --log 1000 "$work/text"
@@ -47,14 +47,14 @@ cmp "$work/out/checkpoint.safetensors" "$work/good/checkpoint.safetensors" && ok
 : >"$work/log"
 "$train" --out "$work/out" --lr 1e30 --steps 100000000 "${small[@]}" --log 100000000 "$work/text" >"$work/log" 2>&1 &
 child=$!
-until grep -q '^step' "$work/log"; do sleep 0.05; done # it reports the first
+until grep -q '^step' "$work/log"; do sleep 0.05; done # the first step is always reported
 sleep 1
 stop INT
 [[ $status == 1 ]] && grep -q "not a number any more" "$work/log" || bad "Ctrl-C after an overflow: exit status $status"
 cmp "$work/out/checkpoint.safetensors" "$work/good/checkpoint.safetensors" && ok "nor after Ctrl-C between reports"
 
-# ---- signals, and the curve while it grows
-for signal in INT TERM HUP; do # HUP has its default again, for the case that all of this runs under nohup
+# ---- signals, and the loss curve during a run
+for signal in INT TERM HUP; do # (resets HUP, which nohup would let it ignore)
     rm -rf "$work/stopped"
     env --default-signal=HUP "$train" --out "$work/stopped" --steps 100000000 "${small[@]}" "$work/text" >"$work/log" 2>&1 &
     child=$!
@@ -69,7 +69,7 @@ for signal in INT TERM HUP; do # HUP has its default again, for the case that al
     ok "SIG$signal stops it with a checkpoint; $lines lines of curve.tsv were there before"
 done
 
-# ---- --out, before anything is trained
+# ---- errors of --out are found before training
 : >"$work/file"
 mkdir -p "$work/taken/checkpoint.safetensors" "$work/device" "$work/dangling"
 ln -s /dev/full "$work/device/checkpoint.safetensors"
@@ -105,13 +105,13 @@ fails "--tp 2 of a program for one" "compile it with -DGPT_RANKS=2" --out "$work
 runs "--lr 0" --out "$work/still" --lr 0 --steps 2 "${small[@]}" "$work/text"
 grep -aq '"lr":"0"' "$work/still/checkpoint.safetensors" || bad "--lr 0 was taken for another"
 ok "--lr 0 is 0"
-greedy() { # SEED of the sample alone: the checkpoint has its own
+greedy() { # SEED of the sample; the training seed is in the checkpoint
     "$train" --out "$work/out" --resume --force --steps 3 "${small[@]}" --sample 40 --temperature 0 --seed "$1" "$work/text" 2>/dev/null | sed '1,/--- sample/d'
 }
 [[ -n $(greedy 1) && $(greedy 1) == $(greedy 2) ]] || bad "--temperature 0 depends on chance"
 ok "--temperature 0 takes the likeliest byte"
 
-# ---- what a checkpoint belongs to
+# ---- checkpoints of another run
 rm -rf "$work/out" && cp -r "$work/good" "$work/out"
 resume=(--out "$work/out" --resume --steps 3 "${small[@]}")
 echo "one line more" >>"$work/text/base.h"

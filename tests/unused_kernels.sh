@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A CUDA program has no kernel that it does not use. nvcc compiles each kernel that is no template, called or not: te.h and infer.h by
-# themselves have none, and lists for inference have, beside their own, unfused GEMMs and the kernel that autotuning times with. No kernel is
-# empty, but that of attention by mma.sync where the code is for sm_90a alone.
+# A CUDA program must contain no kernel that it does not use. nvcc compiles every kernel that is no template, called or not. So te.h and
+# infer.h without a list have none, and lists for inference have only their own kernels, unfused GEMMs and one kernel of autotuning. No
+# kernel may be empty, except that of attention by mma.sync in code for sm_90a only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -10,7 +10,7 @@ nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
-check() { # WHAT ALLOWED TEXT OPTION...: the kernels of a file of this text are among those ALLOWED, a pattern of whole mangled names
+check() { # WHAT ALLOWED TEXT OPTION...: the names of all kernels of a file with this text must match ALLOWED, a regular expression of mangled names
     local kernels
     printf '%s\n' "$3" >"$work/file.cu"
     "$nvcc" -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a "${@:4}" -I. -ptx "$work/file.cu" -o "$work/file.ptx"
@@ -28,7 +28,7 @@ check "lists for inference" '.*(norm_of_x|product_of_x|te_unfused_gemm|te_small_
 TE_INFERENCE(norm_of_x, f32, (layernorm, ln, 64))
 TE_INFERENCE(product_of_x, bf16, (linear, fc, 64, 64), (bias, b, 64))
 const te_plan *plan(int i) { return i ? norm_of_x_plan() : product_of_x_plan(); }'
-# NAME LISTS: kernels that do nothing
+# NAME LISTS: finds kernels without instructions
 empty() {
     local kernels
     printf '#include "te/te.h"\n%s\n' "$2" >"$work/file.cu"

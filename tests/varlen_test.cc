@@ -1,23 +1,24 @@
-// varlen_test.cc -- lists on sequences that differ in length, packed without padding (te_batch.cu_seqlens): each sequence against the reference
-// in double of it alone, and what a batch of them is refused for. Rows whose positions the caller says (te_batch.positions). Their kernels of attention: attention_options_test.cc.
+// varlen_test.cc -- lists on sequences of different lengths that are packed without padding (te_batch.cu_seqlens): each sequence is compared with
+// the reference of it alone, and invalid batches are refused. Also positions of rows from the caller (te_batch.positions). The attention kernels for
+// packed sequences are tested in attention_options_test.cc.
 #include "harness.h"
 #include "te/te.h"
 
-// every op that asks where a sequence begins, and a bias in front of attention, whose gradient it may bring along
+// every op that depends on where a sequence begins, and a bias in front of attention, whose gradient attention's backward may compute
 MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64, 4 * 32), (rope, r, 2, 1, 32), (attention, a, 2, 1, 32, (varlen, 1), (sinks, 1)),
       (linear, l2, 64, 3 * 64), (bias, b, 3 * 64), (attention, c, 1, 1, 64, (varlen, 1), (causal, 0)), (rmsnorm, n, 64), (linear, head, 64, 61),
       (cross_entropy, loss, 61))
 MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left, 20), (varlen, 1)), (last_token, t), (linear, f, 64, 20))
-MODEL(rotated, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, again, 2, 1, 16, (interleaved, 1)))
-MODEL(equal, f32, (attention, a, 2, 1, 32)) // takes no cu_seqlens
+MODEL(rotated, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, r2, 2, 1, 16, (interleaved, 1)))
+MODEL(equal, f32, (attention, a, 2, 1, 32)) // without (varlen, 1) it accepts no cu_seqlens
 
 namespace {
 
-// A list on packed rows, and what each sequence would give alone.
+// A list on packed sequences. compare() checks it against the reference of each sequence alone.
 struct packed {
     const subject &s;
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random;
     instance m;
     const te_plan *plan;
@@ -62,7 +63,7 @@ struct packed {
         return std::string(te_last_error(ctx)).find(text) != std::string::npos;
     }
 
-    // What is there now, against each sequence of `cu` by itself.
+    // Compares y, dx and the gradients with the reference of each sequence of `cu`.
     void compare() {
         const reference::rounding exact;
         const auto part = [](const reference::vec &v, size_t from, size_t n, size_t width) {
@@ -77,7 +78,8 @@ struct packed {
         std::vector<reference::vec> want(m.param.size());
         for (size_t i = 0; i + 1 < cu.size(); i++) {
             const size_t first = (size_t)cu[i], n = (size_t)cu[i + 1] - first;
-            if (!n && last) want_y.resize(want_y.size() + (size_t)plan->out, 0); // of a row of zeros, by a product
+            // an empty sequence has a row of zeros, and the linear maps it to zeros
+            if (!n && last) want_y.resize(want_y.size() + (size_t)plan->out, 0);
             if (!n) continue;
             reference::call call;
             call.batch = 1, call.seq = (int)n, call.position = batch.position, call.ignore_index = -100;
@@ -98,7 +100,7 @@ struct packed {
 
 } // namespace
 
-TEST_CASE("packed sequences are computed as each of them alone", "[varlen]") {
+TEST_CASE("packed sequences match the reference of each of them alone", "[varlen]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
     for (const subject *s : {&whole_subject, &ends_subject})
@@ -114,7 +116,7 @@ TEST_CASE("packed sequences are computed as each of them alone", "[varlen]") {
             CHECK(p.y.raw() == inferred);
             REQUIRE(p.backward() == TE_OK);
             p.compare();
-            // the same lists on sequences of one length
+            // packed sequences of equal length have the bits of a batch without cu_seqlens
             packed q(*s, {30, 30, 30}, seed);
             REQUIRE(q.forward() == TE_OK);
             REQUIRE(q.backward() == TE_OK);
@@ -128,7 +130,7 @@ TEST_CASE("packed sequences are computed as each of them alone", "[varlen]") {
         }
 }
 
-TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
+TEST_CASE("invalid batches of packed sequences are refused", "[varlen]") {
     packed p(whole_subject, {5, 0, 7}, 1);
     const te_batch good = p.batch;
     const auto refuse = [&](te_status status, const char *text) {
@@ -147,10 +149,10 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
     p.batch.max_seqlen = INT32_MAX, refuse(TE_ERROR_VALUE, "position 3 must not be negative or overflow");
     p.batch.position = 84, refuse(TE_ERROR_SHAPE, "positions p holds 90, the batch goes to 91");
     p.batch.tokens = (const int32_t *)p.memory.data();
-    CHECK(p.forward() == TE_ERROR_VALUE); // and inference, which saves nothing, overlaps nothing
+    CHECK(p.forward() == TE_ERROR_VALUE); // tokens overlap saved.memory
     CHECK(p.says(TE_CUDA ? "overlaps" : "token"));
     p.batch = good;
-    if (!TE_CUDA) { // the numbers themselves
+    if (!TE_CUDA) { // invalid values of cu_seqlens, which the host checks
         const auto with = [&](const std::vector<int32_t> &cu, const char *text) {
             p.cu_there.write_ints(cu);
             refuse(TE_ERROR_VALUE, text);
@@ -164,7 +166,7 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
         with({0, INT32_MIN, 5, 12}, "batch.cu_seqlens[1] is -2147483648 behind 0");
         p.cu_there.write_ints(p.cu);
     }
-    // backward is of the same batch
+    // backward must get the batch of its forward
     REQUIRE(p.forward() == TE_OK);
     const auto refuse_backward = [&](te_status status, const char *text) {
         CHECK(p.backward() == status);
@@ -180,7 +182,7 @@ TEST_CASE("a batch of packed sequences that is refused", "[varlen]") {
     p.compare();
 }
 
-TEST_CASE("attention takes packed sequences only where the list says so", "[varlen]") {
+TEST_CASE("attention accepts packed sequences only with (varlen, 1)", "[varlen]") {
     packed p(equal_subject, {5, 0, 7}, 1);
     CHECK(p.forward() == TE_ERROR_VALUE);
     CHECK(p.says("equal: cu_seqlens is given, and the attention was declared without (varlen, 1)"));
@@ -191,9 +193,9 @@ TEST_CASE("attention takes packed sequences only where the list says so", "[varl
 }
 
 #if TE_CUDA
-TEST_CASE("a captured graph runs with the lengths that are there", "[varlen]") {
+TEST_CASE("a captured graph runs with the lengths that cu_seqlens has at the replay", "[varlen]") {
     packed p(whole_subject, {5, 0, 1, 70, 0, 64, 33}, fresh_seed());
-    REQUIRE(p.forward() == TE_OK); // what is asked once, is asked
+    REQUIRE(p.forward() == TE_OK); // a first run outside the capture queries the device and loads the kernels
     REQUIRE(p.backward() == TE_OK);
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -241,14 +243,14 @@ TEST_CASE("rope rotates a row by the position that the caller passes", "[varlen]
         const size_t bytes = (size_t)p.plan->in * 4;
         return std::vector<uint8_t>(v.begin() + (long)(row * bytes), v.begin() + (long)((row + n) * bytes));
     };
-    const auto counted = run(); // from position 3 on
+    const auto counted = run(); // with batch.position 3
     std::vector<int32_t> positions(p.rows);
     for (size_t r = 0; r < p.rows; r++) positions[r] = 3 + (int32_t)r % 30;
     buffer there(p.ctx, p.rows * 4);
     there.write_ints(positions);
     p.batch.positions = (const int32_t *)there.data(), p.batch.position = 0;
     CHECK(run() == counted);
-    // each row its own, and the rows of a batch that begins there
+    // random positions: each row must have the bits of a batch whose batch.position gives it that position
     for (int32_t &t : positions) t = p.random.below(100000);
     there.write_ints(positions);
     const auto mixed = run();
@@ -269,7 +271,7 @@ TEST_CASE("rope rotates a row by the position that the caller passes", "[varlen]
     CHECK(p.forward() == TE_ERROR_ALIGNMENT);
     CHECK(p.says("batch.positions"));
     p.batch.positions = (const int32_t *)p.y.data();
-    CHECK(p.infer() == TE_ERROR_VALUE); // overlaps y
+    CHECK(p.infer() == TE_ERROR_VALUE); // positions overlap y
     CHECK(p.says("batch.positions"));
     CHECK(p.y.poisoned());
     packed learnt(whole_subject, {5, 7}, seed);

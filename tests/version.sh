@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The version is set in te/core/version.h alone: TE_VERSION_STRING as compiled, and MODULE.bazel, which must spell it out, say the
-# same. (CMakeLists.txt reads the header; tests/install.sh compares what find_package and pkg-config then say.) MODULE.bazel registers
-# nothing in the build of a module that depends on this one.
+# The version is defined in te/core/version.h. MODULE.bazel, which must spell it out, has to agree with the compiled TE_VERSION_STRING.
+# (CMakeLists.txt reads the header, and tests/install.sh compares the versions of find_package and pkg-config.) MODULE.bazel may not
+# register toolchains or platforms in the build of a module that depends on this one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A program with strict warnings and globals of all kinds of names stays clean: what a list becomes warns of nothing.
+# The code that a list expands to causes no warnings in a program with strict warnings, and with globals of many short names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$(mktemp --suffix=.c)
@@ -13,7 +13,7 @@ trap 'rm -f "$source" "$source.cu"' EXIT
 enum { LAYERS = 2 };
 enum heads { HEADS = 4, KV = 2 };
 enum sizes { SIZE = 16, VALUE = 64, WIDTH = 64, VOCABULARY = 61 };
-TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 16), (rope, turn, HEADS, KV, SIZE),
+TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 16), (rope, rot, HEADS, KV, SIZE),
               (attention, attn, HEADS, KV, SIZE, (causal, 1)), (linear, proj, WIDTH, WIDTH), (bias, proj_b, WIDTH), (dropout, drop, 0.1f), (add, x1))
 TE_SEQUENTIAL(head, f32, (embedding, e, VOCABULARY, WIDTH), (positions, p, 8, WIDTH), (recompute, r), (gelu, g), (linear, l, WIDTH, 128),
               (end_recompute, r), (swiglu, s), (output, o), (input, i, WIDTH), (add, i), (last_token, t), (tied_linear, h, WIDTH, VOCABULARY), (cross_entropy, c, VOCABULARY))
@@ -34,12 +34,12 @@ for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++
 done
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
-if [[ -x $nvcc ]]; then # of C++20 it warns of more than of C++17, which the headers' own check is for; half is CUDA's
+if [[ -x $nvcc ]]; then # for C++20 it warns of more than for C++17, with which check_headers.sh compiles; `half` is a type of CUDA
     grep -v '^int half;' "$source" >"$source.cu"
     "$nvcc" -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -DTE_KEEP_CALLS -gencode arch=compute_90a,code=compute_90a -I. -c "$source.cu" -o /dev/null
     echo "nvcc -std=c++20: clean"
 fi
-# gcc inlines in another way at each level, and at some it refuses what it always has to inline
+# gcc inlines differently at each level, and at some levels it may fail to inline a function that is declared always_inline
 for level in -Og -O1 -Os -O2; do
     for compiler in "gcc -std=c11" "g++ -std=c++17 -x c++"; do
         read -ra command <<<"$compiler -Wall -Wextra -Werror $level -I."

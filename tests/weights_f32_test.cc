@@ -1,6 +1,6 @@
-// weights_f32_test.cc -- (weights, f32): weights of products under a recipe that lie in f32, for the optimizer, and in FP8, for the products,
-// and have no copy in the list's 16 bits. Against a twin that has one: the same bits as long as 16 bits hold the weights; then each byte of
-// FP8 is the cast of the f32.
+// weights_f32_test.cc -- (weights, f32) in a list with a recipe: GEMM weights are in f32 for the optimizer and in FP8 for the GEMMs, without a 16-bit
+// copy. A twin list has that copy: both have the same bits while 16 bits represent the weights exactly. After that, each FP8 byte must be the cast
+// of the f32 weight.
 #include "folder.h"
 #include "recipe.h"
 #include "te/fuse/inference.h"
@@ -12,7 +12,7 @@
 #include "te/ops/norm.h"
 #include "te/optim/recipes_adamw.h"
 
-// Weights of whole tiles of 128 x 128, of parts of tiles, of less than one, and one that is no product's in FP8.
+// Weights of whole tiles of 128 x 128, of partial tiles, of less than one tile, and one of a linear without a recipe.
 #define OPS (rmsnorm, n, 144), (linear, a, 144, 272), (bias, ab, 272), (silu, s), (linear, b, 272, 128), (linear, c, 128, 256), (linear, d, 256, 16, (recipe, none))
 #define PAIR(name, dtype, recipe_)                               \
     MODEL(name, (dtype, (recipe, recipe_)), OPS)                 \
@@ -32,7 +32,7 @@ struct twins { const subject *with, *alone; };
 const twins pairs[] = {{&delayed_subject, &delayed_alone_subject}, {&delayed_f16_subject, &delayed_f16_alone_subject}, {&current_subject, &current_alone_subject},
                      {&blockwise_subject, &blockwise_alone_subject}, {&blockwise_f16_subject, &blockwise_f16_alone_subject}};
 
-// The optimizer of a model under a recipe, and both in one.
+// The optimizer of a model with a recipe, and the update that does the steps of both in one.
 struct optimizer {
     buffer memory, both;
     te_adamw opt;
@@ -46,7 +46,7 @@ struct optimizer {
         REQUIRE(status == TE_OK);
         return te_recipes_adamw_bytes(&u.state, &opt);
     }
-    // The f32 numbers of parameter p, wherever they lie.
+    // The f32 master weights of parameter p, which are the parameter itself or part of the optimizer's memory.
     reference::vec master(under_recipe &u, const te_param *p) {
         te_adamw_iter w = te_adamw_tensors(&opt);
         while (te_adamw_next(&w))
@@ -66,7 +66,7 @@ std::vector<uint8_t> bytes_at(under_recipe &u, const void *at, size_t n) {
     REQUIRE(te_synchronize(u.ctx) == TE_OK);
     return b;
 }
-// Each byte of the weights in FP8, as they lie and transposed, is the cast of the f32 numbers by the scale that goes with it.
+// Checks that each byte of the FP8 weights, row-wise and transposed, is the cast of the f32 weight with its scale.
 void check_casts(under_recipe &u) {
     te__recipe_iter w = te__recipe_products(u.models, 1);
     while (te__recipe_next_product(&w)) {
@@ -77,12 +77,12 @@ void check_casts(under_recipe &u) {
         const size_t rows = (size_t)p->rows, cols = (size_t)p->cols;
         const reference::vec x = optimizer::numbers_at(u, (const float *)p->data, rows * cols);
         const std::vector<uint8_t> y = bytes_at(u, f->data, rows * cols), yt = bytes_at(u, f->transposed, rows * cols);
-        // a scale for each `tall` by `wide` of them
+        // a scale for each tile of `tall` by `wide` weights
         const size_t tall = TE_IS_BLOCKWISE(w.recipe) ? 128 : rows, wide = TE_IS_BLOCKWISE(w.recipe) ? 128 : cols, across = (cols + wide - 1) / wide;
         std::vector<float> largest((rows + tall - 1) / tall * across, 0);
         for (size_t i = 0; i < x.size(); i++) {
-            float &most = largest[i / cols / tall * across + i % cols / wide];
-            most = std::max(most, std::fabs((float)x[i]));
+            float &amax = largest[i / cols / tall * across + i % cols / wide];
+            amax = std::max(amax, std::fabs((float)x[i]));
         }
         size_t wrong = 0;
         for (size_t i = 0; i < x.size(); i++) {
@@ -96,10 +96,10 @@ void check_casts(under_recipe &u) {
 
 } // namespace
 
-TEST_CASE("weights in f32 take the place of the optimizer's copy, and that in 16 bits is gone", "[weights]") {
+TEST_CASE("weights in f32 replace the optimizer's master weights, and have no 16-bit copy", "[weights]") {
     for (const twins &t : pairs) {
-        context own;
-        te_context *ctx = &own.c;
+        context ctx_owner;
+        te_context *ctx = &ctx_owner.c;
         instance with(*t.with, ctx), alone(*t.alone, ctx);
         CAPTURE(t.with->plan()->name);
         te_model *models[2][1] = {{with.model()}, {alone.model()}};
@@ -122,7 +122,7 @@ TEST_CASE("weights in f32 take the place of the optimizer's copy, and that in 16
     CHECK(said_param_bytes() == delayed_param_bytes());
 }
 
-TEST_CASE("a pass by weights in f32 has the bits of one by the same weights in 16 bits", "[weights]") {
+TEST_CASE("a pass with weights in f32 has the bits of one with the same weights in 16 bits", "[weights]") {
     for (const twins &t : pairs) {
         const unsigned seed = fresh_seed();
         CAPTURE(t.with->plan()->name, seed);
@@ -138,13 +138,13 @@ TEST_CASE("a pass by weights in f32 has the bits of one by the same weights in 1
         CHECK(u.m.grads.raw() == v.m.grads.raw());
         REQUIRE(te_recipes_adamw_step(&o.update, u.ctx) == TE_OK);
         REQUIRE(te_recipes_adamw_step(&p.update, v.ctx) == TE_OK);
-        for (int i = 0; i < u.models[0]->param_count; i++) // the master weights are the same, and where they lie in the model, too
+        for (int i = 0; i < u.models[0]->param_count; i++) // the same master weights, which in v are the parameters themselves
             CHECK(o.master(u, &u.models[0]->param[i]) == p.master(v, &v.models[0]->param[i]));
         check_casts(v);
     }
 }
 
-TEST_CASE("the optimizer's step with the recipes' in one has the bits of the two calls, by weights in f32", "[weights]") {
+TEST_CASE("with weights in f32, the fused step of optimizer and recipes has the bits of the two calls", "[weights]") {
     for (const te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon})
         for (const twins &t : pairs) {
             if (rule != TE_RULE_adamw && t.with != &delayed_subject) continue;
@@ -166,14 +166,15 @@ TEST_CASE("the optimizer's step with the recipes' in one has the bits of the two
                 CHECK(u.m.params.raw() == v.m.params.raw());
                 check_casts(u), check_casts(v);
                 if (step) continue;
-                REQUIRE(te_adamw_step(&q.opt, w.ctx) == TE_OK); // weights that 16 bits hold: the first step is the twin's
+                // the initial weights are exact in 16 bits, so the first step equals the twin's
+                REQUIRE(te_adamw_step(&q.opt, w.ctx) == TE_OK);
                 for (int i = 0; i < u.models[0]->param_count; i++)
                     CHECK(p.master(v, &v.models[0]->param[i]) == q.master(w, &w.models[0]->param[i]));
             }
         }
 }
 
-TEST_CASE("a run by weights in f32 goes on from a checkpoint to the same bits", "[weights]") {
+TEST_CASE("a run with weights in f32 resumes from a checkpoint with the same bits", "[weights]") {
     folder dir;
     const std::string path = dir / "run.safetensors";
     for (const subject *s : {&delayed_alone_subject, &blockwise_alone_subject}) {
@@ -200,7 +201,7 @@ TEST_CASE("a run by weights in f32 goes on from a checkpoint to the same bits", 
         const te_status status = te_checkpoint_load(&loaded, &file, v.ctx);
         INFO(te_last_error(v.ctx));
         REQUIRE(status == TE_OK);
-        // a list with a copy in 16 bits wants its master weights
+        // a list with a 16-bit copy needs master weights, which this file does not have
         if (s == &delayed_alone_subject) {
             under_recipe w(delayed_subject, 1, 40, seed);
             const te_named_model of_w[] = {{"h0", w.models[0]}};
@@ -210,7 +211,7 @@ TEST_CASE("a run by weights in f32 goes on from a checkpoint to the same bits", 
             INFO(te_last_error(w.ctx));
             CHECK(refused == TE_ERROR_FORMAT);
             CHECK(strstr(te_last_error(w.ctx), "has no tensor adamw.master.h0.a.weight"));
-            CHECK(te_weights_load(of_w, 1, &file, w.ctx) == TE_OK); // which are converted
+            CHECK(te_weights_load(of_w, 1, &file, w.ctx) == TE_OK); // the weights are converted
         }
         te_safetensors_close(&file);
         CHECK(u.m.params.raw() == v.m.params.raw());
@@ -222,12 +223,12 @@ TEST_CASE("a run by weights in f32 goes on from a checkpoint to the same bits", 
     }
 }
 
-TEST_CASE("a list for inference reads what a run by weights in f32 leaves", "[weights]") {
+TEST_CASE("a list for inference loads the checkpoint of a run with weights in f32", "[weights]") {
     folder dir;
     const std::string path = dir / "fp8.safetensors";
     under_recipe u(delayed_alone_subject, 1, 40, fresh_seed());
     micro_batch a(u, u.m.s.saved_bytes(40));
-    a.forward(u), a.backward(u); // a step, behind which the scales of inputs are known
+    a.forward(u), a.backward(u); // a first step, after which the scales of the inputs are known
     REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     const te_named_model trained[] = {{"h0", u.models[0]}};
     REQUIRE(te_fp8_weights_save(path.c_str(), trained, 1, u.ctx) == TE_OK);
@@ -247,9 +248,9 @@ TEST_CASE("a list for inference reads what a run by weights in f32 leaves", "[we
     CHECK(y.raw() == should);
 }
 
-TEST_CASE("weights in f32 are refused where a product would read them", "[weights]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("weights in f32 are refused where a GEMM would read them", "[weights]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(delayed_alone_subject, ctx);
     source random(fresh_seed());
     m.draw(random);

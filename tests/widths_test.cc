@@ -1,15 +1,15 @@
-// widths_test.cc -- lists whose widths are known only at run time: against the reference, and against the same lists with
-// constants, from which they must not differ where both are compiled to the same code.
+// widths_test.cc -- lists whose widths are known only at run time, as multiples of TE_DIM symbols: against the reference, and against
+// the same lists with constant widths, whose bits they must have where both are compiled to the same code.
 #include "harness.h"
 #include "te/te.h"
 
 #define H TE_DIM(0)
 #define F TE_DIM(1)
 
-// A list of symbols as a subject for the harness: name_at({37, 53}) is the list with these dims, until the next call.
+// A list with symbols as a subject for the harness: name_at({37, 53}) is the list with these dims, until the next call.
 #define SIZED(name, dtype, ...) SIZED_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
-#define SIZED_WITH(rows, rows_b, name, dtype, ...)                                                                   \
-    TE_SEQUENTIAL_DIMS_WITH(rows, rows_b, name, dtype, __VA_ARGS__)                                                  \
+#define SIZED_WITH(forward_patterns, backward_patterns, name, dtype, ...)                                                                   \
+    TE_SEQUENTIAL_DIMS_WITH(forward_patterns, backward_patterns, name, dtype, __VA_ARGS__)                                                  \
     static name name##_sized;                                                                                        \
     static std::vector<int64_t> name##_dims;                                                                         \
     static std::string name##_text;                                                                                  \
@@ -34,7 +34,7 @@
         return s;                                                                                                    \
     }
 
-// The list's text with numbers in the place of its symbols.
+// The text of the list with numbers instead of its symbols.
 static std::string with_numbers(std::string text, const std::vector<int64_t> &dims) {
     const std::string symbols[] = {TE_STRING(TE_DIM(0)), TE_STRING(TE_DIM(1)), TE_STRING(TE_DIM(2))};
     for (size_t k = 0; k < dims.size(); k++)
@@ -47,7 +47,7 @@ static std::string with_numbers(std::string text, const std::vector<int64_t> &di
 #define MLP(h, f)                                                                                                    \
     (fork, x), (layernorm, ln, h), (linear, fc1, h, f), (bias, b1, f), (gelu, a), (linear, fc2, f, h), (bias, b2, h), (dropout, d, 0.1f), (add, x)
 #define GATED(h, f) (rmsnorm, n, h), (linear, fc1, h, 2 * f), (bias, b1, 2 * f), (swiglu, a), (linear, fc2, f, h)
-// every part of a pointwise kernel with a norm: the forward pattern with dropout, and the backward pattern with all of its column sums
+// every part of a pointwise kernel with a norm: the forward pattern with dropout, and the backward pattern with all column sums
 #define ROW(h) (input, i, h), (bias, b, h), (dropout, d, 0.2f), (add, i), (fork, f), (layernorm, n, h), (scale, s, 0.5f), (add, f)
 #define MAPS(h) (bias, b, 2 * h), (silu, s), (fork, f), (scale, t, 0.5f), (add, f), (geglu, g), (dropout, d), (bias, c, h)
 #define LM(h, v, n)                                                                                                  \
@@ -55,11 +55,11 @@ static std::string with_numbers(std::string text, const std::vector<int64_t> &di
 #define HEAD(h, v) (rmsnorm, n, h), (linear, l, h, v), (cross_entropy, c, v)
 #define BLOCK(h, f)                                                                                                  \
     (fork, x1), (layernorm, ln1, h), (linear, qkv, h, 4 * 64), (rope, r, 2, 1, 64), (attention, attn, 2, 1, 64), (linear, proj, 128, h), (bias, pb, h), \
-        (add, x1), (fork, x2), (rmsnorm, n2, h), (linear, fc1, h, f), (bias, b1, f), (recompute, again), (relu, a), (linear, fc2, f, h), (end_recompute, again), \
+        (add, x1), (fork, x2), (rmsnorm, n2, h), (linear, fc1, h, f), (bias, b1, f), (recompute, rc), (relu, a), (linear, fc2, f, h), (end_recompute, rc), \
         (bias, b2, h), (dropout, d, 0.1f), (add, x2)
 
 SIZED(mlp_f32, f32, MLP(H, F))
-SIZED(alone_f32, (f32, (width, 2 * H)), (silu, s), (geglu, g), (scale, t, 0.5f)) // no op says a width
+SIZED(alone_f32, (f32, (width, 2 * H)), (silu, s), (geglu, g), (scale, t, 0.5f)) // only the list has a width, no op
 SIZED(mlp_bf16, bf16, MLP(H, F))
 SIZED(mlp_f16, f16, MLP(H, F))
 SIZED(gated_f32, f32, GATED(H, F))
@@ -77,7 +77,7 @@ SIZED(head_bf16, bf16, HEAD(H, F))
 SIZED(block_f32, f32, BLOCK(H, F))
 SIZED(norms_f32, f32, (l2norm, a, H), (layernorm1p, b, H))
 
-TEST_CASE("symbols: a list of products, norms and maps is the reference's", "[widths]") {
+TEST_CASE("symbols: a list of linears, norms and maps matches the reference", "[widths]") {
     for (const std::vector<int64_t> &dims : std::vector<std::vector<int64_t>>{{65, 131}, {1000, 8}, {64, 256}, {7, 3}, {40, 1024}}) {
         if (brief() && dims[0] < 65) break;
         for (const subject &s : {mlp_f32_at(dims), mlp_bf16_at(dims), mlp_f16_at(dims), gated_f32_at(dims), gated_bf16_at(dims), block_f32_at(dims)}) {
@@ -86,7 +86,7 @@ TEST_CASE("symbols: a list of products, norms and maps is the reference's", "[wi
         }
     }
 }
-TEST_CASE("symbols: a pattern with a norm, by its width", "[widths]") {
+TEST_CASE("symbols: a pattern with a norm, at several widths", "[widths]") {
     for (const int64_t width : {3, 65, 1024, 1032, 4100, 64, 1000, 1025, 4096, 12288}) {
         if (brief() && width == 64) break;
         for (const subject &s : {row_f32_at({width}), row_bf16_at({width}), row_f16_at({width}), unfused_bf16_at({width}), norms_f32_at({width})}) {
@@ -97,7 +97,7 @@ TEST_CASE("symbols: a pattern with a norm, by its width", "[widths]") {
     for (const int64_t width : brief() ? std::vector<int64_t>{12296} : std::vector<int64_t>{12296, 65535, 65536})
         for (const subject &s : {row_f32_at({width}), row_bf16_at({width}), norms_f32_at({width})}) check(s, shape(1, 3));
 }
-TEST_CASE("symbols: an elementwise pattern, by its width", "[widths]") {
+TEST_CASE("symbols: an elementwise pattern, at several widths", "[widths]") {
     for (const int64_t width : {1, 37, 1032, 8, 120, 520, 4097}) {
         if (brief() && width == 8) break;
         for (const subject &s : {maps_f32_at({width}), maps_bf16_at({width}), maps_f16_at({width}), alone_f32_at({width})}) {
@@ -116,12 +116,12 @@ TEST_CASE("symbols: embedding, positions and cross-entropy", "[widths]") {
             at.position = 5, at.loss_from_dy = true;
             check(s, at);
         }
-        check(head_bf16_at({dims[0], dims[1]}), shape(1, brief() || dims[1] > 9999 ? 9 : 131)); // 2500: in slices
+        check(head_bf16_at({dims[0], dims[1]}), shape(1, brief() || dims[1] > 9999 ? 9 : 131)); // 2500: the vocabulary in pieces
     }
     if (!brief())
         for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, TE_CUDA ? 3 : 1));
 }
-TEST_CASE("symbols: the reference's gradients", "[widths]") {
+TEST_CASE("symbols: the gradients of the reference", "[widths]") {
     check_gradients_of_reference(mlp_f32_at({37, 53}), shape(1, 3));
     check_gradients_of_reference(lm_f32_at({24, 31, 9}), shape(2, 3));
 }
@@ -139,11 +139,11 @@ MODEL(block_96, f32, BLOCK(96, 200))
 
 #if !TE_CUDA && defined(TE_KEEP_CALLS)
 namespace {
-// What a forward, an inference and a backward leave behind, of drawn numbers.
+// The outputs of forward, inference and backward on random numbers.
 std::vector<std::vector<uint8_t>> run(const subject &s, int rows, unsigned seed) {
     source random(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     instance m(s, ctx);
     m.draw(random);
     const te_plan *p = m.plan;
@@ -179,7 +179,7 @@ std::vector<std::vector<uint8_t>> run(const subject &s, int rows, unsigned seed)
 } // namespace
 #endif
 
-TEST_CASE("symbols and constants give the same bits and take the same memory", "[widths]") {
+TEST_CASE("lists with symbols and with constants have the same bits and need the same memory", "[widths]") {
     const struct { subject sized, fixed; } pairs[] = {
         {mlp_bf16_at({64, 256}), mlp_64_subject},   {mlp_f32_at({65, 131}), mlp_65_subject}, {gated_bf16_at({40, 88}), gated_40_subject},
         {row_f16_at({1000}), row_1000_subject},     {row_bf16_at({5000}), row_5000_subject}, {maps_f32_at({1500}), maps_1500_subject},
@@ -197,8 +197,8 @@ TEST_CASE("symbols and constants give the same bits and take the same memory", "
                 CHECK(a->op[i].in == b->op[i].in);
                 CHECK(a->op[i].out == b->op[i].out);
             }
-            // Not on CUDA, where a norm's sums may have another order, and not where the compiler inlines, and contracts products
-            // and sums as it likes: there the reference judges.
+            // Not on CUDA, where the sums of a norm may have another order, and not where the compiler inlines, because it may contract
+            // products and sums differently. There only the comparison with the reference counts.
 #if !TE_CUDA && defined(TE_KEEP_CALLS)
             const bool same = run(pair.sized, rows, seed) == run(pair.fixed, rows, seed);
             CHECK(same);
@@ -211,8 +211,8 @@ TEST_CASE("symbols and constants give the same bits and take the same memory", "
 TEST_CASE("instances of one list with different dims", "[widths]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     source random(seed);
     struct one {
         int64_t dims[2];
@@ -236,35 +236,35 @@ TEST_CASE("instances of one list with different dims", "[widths]") {
     te_batch b;
     memset(&b, 0, sizeof b);
     b.batch = 1, b.seq = rows;
-    for (int again = 0; again < 2; again++)
+    for (int second = 0; second < 2; second++)
         for (int i = 0; i < 3; i++) {
-            one &o = all[again ? 2 - i : i];
+            one &o = all[second ? 2 - i : i];
             o.y->poison();
             REQUIRE(mlp_f32_infer(te_matrix(o.y->data(), TE_f32, rows, o.dims[0]), te_matrix(o.x->data(), TE_f32, rows, o.dims[0]), &o.m, &b, ctx) == TE_OK);
-            if (again) CHECK(o.y->raw() == first[(size_t)(2 - i)]);
+            if (second) CHECK(o.y->raw() == first[(size_t)(2 - i)]);
             else first.push_back(o.y->raw());
         }
     CHECK(mlp_f32_infer(te_matrix(all[1].y->data(), TE_f32, rows, 37), te_matrix(all[0].x->data(), TE_f32, rows, 64), &all[1].m, &b, ctx) == TE_ERROR_SHAPE);
     CHECK(std::string(te_last_error(ctx)).find("64 columns") != std::string::npos);
 }
 
-// A header's declaration and one file's definition; here in one file, with C linkage.
+// A declaration as in a header and the definition as in one source file, here in one file, with C linkage.
 TE_DECLARE_DIMS(declared, f32, GATED(H, F))
 TEST_CASE("a declared list with symbols", "[widths]") {
-    context own;
+    context ctx_owner;
     static declared m;
     const int64_t dims[2] = {40, 88};
-    REQUIRE(declared_set_dims(&m, dims, 2, &own.c) == TE_OK);
+    REQUIRE(declared_set_dims(&m, dims, 2, &ctx_owner.c) == TE_OK);
     CHECK(declared_param_bytes(&m) == gated_f32_at({40, 88}).param_bytes());
     CHECK(declared_saved_bytes(&m, 9) == gated_f32_at({40, 88}).saved_bytes(9));
 }
 TE_DEFINE_DIMS(declared, f32, GATED(H, F))
 
-// ---- what is refused -----------------------------------------------------------------------------------------------
+// ---- invalid dims --------------------------------------------------------------------------------------------------
 
-TEST_CASE("dims that are refused change nothing", "[widths]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("invalid dims are refused and change nothing", "[widths]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     static mlp_bf16 m;
     static te_batch b;
     te_saved saved;
@@ -274,7 +274,7 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     char bytes[512];
     void *const aligned = (void *)(((uintptr_t)bytes + 255) & ~(uintptr_t)255);
 
-    // not set
+    // dims that are not set
     CHECK(mlp_bf16_param_bytes(&m) == 0);
     CHECK(mlp_bf16_grad_bytes(&m) == 0);
     CHECK(mlp_bf16_saved_bytes(&m, 8) == 0);
@@ -287,7 +287,7 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     CHECK(mlp_bf16_infer(te_none(), te_none(), nullptr, &b, ctx) == TE_ERROR_NULL);
     CHECK(mlp_bf16_param_bytes(nullptr) == 0);
 
-    // numbers
+    // invalid numbers
     const struct { int64_t dims[2]; te_status status; const char *text; } wrong[] = {
         {{0, 64}, TE_ERROR_VALUE, "TE_DIM(0) is 0"},
         {{64, -1}, TE_ERROR_VALUE, "TE_DIM(1) is -1"},
@@ -303,7 +303,7 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     }
     const int64_t good[3] = {64, 96, 5}, large[1] = {TE_MAX_WIDTH};
     static maps_f32 maps;
-    CHECK(maps_f32_set_dims(&maps, large, 1, ctx) == TE_ERROR_OVERFLOW); // twice as wide
+    CHECK(maps_f32_set_dims(&maps, large, 1, ctx) == TE_ERROR_OVERFLOW); // this list has a width of twice the dim, which overflows
     CHECK(text("(bias, b) becomes wider than 8388608"));
     CHECK(mlp_bf16_set_dims(&m, good, 1, ctx) == TE_ERROR_SHAPE);
     CHECK(mlp_bf16_set_dims(&m, good, 3, ctx) == TE_ERROR_SHAPE);
@@ -312,7 +312,7 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     CHECK(mlp_bf16_set_dims(nullptr, good, 2, ctx) == TE_ERROR_NULL);
     CHECK(mlp_bf16_set_dims(&m, good, 2, nullptr) == TE_ERROR_NULL);
 
-    // what was set stays as it is, until it is set anew
+    // the old dims stay valid until others are set
     REQUIRE(mlp_bf16_set_dims(&m, good, 2, ctx) == TE_OK);
     const size_t params = mlp_bf16_param_bytes(&m);
     CHECK(mlp_bf16_infer(te_none(), te_none(), &m, &b, ctx) == TE_ERROR_STATE);
@@ -325,14 +325,14 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     const int64_t other[2] = {128, 96};
     REQUIRE(mlp_bf16_set_dims(&m, other, 2, ctx) == TE_OK);
     CHECK(mlp_bf16_param_bytes(&m) > params);
-    CHECK(mlp_bf16_workspace_bytes(&m, 8, ctx) == 0); // to be bound again
+    CHECK(mlp_bf16_workspace_bytes(&m, 8, ctx) == 0); // the instance must be bound anew
 }
 
-TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
-    context own;
-    te_context *ctx = &own.c;
+TEST_CASE("setting dims invalidates the saved tensors of a forward", "[widths]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     static row_f32 m;
-    const int64_t narrow = 64, wide = 96;
+    const int64_t small = 64, wide = 96;
     buffer params(ctx, 4096), grads(ctx, 4096), x(ctx, 96 * 4), y(ctx, 96 * 4), dx(ctx, 96 * 4), memory(ctx, 1 << 20);
     const te_edge e = {"i", te_matrix(x.data(), TE_f32, 1, 64), te_none()};
     te_batch b;
@@ -340,7 +340,7 @@ TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
     memset(&b, 0, sizeof b), memset(&saved, 0, sizeof saved);
     b.batch = b.seq = 1, b.edges = &e, b.edge_count = 1, saved.memory = memory.data(), saved.bytes = memory.bytes;
     REQUIRE(te_context_reserve(ctx, 1 << 20) == TE_OK);
-    REQUIRE(row_f32_set_dims(&m, &narrow, 1, ctx) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &small, 1, ctx) == TE_OK);
     REQUIRE(row_f32_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
     REQUIRE(row_f32_forward(te_matrix(y.data(), TE_f32, 1, 64), &saved, te_matrix(x.data(), TE_f32, 1, 64), &m, &b, ctx) == TE_OK);
     REQUIRE(row_f32_set_dims(&m, &wide, 1, ctx) == TE_OK);
@@ -349,9 +349,9 @@ TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
     CHECK(std::string(te_last_error(ctx)) == "row_f32: the dims have been set anew, or the recipe switched, since the forward");
 }
 
-TEST_CASE("the plan is printed with the widths it got", "[widths]") {
+TEST_CASE("the printed plan has the widths that were set", "[widths]") {
     static row_f32 m;
-    context own;
+    context ctx_owner;
     const auto printed = [] {
         FILE *f = tmpfile();
         REQUIRE(f);
@@ -364,6 +364,6 @@ TEST_CASE("the plan is printed with the widths it got", "[widths]") {
     };
     CHECK(printed() == "row_f32: 8 ops, f32, of widths that row_f32_set_dims sets\n");
     const int64_t width = 12345;
-    REQUIRE(row_f32_set_dims(&m, &width, 1, &own.c) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &width, 1, &ctx_owner.c) == TE_OK);
     CHECK(printed().find(" 12345 -> 12345 ") != std::string::npos);
 }

@@ -111,7 +111,7 @@ static te_status forward(net *n, int micro_batch) {
     }
     return TE_OK;
 }
-/* The backwards of lists `to` down to `from`. dx: the gradients between the lists. */
+/* Runs the backwards of lists `to` down to `from`. dx: the gradients between the lists. */
 static te_status backward(net *n, int micro_batch, int from, int to, void *const dx[2]) {
     const te_batch b = batch_of(n, micro_batch);
     for (int i = to; i >= from; i--)
@@ -122,7 +122,7 @@ static te_status backward(net *n, int micro_batch, int from, int to, void *const
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* The last backward of a step, with its buckets. */
+/* The argument of a captured function: the last backward of a step, with its buckets. */
 typedef struct last_backward { net *n; te_buckets *buckets; void *const *dx; } last_backward;
 static te_status run_last(const te_graph *g, const void *arg, te_context *c) {
     const last_backward *l = (const last_backward *)arg;
@@ -144,8 +144,8 @@ static te_status capture_last(const last_backward *l) {
     te_graph_destroy(&graph);
     return te_release(&ctx, memory), TE_OK;
 }
-/* Gradients of two micro-batches. buckets: null: not reduced; else begun for the second one. captured: the backward of
- * the second one is a graph. */
+/* Computes the gradients of two micro-batches. buckets: null if the gradients are not reduced; else they begin with the
+ * second one. captured: the backward of the second one is a graph. */
 static te_status gradients(net *n, te_buckets *buckets, void *const dx[2], int captured) {
     const last_backward last = {n, buckets, dx};
     TE_TRY(te_fill(&ctx, n->grads, 0xff, (size_t)n->elements * sizeof(float)));
@@ -169,8 +169,8 @@ static te_status read_grads(const net *n, float *to) {
     TE_TRY(te_copy(&ctx, to, n->grads, (size_t)n->elements * sizeof(float)));
     return te_comm_synchronize(&ctx);
 }
-/* Compares the gradients of trained parameters; if shards > 1, those of this rank. bound: of the difference, relative to
- * the sum of magnitudes `size`; 0: the bits must be the same. */
+/* Compares the gradients of trained parameters; if shards > 1, only this rank's. bound: the largest difference, relative
+ * to the sum of magnitudes `size`; 0: the bits must be the same. */
 static void compare(const char *name, const net *n, const float *got, const float *want, const float *size, int shards,
                     double bound) {
     const int rank = te_data_group(&ctx)->rank;
@@ -200,11 +200,11 @@ static te_status sums_of(const char *name, net *n, int64_t bytes, int shards, te
     te_buckets buckets;
     te_buckets_config config = te_buckets_defaults();
     config.bytes = bytes, config.shards = shards, config.dtype = dtype;
-    /* in bf16 each addend is rounded, and each sum of two */
+    /* in bf16 each addend and each sum of two is rounded */
     const double f32 = d->size > 2 && (shards == 1 || TE_CUDA) ? (d->size - 1.0) / (1 << 23) : 0;
     const double bound = dtype == TE_f32 ? f32 : d->size > 1 ? d->size / 256.0 : 0;
     if (!got || !want || !same || !size) return TE_ERROR_MEMORY;
-    /* the sum of magnitudes, for a bound where the order of the sum is not known */
+    /* the sums of magnitudes, for the bounds of sums whose order is not known */
     TE_TRY(gradients(n, 0, dx, 0));
     TE_TRY(read_grads(n, size));
     for (int64_t i = 0; i < n->elements; i++) size[i] = size[i] == size[i] ? fabsf(size[i]) : 0;
@@ -212,14 +212,14 @@ static te_status sums_of(const char *name, net *n, int64_t bytes, int shards, te
     TE_TRY(te_group_all_reduce(d, n->grads, n->grads, n->elements, TE_f32, &ctx));
     TE_TRY(te_group_all_reduce(t, n->grads, n->grads, n->elements, TE_f32, &ctx));
     TE_TRY(read_grads(n, size));
-    /* after backward */
+    /* the reference: summed after backward */
     TE_TRY(gradients(n, 0, dx, 0));
     TE_TRY(te__reduce_gradients(n->all, MODELS, shards, &ctx));
     TE_TRY(read_grads(n, want));
     TE_TRY(te_buckets_init(&buckets, n->all, MODELS, &config, &ctx));
     wrong += shards == 1 && bytes == 1 && buckets.count != buckets.grad_count;
     wrong += !strncmp(name, "one bucket", 10) && buckets.count != 1;
-    /* the same buckets after backward: the sums have the same order */
+    /* the same buckets, summed after backward, have the same order of sums */
     TE_TRY(gradients(n, 0, dx, 0));
     for (int i = 0; i < buckets.count; i++) TE_TRY(te__bucket_reduce(&buckets, &buckets.bucket[i], &ctx));
     TE_TRY(te_side_stream_join(&buckets.side, &ctx));
@@ -325,7 +325,7 @@ static te_status run_refuse(void) {
     TE_TRY(backward(&n, 0, 0, 0, dx)); /* now all are final */
     TE_TRY(te_buckets_finish(&b, &ctx));
     TE_TRY(te_adamw_step(&opt, &ctx));
-    if (comm.world.size > 1) { /* shards of the sums, with an optimizer that needs all */
+    if (comm.world.size > 1) { /* buckets that sum a shard, with an optimizer that needs all gradients */
         te_buckets_destroy(&b);
         c.shards = comm.world.size;
         TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));

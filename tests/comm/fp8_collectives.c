@@ -67,7 +67,7 @@ static te_status make(results *out, const te_plan *plan, int random) {
     TE_TRY(te_allocate(&here, &params, te_plan_param_bytes(plan)));
     TE_TRY(te_allocate(&here, (void **)&grads, te_plan_grad_bytes(plan)));
     TE_TRY(te_model_bind(&model, plan, param, count, params, grads, &here));
-    /* seeded by a parameter's index, not by its op's: the lists have different ops in between */
+    /* the seed depends on the index of the parameter, not of its op, because the lists have different ops in between */
     for (int i = 0; i < model.param_count; i++)
         TE_TRY(te_fill_normal(param[i].data, param[i].dtype, param[i].rows * param[i].cols,
                               param[i].rows == 1 || param[i].cols == 1 ? 1.0f : 0.0f, 0.1f, (uint64_t)random,
@@ -116,7 +116,7 @@ static te_status run(int *wrong) {
                 *wrong += differ(name, "inference", all[0].inferred, all[i].inferred, ROWS * WIDTH, 2);
                 *wrong += differ(name, "y", all[0].y, all[i].y, ROWS * WIDTH, 2);
                 *wrong += differ(name, "dx", all[0].dx, all[i].dx, ROWS * WIDTH, 2);
-                if (i < 2 || plans[recipe][i] != gathered_fp8_block_plan()) /* its bias gradients are summed by rows, not by tiles */
+                if (i < 2 || plans[recipe][i] != gathered_fp8_block_plan()) /* whose bias gradients are sums over rows instead of tiles, in another order */
                     *wrong += differ(name, "gradients", all[0].grads, all[i].grads,
                                      te_plan_grad_bytes(plans[recipe][0]) / 4, 4);
             }

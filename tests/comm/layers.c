@@ -32,12 +32,12 @@ enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HID
     TE_SEQUENTIAL(name##_sp2, (f32, (rows, shard)), RANKS(BLOCK##_SP, args, 2))                                       \
     TE_SEQUENTIAL(name##_sp4, (f32, (rows, shard)), RANKS(BLOCK##_SP, args, 4))
 LAYERS(LISTS)
-#define TURN (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 16)
-TE_SEQUENTIAL(llama31, f32, TE_LLAMA31_BLOCK(b, HIDDEN, FFN, 8, 4, 6, TURN))
-TE_SEQUENTIAL(llama31_tp2, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 2, TURN))
-TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, TURN))
-TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, TURN))
-TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, TURN))
+#define ROPE_OPTIONS (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 16)
+TE_SEQUENTIAL(llama31, f32, TE_LLAMA31_BLOCK(b, HIDDEN, FFN, 8, 4, 6, ROPE_OPTIONS))
+TE_SEQUENTIAL(llama31_tp2, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 2, ROPE_OPTIONS))
+TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, ROPE_OPTIONS))
+TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, ROPE_OPTIONS))
+TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, ROPE_OPTIONS))
 
 /* The parameters' names in a file: one list for any number of ranks. */
 static const te_packed gpt_file[] = {
@@ -79,7 +79,7 @@ static te_status exchange(const layer *l, int whole) {
     const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
     te_packed parts[LLAMA_FILE];
     int count = 0;
-    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* those in the list */
+    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* the tensors that this list has */
         const te_packed *p = is_gpt ? &gpt_file[i] : &llama_file[i];
         for (int k = 0, has = 0; k < l->model.param_count && !has; k++)
             if (!strcmp(l->param[k].op, p->op)) parts[count++] = *p, has = 1;
@@ -150,7 +150,7 @@ static te_status compare(const char *list, const char *what, const float *got, c
     for (int64_t i = 0; i < n; i++) off += ((double)a[i] - b[i]) * ((double)a[i] - b[i]), size += (double)b[i] * b[i];
     compared += n;
     /* the gradient of k's bias is only rounding, because softmax does not depend on it. False for a NaN. */
-    if (off <= 1.6e-11 * size + 1e-11 * (double)n) return TE_OK; /* relative 4e-6: sums over ranks have another order */
+    if (off <= 1.6e-11 * size + 1e-11 * (double)n) return TE_OK; /* a relative error of 4e-6, because sums over ranks have another order */
     wrong++, printf("rank %d: %s: %s is off by %g, of %g\n", comm.world.rank, list, what, sqrt(off), sqrt(size));
     return TE_OK;
 }

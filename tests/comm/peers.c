@@ -1,10 +1,9 @@
 /* peers.c -- collectives of random kinds, formats and sizes, checked element by element on the device, while ranks are
  * delayed at random. On CUDA most of them go through symmetric memory (te/comm/impl/symmetric_memory.h).
  *
- *     mpirun -n 4 peers COUNT [peers [rows]]      rank 0 prints how many values were compared; with `peers` it is an
- *                                                 error if the ranks have no symmetric memory; `rows`: fused collective
- *                                                 patterns, bit for bit against the same list with each collective as
- *                                                 a step of its own
+ *     mpirun -n 4 peers COUNT [peers [patterns]]  rank 0 prints how many values were compared; with `peers` it is an
+  *                                                 error if the ranks have no symmetric memory; `patterns`: compares
+  *                                                 fused collective patterns bit for bit with the unfused list
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -19,7 +18,7 @@ enum { THREADS = TE_CUDA ? 256 : 1, BLOCKS = TE_CUDA ? 32 : 1, MAX_COUNT = TE_CU
 static te_context here;
 static te_comm comm;
 
-/* Element i of a rank's x: both signs, several magnitudes. */
+/* Element i of a rank's x. Elements have both signs and several magnitudes. */
 TE_BOTH uint32_t mixed(uint32_t a) {
     a = (a ^ (a >> 16)) * 0x7feb352du, a = (a ^ (a >> 15)) * 0x846ca68bu;
     return a ^ (a >> 16);
@@ -39,7 +38,7 @@ typedef struct task {
 
 /* Fused collective patterns: an all_reduce behind a fork and behind a linear, and reduce_scatter .. all_gather. */
 enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 48, INNER = TE_CUDA ? 1024 : 32,
-       ROWS = TE_CUDA ? 128 : 70 /* at most the multiprocessors: norms of more rows sum in another order */ };
+       ROWS = TE_CUDA ? 128 : 70 /* no more rows than multiprocessors, because norms of more rows sum in another order */ };
 #define REDUCED_LIST                                                                                                  \
     (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDE), (add, x2)
 #define LINEAR_LIST                                                                                                  \
@@ -64,7 +63,7 @@ TE_SEQUENTIAL(boundary_unfused, (bf16, (rows, shard)), BOUNDARY_LIST)
 TE_SEQUENTIAL(boundary_fp8_unfused, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY_LIST)
 static_assert((int)boundary_infer_steps + 3 == (int)boundary_unfused_infer_steps, "reduce_scatter, two pointwise kernels, all_gather");
 
-/* x of this rank, after the delay. */
+/* Fills x of this rank, after the delay. */
 TE_FN void fill(const task *t, te_block b) {
     int group;
     const int id = te_lanes_here(THREADS, &group).id;
@@ -76,7 +75,7 @@ TE_FN void fill(const task *t, te_block b) {
 }
 TE_KERNEL(fill_kernel, THREADS, task, fill(te_args, te_at))
 
-/* y must have the bits of the f32 sum in the order of the ranks, rounded once. */
+/* Checks y, which must have the bits of the f32 sum in the order of the ranks, rounded once. */
 TE_FN void compare(const task *t, te_block b) {
     int group;
     const int id = te_lanes_here(THREADS, &group).id;
@@ -90,7 +89,7 @@ TE_FN void compare(const task *t, te_block b) {
                 want = r ? want + one : one;
             }
         t->wrong[slot] += te_load(t->y, i, t->dtype) != te_round_to(want, t->dtype);
-        te_store(t->y, i, -1.0f, t->dtype); /* so that a missing store is seen the next time */
+        te_store(t->y, i, -1.0f, t->dtype); /* so that the next comparison notices a missing store */
     }
 }
 TE_KERNEL(compare_kernel, THREADS, task, compare(te_args, te_at))
@@ -99,7 +98,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
     const te_group *g = te_tensor_group(&here);
     const size_t bytes = (size_t)(MAX_COUNT * g->size + SHIFT) * sizeof(float), sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
-    const int per_algorithm = te_max(1, te_min(250, iterations / 4)); /* collectives until the algorithm changes */
+    const int per_algorithm = te_max(1, te_min(250, iterations / 4)); /* the number of collectives with each algorithm */
     void *x = 0, *y = 0;
     task t;
     memset(&t, 0, sizeof t);
@@ -113,12 +112,12 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
         const te_dtype dtypes[3] = {TE_f32, TE_bf16, TE_f16};
         t.seed = u, t.dtype = dtypes[u % 3], t.kind = (int)(u / 3 % 3), t.delay = w % 4 ? 0 : w / 4 % 60000;
         t.count = 1 + v % (MAX_COUNT >> (v >> 24) % 19);
-        if (v & 1 << 23) t.count = te_min(MAX_COUNT, te_round_up(t.count, 8)); /* whole packets */
+        if (v & 1 << 23) t.count = te_min(MAX_COUNT, te_round_up(t.count, 8)); /* a count of whole packets */
         const size_t shift = u & 1 << 20 ? 0 : (u >> 21) % SHIFT * te_dtype_bytes(t.dtype);
         t.x = (char *)x + shift, t.y = t.kind == 0 && u & 1 << 16 ? t.x : (char *)y + shift;
         if (t.kind == 1 && u & 1 << 16) /* in place */
             t.y = (char *)t.x + (size_t)(g->rank * t.count) * te_dtype_bytes(t.dtype);
-        if (g->peers && i % per_algorithm == 0) /* one-shot and two-shot */
+        if (g->peers && i % per_algorithm == 0) /* changes between one-shot and two-shot */
             g->peers->one_shot_bytes = i / per_algorithm % 2 ? 0 : te_min(g->peers->max_bytes, 2 * g->peers->max_bytes / g->size);
         TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (t.kind == 0) TE_TRY(te_group_all_reduce(g, t.y, t.x, t.count, t.dtype, &here));
@@ -144,7 +143,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
 
 /* ---- fused collective patterns ----------------------------------------------------------------------------------- */
 
-/* Counts 16-bit elements that differ, and overwrites b, so that a missing store is seen the next time. */
+/* Counts 16-bit elements that differ, and overwrites b, so that the next comparison notices a missing store. */
 typedef struct comparison { const void *a; void *b; int64_t *wrong, count; } comparison;
 TE_FN void differ(const comparison *t, te_block at) {
     int group;
@@ -244,11 +243,11 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
         const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: differs by rank */
         fused_and_unfused *of = &all[u % 4];
         const int unit = of >= &all[2] ? g->size : 1, max_rows = (u / 4 % 2 ? 16 : ROWS) / unit;
-        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* the number of distinct GEMM shapes is limited */
+        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* limits the number of distinct GEMM shapes */
         const int rows = (int)(1 + v % (uint32_t)max_of * (uint32_t)(max_rows / max_of)) * unit;
         const int local_rows = rows / unit, backward = u / 8 % 4 == 0;
         int64_t pieces = max_bytes;
-        if (g->peers) { /* several rows a block, launches of few rows, one-shot and two-shot */
+        if (g->peers) { /* varies the rows of a block, the rows of a launch, and one-shot or two-shot */
             g->peers->max_blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
             if (u / 128 % 2 == 0 && !(backward && of == &all[1])) /* its backward has a plain all_reduce */
                 pieces = (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
@@ -258,7 +257,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
         t.count = (int64_t)local_rows * of->width;
         TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (backward) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
-        for (int k = 0; k < 2; k++) { /* only patterns may be split: a larger plain all_reduce would go by NCCL */
+        for (int k = 0; k < 2; k++) { /* only a pattern is split into several launches: a larger plain all_reduce would use NCCL */
             if (g->peers) g->peers->max_bytes = k && of < &all[2] ? max_bytes : pieces;
             TE_TRY(passes(of, k, rows, backward, x, &t, mixed(w + (uint32_t)k)));
         }
@@ -282,7 +281,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
 
 int main(int argc, char **argv) {
     const int iterations = argc > 1 ? atoi(argv[1]) : 200, required = argc > 2 && !strcmp(argv[2], "peers");
-    const int rows = argc > 3 && !strcmp(argv[3], "rows");
+    const int patterns = argc > 3 && !strcmp(argv[3], "patterns");
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
@@ -292,18 +291,18 @@ int main(int argc, char **argv) {
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
-    here.gemm_custom = rows && getenv("RANKS_GEMM_CUSTOM") ? atoi(getenv("RANKS_GEMM_CUSTOM")) : here.gemm_custom;
-    if (status == TE_OK) status = rows ? run_patterns(iterations, &compared, &wrong) : run(iterations, &compared, &wrong);
+    here.gemm_custom = patterns && getenv("RANKS_GEMM_CUSTOM") ? atoi(getenv("RANKS_GEMM_CUSTOM")) : here.gemm_custom;
+    if (status == TE_OK) status = patterns ? run_patterns(iterations, &compared, &wrong) : run(iterations, &compared, &wrong);
     const te_peer_memory *peers = status == TE_OK ? te_tensor_group(&here)->peers : 0;
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&here));
     else if (required && size > 1 && !peers) wrong += printf("rank %d: the ranks have no symmetric memory\n", rank);
     else if (!rank || wrong)
         printf("rank %d of %d: %lld values, %lld wrong; %lld of %d collectives through symmetric memory\n", rank, size,
                (long long)compared, (long long)wrong, peers ? (long long)peers->collectives : 0LL, iterations);
-    if (rows && peers && !rank)
+    if (patterns && peers && !rank)
         printf("%lld fused patterns, %lld that gather FP8, %lld behind a GEMM that sends\n", (long long)peers->fused,
                (long long)peers->fused_fp8, (long long)peers->gemms);
-    if (rows && required && (!peers || peers->fused < iterations || !peers->fused_fp8 || !peers->gemms))
+    if (patterns && required && (!peers || peers->fused < iterations || !peers->fused_fp8 || !peers->gemms))
         wrong += printf("rank %d: the patterns were not fused\n", rank);
     fflush(stdout);
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */

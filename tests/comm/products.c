@@ -14,7 +14,7 @@
 
 #include "te/te.h"
 
-/* Narrow: no split over k. Wide: on 132 multiprocessors some tiles are split over k. */
+/* With the width NARROW no GEMM is split over k. With WIDE some tiles are, on 132 multiprocessors. */
 enum { NARROW = TE_CUDA ? 512 : 16, INNER = TE_CUDA ? 768 : 48, HEAD = INNER / 6, WIDE = TE_CUDA ? 2560 : 32,
        MAX_ROWS = TE_CUDA ? 4096 : 64 };
 #define NARROW_LIST                                                                                                   \
@@ -31,7 +31,7 @@ TE_SEQUENTIAL(with_rope, (bf16, (rows, shard)), ROPE_LIST)
 TE_SEQUENTIAL(wide, (f16, (rows, shard)), WIDE_LIST)
 TE_SEQUENTIAL(narrow_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), NARROW_LIST)
 TE_SEQUENTIAL(wide_fp8, (bf16, (rows, shard), (recipe, fp8_delayed), (gradients, e4m3)), WIDE_LIST)
-TE_SEQUENTIAL(current, (bf16, (rows, shard), (recipe, fp8_current)), NARROW_LIST) /* its rows are gathered in bf16 */
+TE_SEQUENTIAL(current, (bf16, (rows, shard), (recipe, fp8_current)), NARROW_LIST) /* all_gather sends bf16 rows */
 TE_SEQUENTIAL(recomputed, (bf16, (rows, shard), (recipe, fp8_delayed)),
               (fork, x1), (recompute, r), (rmsnorm, n, NARROW), (all_gather, g), (frozen_linear, fc1, NARROW, INNER, (shard, columns)),
               (gelu, a), (linear, fc2, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (end_recompute, r), (add, x1))
@@ -75,7 +75,7 @@ typedef struct layer {
     te_recipes recipes;
     te_model *models[1]; /* for the recipes and the buckets */
     te_buckets buckets;
-    int watched; /* by the buckets, in this iteration */
+    int watched; /* whether te_buckets watches this iteration */
     int width;
     size_t workspace; /* te_plan_workspace_bytes */
     void *params, *scales, *x, *dy, *y, *dx, *inferred, *saved[2]; /* saved: from te_comm_allocate and from te_allocate */
@@ -116,7 +116,7 @@ static te_status drop(layer *l) {
     te_buckets_destroy(&l->buckets);
     return te_comm_release(&comm, l->saved[0], &here);
 }
-/* All passes of `rows` rows, with saved[which]. */
+/* Runs all passes on `rows` rows, with saved[which]. */
 typedef struct task {
     layer *l;
     int rows, which;
@@ -145,7 +145,7 @@ static te_status passes_of(const task *t, te_context *ctx) {
                          l->plan, &l->model, &batch, ctx);
     return status == TE_OK && l->watched ? te_buckets_finish(&l->buckets, ctx) : status;
 }
-/* The same, with exactly the workspace of te_plan_workspace_bytes. */
+/* Runs all passes with a workspace of exactly te_plan_workspace_bytes. */
 static te_status passes(const te_graph *g, const void *arg, te_context *ctx) {
     const task *t = (const task *)arg;
     const size_t bytes = ctx->workspace_bytes;
@@ -178,7 +178,7 @@ static te_status make_all(const task *t, int captured, char *out) {
     }
     return te_comm_synchronize(&here);
 }
-/* How many elements of two results differ. */
+/* The number of elements in which two results differ. */
 static int64_t differ(const layer *l, int rows, const char *a, const char *b, int iteration) {
     static const char *const names[4] = {"inference", "forward", "dx", "gradients"};
     const size_t bytes = (size_t)(rows / comm.tensor.size) * (size_t)l->width * 2;
@@ -206,14 +206,14 @@ static te_status draw(layer *l, int i) {
     TE_TRY(te_fill_normal(l->x, l->plan->dtype, count, 0.0f, 1.0f, 100 + (uint64_t)i, local, &here));
     return te_fill_normal(l->dy, l->plan->dtype, count, 0.0f, 1.0f, 100 + (uint64_t)i, local + 1, &here);
 }
-/* A first step, which finds the scales of fp8_delayed. */
+/* Runs a first step, after which fp8_delayed has scales. */
 static te_status first_step(layer *l) {
     const task t = {l, MAX_ROWS, 0, 0};
     TE_TRY(draw(l, -1));
     TE_TRY(passes(0, &t, &here));
     return te_recipes_step(&l->recipes, &here);
 }
-/* Whether rows are gathered in FP8: if the scales are marked as common to all ranks. */
+/* Selects whether rows are gathered in FP8, by marking the scales as common to all ranks or not. */
 static void gather_in_fp8(layer *l, int common) {
     for (int i = 0; i < (int)(sizeof l->param / sizeof l->param[0]); i++)
         if (l->param[i].fp8.scales) l->param[i].fp8.common = common;
@@ -228,19 +228,19 @@ static te_status compare_once(layer *l, int i, char *out[2], int64_t *compared, 
     const task t = {l, rows, which, mixed(u + 77 + (uint32_t)comm.tensor.rank)};
     TE_TRY(draw(l, i));
     l->watched = u / 1024 % 4 == 0;
-    if (memory) memory->two_kernel_bytes = u / 4096 % 2 ? 0 : INT64_MAX; /* summed in the epilogue, or by a second kernel */
+    if (memory) memory->two_kernel_bytes = u / 4096 % 2 ? 0 : INT64_MAX; /* the sum is in the epilogue, or in a second kernel */
     for (int run = 0; run < 2; run++) TE_TRY(make_all(&t, run && i % 5 == 4, out[0]));
     if (memory) {
         const int can = rows % tile == 0, two = is_twice(l->plan);
         const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1],
                       beside = memory->gathered_beside - before[2];
-        /* one in each of three passes, but forward's must go to symmetric memory; `recomputed` saves none, and gathers x again in backward */
+        /* one overlap in each of three passes. Forward's needs symmetric memory; `recomputed` saves no x and gathers it a second time in backward */
         const int each = l->plan == current_plan() ? 0 : l->plan == recomputed_plan() ? 4 : 3 - which, gathers = can ? (2 * each) << two : 0;
         if (must && (gathered != gathers || scattered != (can ? 6 << two : 0) || beside != (can && two && !l->watched ? 2 : 0)))
             *wrong += 1 + printf("rank %d: iteration %d, %s, %d rows: %lld gathers, %lld of them with a weight gradient beside them, and "
                                  "%lld scatters overlapped\n", comm.tensor.rank, i, l->plan->name, rows, (long long)gathered,
                                  (long long)beside, (long long)scattered);
-        /* FP8: the GEMM that scatters accumulates in the tensor cores alone, another kernel would not */
+        /* in FP8 the GEMM that scatters accumulates in the tensor cores only, and another kernel would not */
         if (is_wide || l->plan->fp8 || u / 32 % 2) memory->serial = 1;
         else comm.tensor.memory = 0;
     }

@@ -2,7 +2,7 @@
  * losses do not depend on the number of ranks. tests/comm.sh runs it as several processes.
  *
  *     mpirun -n 4 ranks ops                        rank 0 prints how many values were compared
- *     mpirun -n 2 ranks rows COUNT                 COUNT times: a fused all_reduce pattern against its unfused steps
+ *     mpirun -n 2 ranks patterns COUNT             COUNT times: a fused all_reduce pattern against its unfused steps
  *     mpirun -n 4 ranks gpt TENSOR                 rank 0 prints the losses of 50 steps; TENSOR ranks share a replica
  *     mpirun -n 4 ranks stall SECONDS              rank 1 hangs: the others time out after so many seconds
  *     mpirun -n 4 ranks leave SECONDS              rank 1 is killed
@@ -21,7 +21,7 @@ static te_comm comm;
 
 /* ---- collective ops ---------------------------------------------------------------------------------------------- */
 
-enum { WIDTH = 13, BATCH = 3, SEQ = 5 }; /* BATCH * SEQ rows a rank */
+enum { WIDTH = 13, BATCH = 3, SEQ = 5 }; /* a rank has BATCH * SEQ rows */
 
 #define LISTS(dtype)                                                                                                  \
     TE_SEQUENTIAL(gather_##dtype, (dtype, (rows, shard), (width, WIDTH)), (all_gather, c))                            \
@@ -32,7 +32,7 @@ LISTS(f32)
 LISTS(bf16)
 LISTS(f16)
 
-/* A fused pattern that begins with an all_reduce, and the same list in which the all_reduce is a step of its own. */
+/* A fused pattern that begins with an all_reduce, and the same list without that pattern. */
 enum { ROW_WIDTH = 264, MAX_ROWS = 300 };
 #define REDUCED_LIST                                                                                              \
     (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, ROW_WIDTH), (add, x2)
@@ -54,7 +54,7 @@ SUMMED(bf16, 264)
 
 static int64_t compared, wrong;
 
-/* A rank's element of row, col before the collective: both signs, several magnitudes. */
+/* Element (row, col) of a rank before the collective. Elements have both signs and several magnitudes. */
 static double value_of(int rank, int64_t row, int col, te_dtype dtype) {
     uint32_t u[4];
     uint8_t storage[4];
@@ -62,7 +62,7 @@ static double value_of(int rank, int64_t row, int col, te_dtype dtype) {
     te_store(storage, 0, (te_uniform(u[0]) - 0.5f) * (u[1] % 8 ? 1.0f : 100.0f), dtype);
     return (double)te_load(storage, 0, dtype);
 }
-/* The sum over the ranks, and *size: that of the magnitudes. */
+/* The sum over the ranks; *size is the sum of magnitudes. */
 static double sum_of(int64_t row, int col, te_dtype dtype, int ranks, double *size) {
     double sum = 0;
     *size = 0;
@@ -108,7 +108,7 @@ static te_status tensor_of(te_tensor *t, te_dtype dtype, int64_t rows, int rank)
     *t = te_matrix(p, dtype, rows, WIDTH);
     return TE_OK;
 }
-/* Forward and backward of a list with x and dy from value_of. wy, wx: the expected y and dx. */
+/* Checks forward and backward of a list with x and dy from value_of. wy, wx: the expected y and dx. */
 static te_status run_list(const te_plan *plan, expected wy, expected wx) {
     const te_group *g = te_tensor_group(&ctx);
     const int64_t part = BATCH * SEQ, all = part * g->size;
@@ -130,13 +130,13 @@ static te_status run_list(const te_plan *plan, expected wy, expected wx) {
     TE_TRY(te_plan_backward(dx, dy, &saved, plan, &m, &batch, &ctx));
     TE_TRY(check(plan->name, y, wy, g));
     TE_TRY(check(plan->name, dx, wx, g));
-    TE_TRY(te_plan_forward(y, 0, x, plan, &m, &batch, &ctx)); /* and inference */
+    TE_TRY(te_plan_forward(y, 0, x, plan, &m, &batch, &ctx)); /* without saved: inference */
     TE_TRY(check(plan->name, y, wy, g));
     void *const memory[5] = {saved.memory, x.data, y.data, dx.data, dy.data};
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
     return TE_OK;
 }
-/* copy_to_group is the identity in forward, and the scale behind it doubles. */
+/* The expected y: copy_to_group is the identity in forward, and the scale behind it doubles. */
 static te_status run_copy(const te_plan *plan) {
     const te_group *g = te_tensor_group(&ctx);
     te_model m;
@@ -155,7 +155,7 @@ static te_status run_copy(const te_plan *plan) {
     TE_TRY(te_plan_forward(y, &saved, x, plan, &m, &batch, &ctx));
     TE_TRY(te_plan_backward(dx, dy, &saved, plan, &m, &batch, &ctx));
     TE_TRY(check(plan->name, dx, TWICE, g));
-    float *const half = (float *)malloc((size_t)(BATCH * SEQ * WIDTH) * sizeof(float)); /* y is 2 x: halved it is x */
+    float *const half = (float *)malloc((size_t)(BATCH * SEQ * WIDTH) * sizeof(float)); /* y / 2, which is x */
     if (!half) return TE_ERROR_MEMORY;
     TE_TRY(te_copy(&ctx, half, y.data, (size_t)(BATCH * SEQ * WIDTH) * te_dtype_bytes(y.dtype)));
     TE_TRY(te_synchronize(&ctx));
@@ -168,7 +168,7 @@ static te_status run_copy(const te_plan *plan) {
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
     return TE_OK;
 }
-/* y of forward and of inference, on random rows that differ by rank. */
+/* Returns y of forward and of inference, on random rows that differ by rank. */
 static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
     const size_t bytes = (size_t)(rows * ROW_WIDTH) * sizeof *y;
     te_model m;
@@ -200,7 +200,7 @@ static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
 }
 static te_status compare_fused(int times) {
     static uint16_t y[2][2 * MAX_ROWS * ROW_WIDTH];
-    const int max_rows = TE_CUDA ? 128 : MAX_ROWS; /* at most the multiprocessors: norms of more rows sum in another order */
+    const int max_rows = TE_CUDA ? 128 : MAX_ROWS; /* no more rows than multiprocessors, because norms of more rows sum in another order */
     const int64_t first[3] = {1, 15, max_rows};
     for (int i = 0; i < times; i++) {
         const int64_t rows = i < 3 ? first[i] : 1 + (i * 37) % max_rows, count = 2 * rows * ROW_WIDTH;
@@ -235,14 +235,14 @@ static void in_doubles(double *y, double *bound, int w, int64_t row, const doubl
         const double d = v[i] - mean, off_d = off[i] + off_mean;
         square += d * d / w, off_square += (2 * fabs(d) * off_d + off_d * off_d + w * f32 * d * d) / w;
     }
-    const double rstd = 1 / sqrt(square + 1e-5), off_rstd = off_square / (square + 1e-5); /* twice the first order */
+    const double rstd = 1 / sqrt(square + 1e-5), off_rstd = off_square / (square + 1e-5); /* twice the first-order error */
     for (int i = 0; i < w; i++) {
         const double d = v[i] - mean, of_d = d * rstd * in[2 * w + i];
         y[i] = of_d + in[3 * w + i];
         bound[i] = fabs(in[2 * w + i]) * rstd * (off[i] + off_mean) + fabs(of_d) * (off_rstd + 8 * f32) + u * fabs(y[i]);
     }
 }
-/* One of these lists, with `rows` rows a rank. */
+/* Checks one of these lists, with `rows` rows on each rank. */
 static te_status summed(const te_plan *plan, int64_t rows, int is_boundary) {
     const te_group *g = te_tensor_group(&ctx);
     const int w = plan->in;
@@ -312,7 +312,7 @@ static te_status all_summed(void) {
     TE_TRY(run_list(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
     TE_TRY(run_list(reduce_##dtype##_plan(), REDUCED, SAME));        \
     TE_TRY(run_copy(copy_##dtype##_plan()))
-/* An all_gather of FP8 keeps all bits, NaNs too; the count must be even. */
+/* An all_gather of FP8 must copy all bits, those of NaNs, too. The number of elements must be even. */
 static te_status gather_fp8(void) {
     enum { COUNT = 514 };
     const te_group *g = te_tensor_group(&ctx);
@@ -366,7 +366,7 @@ TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
 TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2)) /* for tensor groups of 2 ranks */
 /* [list] */
 
-static int frozen; /* some of the parameters */
+static int frozen; /* whether some of the parameters are frozen */
 
 /* Freezes parameters of several kinds, sharded over the tensor group and not, with NaN in the memory of their gradients. */
 static te_status freeze_some(te_model *m) {
@@ -380,7 +380,7 @@ static te_status freeze_some(te_model *m) {
     }
     return TE_OK;
 }
-/* The NaN must still be there. */
+/* Checks that the NaN is still there. */
 static te_status check_frozen(const te_model *m) {
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
@@ -393,12 +393,12 @@ static te_status check_frozen(const te_model *m) {
     }
     return TE_OK;
 }
-/* Trains on this replica's share of SEQUENCES sequences, of which this rank has its rows. */
+/* Trains on the sequences of this replica, of SEQUENCES in all. The ranks of the replica divide their rows. */
 static te_status losses_of(te_model *m, void *params, void *grads) {
     const te_plan *plan = m->plan;
     te_model *models[1] = {m};
     const te_group *t = te_tensor_group(&ctx), *d = te_data_group(&ctx);
-    const int sequences = SEQUENCES / d->size, rows = sequences * LENGTH, own = rows / t->size;
+    const int sequences = SEQUENCES / d->size, rows = sequences * LENGTH, rank_rows = rows / t->size;
     te_saved saved;
     te_batch batch;
     te_adamw opt;
@@ -423,7 +423,7 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
     for (int step = 0; step < STEPS; step++) {
         float mean = 0;
-        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens are a function of the one before */
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens depend on the one before */
             uint32_t u[4];
             te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
             text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
@@ -431,14 +431,14 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
         TE_TRY(te_copy(&ctx, tokens, text, sizeof text));
         TE_TRY(te_synchronize(&ctx));
         /* [step] */
-        TE_TRY(te_plan_forward(te_matrix(loss, TE_f32, own, 1), &saved, te_none(), plan, m, &batch, &ctx));
+        TE_TRY(te_plan_forward(te_matrix(loss, TE_f32, rank_rows, 1), &saved, te_none(), plan, m, &batch, &ctx));
         TE_TRY(te_plan_backward(te_none(), te_none(), &saved, plan, m, &batch, &ctx));
         TE_TRY(te_reduce_gradients(models, 1, &ctx));
         TE_TRY(te_adamw_step(&opt, &ctx));
         /* [step] */
-        TE_TRY(te_copy(&ctx, one_loss, loss, (size_t)own * sizeof(float)));
+        TE_TRY(te_copy(&ctx, one_loss, loss, (size_t)rank_rows * sizeof(float)));
         TE_TRY(te_comm_synchronize(&ctx));
-        for (int i = 0; i < own; i++) mean += one_loss[i] / (SEQUENCES * LENGTH);
+        for (int i = 0; i < rank_rows; i++) mean += one_loss[i] / (SEQUENCES * LENGTH);
         TE_TRY(te_copy(&ctx, loss, &mean, sizeof mean));
         TE_TRY(te_group_all_reduce(&comm.world, loss, loss, 1, TE_f32, &ctx));
         TE_TRY(te_copy(&ctx, &mean, loss, sizeof mean));
@@ -502,7 +502,7 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();
-        else if (!strcmp(mode, "rows")) status = compare_fused(number);
+        else if (!strcmp(mode, "patterns")) status = compare_fused(number);
         else if (fails) status = run_without(!strcmp(mode, "leave"));
         else status = number == 2 ? run_gpt2() : run_gpt1();
     }

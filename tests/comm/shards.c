@@ -31,7 +31,7 @@ static uint32_t bits_of(float x) {
     memcpy(&u, &x, 4);
     return u;
 }
-/* The bits must be the same, or the values differ by at most `off`. */
+/* Checks that two values have the same bits, or differ by at most `off`. */
 static void compare(const char *name, int64_t at, float got, float want, double off) {
     compared++;
     if (bits_of(got) == bits_of(want) || fabs((double)got - want) <= off) return;
@@ -55,7 +55,7 @@ TE_SEQUENTIAL(wide, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 
 TE_SEQUENTIAL(parts, f32, (copy_to_group, g), (linear, p, 13, 24, (shard, columns)), (gelu, act),
               (linear, q, 24, 13, (shard, rows)), (all_reduce, r), (bias, q_b, 13))
 
-/* Under the rule muon it is updated by AdamW, and large enough to be sharded by itself. */
+/* With the rule muon, AdamW updates this one, which is large enough to be sharded. */
 TE_SEQUENTIAL(large, f32, (embedding, rows, 1031, 67))
 
 enum { MODELS = 5, LARGEST = 1031 * 67 };
@@ -118,7 +118,7 @@ static te_status compare_replicas(const char *name, const replica *got, const re
     while (te_params_next(&g) && te_params_next(&w)) {
         const int64_t n = g.param->rows * g.param->cols;
         const te_dtype dtype = g.param->dtype;
-        /* the clipping factor is rounded by the order of the norm's sum: relative to lr, or to the format */
+        /* another order of the norm's sum changes the clipping factor by a rounding: relative to lr, or to the format */
         const double off = !clips ? 0 : dtype == TE_f32 ? 1e-6 : 1.0 / 64;
         TE_TRY(read_back(a, g.param->data, (size_t)n * te_dtype_bytes(dtype)));
         TE_TRY(read_back(b, w.param->data, (size_t)n * te_dtype_bytes(dtype)));
@@ -146,13 +146,13 @@ static int64_t bytes_of(char **bytes, const char *path) {
     if (f) (void)fclose(f);
     return got == n ? n : -1;
 }
-/* Both must save the same file. Then `own` is overwritten, and loads it. */
-static te_status through_file(const char *name, replica *own, replica *all, const char *path) {
-    const te_named_model of_own[MODELS] = {{"a", &own->a.model}, {"b", &own->b.model}, {"c", &own->c.model},
-                                           {"d", &own->d.model}, {"e", &own->e.model}},
+/* Both replicas must save the same file. Then `sharded` is overwritten, and loads the file. */
+static te_status through_file(const char *name, replica *sharded, replica *all, const char *path) {
+    const te_named_model of_sharded[MODELS] = {{"a", &sharded->a.model}, {"b", &sharded->b.model}, {"c", &sharded->c.model},
+                                           {"d", &sharded->d.model}, {"e", &sharded->e.model}},
                          of_all[MODELS] = {{"a", &all->a.model}, {"b", &all->b.model}, {"c", &all->c.model},
                                            {"d", &all->d.model}, {"e", &all->e.model}};
-    const te_checkpoint first = {of_own, MODELS, &own->opt, 1, 0, 0, 0, 0},
+    const te_checkpoint first = {of_sharded, MODELS, &sharded->opt, 1, 0, 0, 0, 0},
                         second = {of_all, MODELS, &all->opt, 1, 0, 0, 0, 0};
     char *a = 0, *b = 0;
     TE_TRY(te_checkpoint_save(path, &first, &ctx));
@@ -163,34 +163,34 @@ static te_status through_file(const char *name, replica *own, replica *all, cons
     if (n != m || n < 0 || (n && memcmp(a, b, (size_t)n))) wrong++, printf("%s: the files differ\n", name);
     free(a), free(b);
     for (int i = 0; i < MODELS; i++)
-        TE_TRY(te_fill(&ctx, own->memory[2 * i], 0xff, te_plan_param_bytes(own->models[i]->plan)));
-    TE_TRY(te_fill(&ctx, own->opt.m, 0xff, (size_t)own->opt.m_elements * te_dtype_bytes(own->opt.moments)));
-    TE_TRY(te_fill(&ctx, own->opt.v, 0xff, (size_t)own->opt.v_elements * te_dtype_bytes(own->opt.moments)));
+        TE_TRY(te_fill(&ctx, sharded->memory[2 * i], 0xff, te_plan_param_bytes(sharded->models[i]->plan)));
+    TE_TRY(te_fill(&ctx, sharded->opt.m, 0xff, (size_t)sharded->opt.m_elements * te_dtype_bytes(sharded->opt.moments)));
+    TE_TRY(te_fill(&ctx, sharded->opt.v, 0xff, (size_t)sharded->opt.v_elements * te_dtype_bytes(sharded->opt.moments)));
     return loaded(&first, path);
 }
 static te_status states_of(const char *name, te_adamw_config config, int bad, const char *path) {
-    static replica all, own;
+    static replica all, sharded;
     const int ranks = te_data_group(&ctx)->size, clips = config.max_norm > 0;
     config.grad_scale = 1.0f / (float)ranks;
     TE_TRY(bind_replica(&all, &config));
     config.shards = ranks;
-    TE_TRY(bind_replica(&own, &config));
-    /* a shard of the states and the rounding; with Muon one matrix more, and the small tensors */
+    TE_TRY(bind_replica(&sharded, &config));
+    /* a shard and its rounding; with Muon also one matrix and the small tensors */
     const int64_t rest = config.rule == TE_RULE_muon ? 67 * 131 + 13 * 37 + 61 * 67 + 12 * TE_PARAM_ALIGN : 0;
     const int64_t amax = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN + rest;
-    wrong += ranks > 1 && own.opt.m_elements > amax;
+    wrong += ranks > 1 && sharded.opt.m_elements > amax;
     for (int step = 0; step < 4; step++) {
-        if (step == 3 && !clips) TE_TRY(through_file(name, &own, &all, path));
+        if (step == 3 && !clips) TE_TRY(through_file(name, &sharded, &all, path));
         TE_TRY(fill_gradients(&all, step, bad && step == 1));
-        TE_TRY(fill_gradients(&own, step, bad && step == 1));
+        TE_TRY(fill_gradients(&sharded, step, bad && step == 1));
         TE_TRY(te_reduce_gradients(all.models, MODELS, &ctx));
-        if (step < 2) TE_TRY(te_adamw_reduce(&own.opt, &ctx));
-        else TE_TRY(te_reduce_gradients(own.models, MODELS, &ctx)); /* it sums more than necessary, which must not matter */
+        if (step < 2) TE_TRY(te_adamw_reduce(&sharded.opt, &ctx));
+        else TE_TRY(te_reduce_gradients(sharded.models, MODELS, &ctx)); /* it sums more than necessary, which must not matter */
         TE_TRY(te_adamw_step(&all.opt, &ctx));
-        TE_TRY(te_adamw_step(&own.opt, &ctx));
-        TE_TRY(compare_replicas(name, &own, &all, clips));
+        TE_TRY(te_adamw_step(&sharded.opt, &ctx));
+        TE_TRY(compare_replicas(name, &sharded, &all, clips));
     }
-    for (int i = 0; i < 2 * MODELS + 1; i++) te_release(&ctx, all.memory[i]), te_release(&ctx, own.memory[i]);
+    for (int i = 0; i < 2 * MODELS + 1; i++) te_release(&ctx, all.memory[i]), te_release(&ctx, sharded.memory[i]);
     return TE_OK;
 }
 static int two_of_them(const te_model *model, const te_param *p) {
@@ -220,8 +220,8 @@ static te_status run_states(const char *path) {
 
 /* ---- the vocabulary ---------------------------------------------------------------------------------------------- */
 
-/* With 4 ranks each has 15 columns of the small vocabulary. For the large one linear_cross_entropy works on pieces of rows
- * or, of 2 ranks, of columns. */
+/* Of 4 ranks, each has 15 columns of the small vocabulary. For the large one, linear_cross_entropy computes pieces of rows
+ * or, with 2 ranks, of columns. */
 enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300 };
 
 #define LOSS (label_smoothing, 0.1f), (z_loss, 1e-2f)
@@ -251,7 +251,7 @@ static_assert((int)row_f322_forward_steps == 2 && (int)row_f322_backward_steps =
 /* The results of a list: y of forward and of inference, dx, the weight's gradient. */
 typedef struct made {
     float y[2][ROWS * WIDTH], dx[ROWS * WIDTH], grad[LARGE * WIDTH];
-    int64_t elements, first; /* of the weight: this rank's */
+    int64_t elements, first; /* this rank's part of the weight */
 } made;
 static te_status make(made *m, const te_plan *plan, int vocabulary) {
     static uint8_t v[ROWS * WIDTH * 4];
@@ -304,8 +304,8 @@ static double largest(const float *v, int64_t n) {
     for (int64_t i = 0; i < n; i++) amax = fabs((double)v[i]) > amax ? fabs((double)v[i]) : amax;
     return amax;
 }
-/* An embedding has the same bits. The rest are sums over rows or the vocabulary of terms whose magnitudes add up to no less than
- * the largest element: f32 rounds as often, and in 16 bits dlogits, each rank's dx and their sum are rounded. */
+/* The bounds. An embedding must have the same bits. The other results are sums over rows or the vocabulary: the bound of f32 is
+ * relative to the largest element, and in 16 bits dlogits, each rank's dx and their sum are rounded, too. */
 static te_status vocabulary_of(const te_plan *shared, const te_plan *whole, int vocabulary) {
     static made got, want;
     const int tokens = te__from_tokens(whole);
@@ -388,7 +388,7 @@ static te_status losses_of(te_model *m, te_param *table, te_param *head, task t)
     batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
     for (int step = t.first; step < t.last; step++) {
         float mean = 0;
-        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens are a function of the one before */
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* three of four tokens depend on the one before */
             uint32_t u[4];
             te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
             text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
@@ -432,7 +432,7 @@ TRAIN(gpt4)
 TE_SEQUENTIAL(fp8, (f32, (recipe, fp8_delayed)), (linear, up, 16, 32), (gelu, act), (linear, down, 32, 16))
 enum { FP8_ROWS = 16, FP8_STEPS = 4, FP8_PRODUCTS = 2, FP8_TENSORS = 3 * FP8_PRODUCTS };
 
-/* A rank's amaxes since the last step; in the first step, when scales are current ones, they are in the histories. */
+/* The amaxes of a rank since the last step. After the first step, which computes current scales, they are in the histories. */
 static te_status local_amax(float amax[FP8_TENSORS], const te_recipes *r, int step) {
     static float history[FP8_TENSORS * TE_SCALES_MAX_HISTORY];
     const te_scales *s = &r->scales;
@@ -446,7 +446,7 @@ static te_status run_scales(void) {
     static fp8 m;
     static te_recipes recipes;
     const int ranks = comm.world.size;
-    const te_scale_rule own = te__scale_rule_current();
+    const te_scale_rule rule = te__scale_rule_current();
     te_model *models[1] = {&m.model};
     te_recipes_config config = te_recipes_defaults();
     te_saved saved;
@@ -481,7 +481,7 @@ static te_status run_scales(void) {
             batch.accumulate = 1;
         }
         batch.accumulate = 0;
-        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* as an optimizer step would change them */
+        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* new weights, as after an optimizer step */
         TE_TRY(local_amax(amax[comm.world.rank], &recipes, step));
         TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, amax[comm.world.rank], sizeof amax[0]));
         TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
@@ -497,7 +497,7 @@ static te_status run_scales(void) {
             wrong += !(past[i] > 0) || (!step && !finite);
             compare("scale", i, scale[i], te_scale_of_amax(past[i], te_fp8_max(i < 4 ? TE_e4m3 : TE_e5m2), &config.rule), 0);
         }
-        /* weights: the scale is common to all ranks, whatever this one's amax is */
+        /* weights: all ranks have the same scale, though their amaxes differ */
         TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, scale, sizeof scale));
         TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
                                    &ctx));
@@ -505,7 +505,7 @@ static te_status run_scales(void) {
         float w[16 * 32], largest = 0;
         TE_TRY(read_back(w, m.up.weight.data, sizeof w));
         for (int i = 0; i < 16 * 32; i++) largest = fmaxf(largest, fabsf(w[i]));
-        wrong += scale[0] > te_scale_of_amax(largest, te_fp8_max(TE_e4m3), &own);
+        wrong += scale[0] > te_scale_of_amax(largest, te_fp8_max(TE_e4m3), &rule);
         for (int i = 0; i < FP8_TENSORS; i++) compare("scale of rank 0", i, scale[i], amax[0][i], 0);
     }
     recipes.config.ranks = ranks + 1;
@@ -541,7 +541,7 @@ static te_status run_refuse(void) { /* 2 ranks, which are replicas */
     refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     refuses(te_adamw_reduce(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
     opt.config.shards = 2;
-    /* a list for tensor groups of 3 ranks on one of 1 */
+    /* a list for tensor groups of 3 ranks, in a group of 1 */
     static made nothing;
     refuses(make(&nothing, loss_f323_plan(), VOCABULARY), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
     /* checkpoints: rank 0 cannot write; the ranks have different tensors; a value is infinite */

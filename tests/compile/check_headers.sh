@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Each header of te/ compiles alone: as C11 by gcc and clang, as C++17 by g++, and as CUDA by nvcc where there is one
-# (for sm_90a, as far as PTX: nvcc's pass over device code sees the functions of both targets in a quarter of the time of
-# all its passes; te/te.h whole, and for sm_80 too).
+# Each header of te/ must compile alone: as C11 by gcc and clang, as C++17 by g++, and as CUDA by nvcc if there is one. nvcc compiles
+# to PTX for sm_90a only, which takes a quarter of the time and sees the functions of both targets; te/te.h it compiles completely, and
+# for sm_80, too.
 # A header for one target is named *_host.h or *_cuda.h, or has a line `/* target: host */` or `/* target: cuda */`.
 #
 #     tests/compile/check_headers.sh [header...]
@@ -18,7 +18,7 @@ compile() { # COMPILER SOURCE [OPTION of nvcc...]
     esac
 }
 
-# One header, included twice, by one compiler. Called by xargs, below.
+# Compiles one header, included twice, by one compiler. Called by xargs, below.
 if [[ ${1-} == --one ]]; then
     source=$(mktemp)
     trap 'rm -f "$source"' EXIT

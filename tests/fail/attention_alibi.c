@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): alibi must be 0 or 1
-// The slopes follow from the number of heads.
+// alibi is a switch: the slopes follow from the number of heads.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (alibi, 1)))

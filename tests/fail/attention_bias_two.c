@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): bias and relative_bias do not go together
-// One is a table of pairs, the other of distances.
+// Attention adds one bias: bias is a table by query and key, relative_bias a table by their distance.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (relative_bias, 32)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): causal must be 0 or 1
-// The window has options of its own.
+// causal is a switch; the options window_left and window_right set the size of a window.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (causal, 1)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): fp8 does not go with dropout
-// The kernel in FP8 has a mask and a window, and no other option.
+// The FP8 kernel supports causal masking and a window, and no other option.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, bf16, (attention, attn, 2, 2, 64, (window_left, 20), (fp8, 1)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): max_logit must be 0 or 1
-// It is a switch.
+// max_logit is a switch: it asks for the largest logit to be stored, and is no limit.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (max_logit, 1)))

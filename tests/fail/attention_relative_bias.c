@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): relative_bias needs 2 to 1024 buckets (if not causal, an even number from 4 on) and a max_distance above a half of one side, up to 65536
-// With keys on both sides of a query the buckets are halved.
+// If not causal, one half of the 32 buckets is for each side, and max_distance must exceed a half of those 16.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (causal, 0), (relative_bias, 32), (max_distance, 9)))

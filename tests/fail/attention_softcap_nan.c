@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): softcap must be a finite number of at least 0
-// Nor is it NaN.
+// softcap is no NaN.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (softcap, 50.0f)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): value_dim must be 1 to 256
-// Tiles of larger heads do not fit into shared memory.
+// The tiles of larger heads do not fit into shared memory.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 8, (value_dim, 256)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): varlen must be 0 or 1
-// Sequences differ in length, or they do not.
+// varlen is a switch; the batch brings the lengths of the sequences.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (varlen, 1)))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn): a window is 0 to 1048576 tokens, or -1 for all
-// A window has a size, or there is none.
+// -1 is the only negative size: it means no window.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (window_left, 0)))

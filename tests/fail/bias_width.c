@@ -1,5 +1,5 @@
 // expect: te: block: (bias, fc1_b) does not take the width that (linear, fc1) produces
-// A bias of another width than its linear.
+// A bias whose width is not that of its linear.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,8 +1,8 @@
 // expect: te_error_load_keys_of_m_has_no_fork_before_it
-// The first shape names what keeps keys and values.
+// The first argument names the fork whose value holds keys and values.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, (fork, x), (linear, kv, 16, 16), (fork, keys), (load, x), (cross_attention, c, keys, 2, 1, 8))
 #else
-TE_DECLARE(m, f32, (fork, x), (linear, kv, 16, 16), (fork, kept), (load, x), (cross_attention, c, keys, 2, 1, 8), (linear, l, 16, 16), (add, kept))
+TE_DECLARE(m, f32, (fork, x), (linear, kv, 16, 16), (fork, other), (load, x), (cross_attention, c, keys, 2, 1, 8), (linear, l, 16, 16), (add, other))
 #endif

@@ -1,5 +1,5 @@
 // expect: te: m: (swiglu, act) has no width
-// Whether half of a symbol is a whole number nobody knows before the program runs.
+// Half of TE_DIM(1) may not be a whole number, which only the run shows. A multiple of 2 can be halved.
 #include "te/te.h"
 
 #ifdef TE_FIXED

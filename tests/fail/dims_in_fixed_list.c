@@ -1,5 +1,5 @@
 // expect: te: m: (layernorm, n) has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS
-// A symbol in a list of constants.
+// TE_SEQUENTIAL takes constant widths only; TE_DIM needs TE_SEQUENTIAL_DIMS.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (bias, b) does not take the width that (linear, fc) produces
-// Symbols are compared as widths are.
+// Widths that are multiples of TE_DIM are compared as constant widths are.
 #include "te/te.h"
 
 #ifdef TE_FIXED

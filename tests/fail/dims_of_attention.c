@@ -1,5 +1,5 @@
 // expect: te: m: (attention, attn) takes no width that is known only at run time
-// Heads and their size are constants.
+// The number of heads and their size must be constants.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (embedding, e): the vocabulary must be positive
-// A symbol in a list of constants, where it is no width.
+// TE_SEQUENTIAL takes no TE_DIM, not as a vocabulary either.
 #include "te/te.h"
 
 #ifdef TE_FIXED

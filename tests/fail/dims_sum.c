@@ -1,5 +1,5 @@
 // expect: te: m: (linear, fc) has no width
-// A width is one symbol times a constant: the sum of two takes a symbol of its own.
+// A width is one TE_DIM times a constant. A sum of two needs a TE_DIM of its own.
 #include "te/te.h"
 
 #ifdef TE_FIXED

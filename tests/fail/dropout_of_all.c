@@ -1,5 +1,5 @@
 // expect: te: block: (dropout, drop): the probability must be at least 0 and less than 1
-// Dropping everything leaves nothing to scale up.
+// With a probability of 1 nothing would be left to scale up.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (dyt, n) takes no option eps
-// Nothing is divided by.
+// dyt divides by nothing, so it has no eps.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te_error_end_recompute_r_of_m_has_no_recompute_before_it
-// The list begins with the mark that closes.
+// The list begins with the mark that ends a region.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te_error_end_recompute_r_of_m_has_no_recompute_before_it
-// A region that nothing opens.
+// end_recompute without a recompute before it.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -4,7 +4,7 @@
 #include "te/ops/residual.h"
 
 #ifdef TE_FIXED
-TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x), (add, again, x))
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x), (add, second, x))
 #else
 TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x), (add, x))
 #endif

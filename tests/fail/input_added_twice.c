@@ -1,9 +1,9 @@
 // expect: te_error_add_side_of_block_is_there_twice
-// The second one needs a name of its own.
+// The second add needs a name of its own.
 #include "te/te.h"
 
 #ifdef TE_FIXED
-TE_SEQUENTIAL(block, bf16, (input, side, 64), (add, side), (linear, fc1, 64, 64), (add, again, side))
+TE_SEQUENTIAL(block, bf16, (input, side, 64), (add, side), (linear, fc1, 64, 64), (add, second, side))
 #else
 TE_SEQUENTIAL(block, bf16, (input, side, 64), (add, side), (linear, fc1, 64, 64), (add, side))
 #endif

@@ -1,5 +1,5 @@
 // expect: te: m: (input, enc): rows are memory, of an input, or not named
-// Those of who reads it need no name.
+// An input has the rows of the op that uses it, unless it says (rows, memory).
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, (input, enc, 8), (linear, l, 8, 8), (add, enc))

@@ -1,5 +1,5 @@
 // expect: te: m: (add, x) has other rows than its fork
-// The value of the fork has a row for each token.
+// The value of the fork has a row for each token; behind last_token there is a row for each sequence.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (linear, l, 16, 16), (last_token, t), (fork, x), (gelu, a), (add, x))

@@ -1,5 +1,5 @@
 // expect: te: m: (linear, b_qkv)
-// Three ranks cannot have as many of eight heads each.
+// 8 heads cannot be divided evenly among 3 ranks.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, TE_LLAMA_BLOCK_TP(b, 48, 96, 9, 3, 8, 10000.0f, 3))

@@ -1,5 +1,5 @@
 // expect: te: m: (attention, b0_attention) does not take the width that (bias, b0_qkv_bias) produces
-// 5 heads do not share 64 columns.
+// 64 columns do not divide into 5 heads.
 #include "te/te.h"
 
 #ifdef TE_FIXED

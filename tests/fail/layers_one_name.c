@@ -1,5 +1,5 @@
 // expect: te_error_fork_b0_x1_of_m_is_there_twice
-// Two blocks of a list have two names.
+// Two blocks of a list need two names.
 #include "te/te.h"
 
 #ifdef TE_FIXED

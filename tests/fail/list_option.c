@@ -1,5 +1,5 @@
 // expect: te: m: (list, bf16) takes no option redidual
-// An option that a list does not have.
+// An option that no list has.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, (bf16, (residual, f32)), (bias, b, 16))

@@ -1,5 +1,5 @@
 // expect: te: m: x has the rows of tokens, or (rows, shard)
-// Memory is an extra input.
+// Only an (input, ..) can have the rows of memory; x cannot.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, (linear, l, 8, 8))

@@ -1,5 +1,5 @@
 // expect: te: m: (load, x) drops the value that (input, x) produces
-// The value on the main road is dropped, whoever brings the other.
+// load drops the current value, which may be an input, too.
 #include "te/te.h"
 
 #ifdef TE_FIXED

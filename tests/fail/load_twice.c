@@ -1,5 +1,5 @@
 // expect: te_error_load_x_of_m_is_there_twice
-// The second one needs a name of its own.
+// The second load needs a name of its own.
 #include "te/te.h"
 
 #ifdef TE_FIXED

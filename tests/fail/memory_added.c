@@ -1,5 +1,5 @@
 // expect: te: m: (add, enc) has other rows than its fork
-// An input that is added has the rows of x.
+// Only an input with the rows of x can be added to it.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_DECLARE(m, f32, (input, enc, 8), (linear, l, 8, 8), (add, enc))

@@ -1,9 +1,9 @@
 // expect: te_error_mul_x_of_m_is_there_twice
-// The second one needs a name of its own.
+// The second mul needs a name of its own.
 #include "te/te.h"
 
 #ifdef TE_FIXED
-TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (mul, x), (mul, again, x))
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (mul, x), (mul, second, x))
 #else
 TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (mul, x), (mul, x))
 #endif

@@ -1,5 +1,5 @@
 // expect: te: m: (layernorm, n) takes no option base
-// An option of another op.
+// An option that only another op has.
 #include "te/te.h"
 #ifdef TE_FIXED
 TE_SEQUENTIAL(m, f32, (layernorm, n, 16, (eps, 1e-6f)))

@@ -1,5 +1,5 @@
 // expect: te: m: the list ends inside a (recompute, ..)
-// A mark that opens a region and has no op behind it.
+// A recompute region that begins behind the last op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

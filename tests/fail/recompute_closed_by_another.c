@@ -1,5 +1,5 @@
 // expect: te_error_end_recompute_r_of_m_is_there_twice
-// The open region is s.
+// end_recompute names the region r, but the open one is s.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (cross_entropy, loss) must not stand in a (recompute, ..): backward would write the loss again
-// The loss is the caller's.
+// The loss is the caller's memory: recomputing it would overwrite it.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (recompute, r) holds no op
-// A region of nothing.
+// A recompute region without an op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (fork, x) stands in a (recompute, ..), (add, x) behind it
-// The add stands in a region, too, but in the next one.
+// The add stands in a recompute region, too, but in the next one.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te_error_recompute_r_of_m_is_there_twice
-// Two regions of one name.
+// Two recompute regions of one name.
 #include "te/te.h"
 
 #ifdef TE_FIXED

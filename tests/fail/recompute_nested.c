@@ -1,5 +1,5 @@
 // expect: te: m: (recompute, s) stands inside another one; recompute regions do not nest
-// A region within a region.
+// A recompute region inside another.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: (fork, x) stands in a (recompute, ..), (add, x) behind it
-// The value of a fork inside is gone when the add comes.
+// The value of a fork inside a region is not saved, so it is gone when the add behind the region comes.
 #include "te/te.h"
 
 #ifdef TE_FIXED

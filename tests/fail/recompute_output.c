@@ -1,5 +1,5 @@
 // expect: te: m: (output, o) must not stand in a (recompute, ..): backward would write it again
-// So is an extra output.
+// An output is the caller's memory: recomputing it would overwrite it.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: m: the list ends inside a (recompute, ..)
-// A region that nothing closes.
+// A recompute region without an end_recompute.
 #include "te/te.h"
 
 #ifdef TE_FIXED

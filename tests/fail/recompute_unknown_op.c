@@ -1,5 +1,5 @@
 // expect: te: m: unknown op (gulu, act)
-// Marks do not hide an unknown op.
+// An unknown op is named inside a recompute region, too.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: block: (rope, rot): rotary_dim must be even and no larger than head_dim
-// A head has 64 dimensions to turn.
+// A head has only 64 dimensions to rotate.
 #include "te/te.h"
 
 #ifdef TE_FIXED

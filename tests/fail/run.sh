@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Misuse that must not compile, and must say why. Each tests/fail/*.c opens with `// expect: <text>`: gcc, clang and g++
-# must refuse it with that text in their first error, whatever else they say, and must accept it with -DTE_FIXED, which
-# shows what should have been written.
+# Lists that must not compile, with an error that says why. Each tests/fail/*.c begins with `// expect: <text>`: gcc, clang and
+# g++ must refuse it with that text in their first error, and must accept it with -DTE_FIXED, which selects the corrected list.
 #
 #     tests/fail/run.sh [file...]
 set -euo pipefail
@@ -9,7 +8,7 @@ cd "$(dirname "$0")/../.."
 
 COMPILERS=("gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++")
 
-# One file by one compiler, a word for each: called by xargs, below.
+# --one FILE COMPILER OPTION...: compiles one file by one compiler. Called by xargs, below.
 if [[ ${1-} == --one ]]; then
     file=$2
     expect=$(sed -n '1s|^// expect: ||p' "$file")

@@ -1,5 +1,5 @@
 // expect: TE_fp16
-// The format is called f16.
+// The half-precision format is called f16.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,6 +1,6 @@
-/* A libFuzzer entry for checkpoints: the input is a list of edits of a good one. Whatever they are, nothing crashes; a
- * file that is refused has changed no weight; and one that is taken, unless by force, is the good one, or has no mark
- * of ours. tests/fuzz.sh builds and runs it.
+/* checkpoint_fuzz.c -- a libFuzzer entry for checkpoints. The input is a list of edits of a valid checkpoint. The edited
+ * file must not cause a crash; if it is refused, no weight may change; and if it is accepted without `force`, it is the
+ * valid file, or has none of the library's metadata. tests/fuzz.sh builds and runs it.
  */
 #include <stdio.h>
 
@@ -9,14 +9,14 @@
 TE_SEQUENTIAL(fuzzed, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
 TE_INFERENCE(alone, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
 
-enum { EDIT = 4 /* bytes each of the input */, MOST = 1 << 16 };
+enum { EDIT = 4 /* bytes of input for each edit */, MAX_BYTES = 1 << 16 };
 
 static te_context ctx;
 static fuzzed m;
 static te_adamw opt;
 static te_named_model names[1];
 static te_checkpoint all;
-static unsigned char good[MOST], file[2 * MOST];
+static unsigned char good[MAX_BYTES], file[2 * MAX_BYTES];
 static char *params, *before;
 static size_t good_bytes, params_bytes;
 
@@ -53,7 +53,7 @@ static void make(void) {
     params = (char *)p, before = (char *)malloc(params_bytes);
     memcpy(before, params, params_bytes);
 }
-/* Bytes changed, taken out, put in, or moved; and the length in front made to fit now and then. */
+/* Changes, removes or inserts bytes, truncates the file, or changes the length of the header. */
 static size_t edit(const uint8_t *bytes, size_t n) {
     static const char *const pieces[] = {"\"",      "\\",
                                          "{",       "}",
@@ -67,7 +67,7 @@ static size_t edit(const uint8_t *bytes, size_t n) {
                                          " ",       "-1"};
     size_t size = good_bytes;
     memcpy(file, good, good_bytes);
-    for (; n >= EDIT && size > 16 && size < MOST + 4096; bytes += EDIT, n -= EDIT) {
+    for (; n >= EDIT && size > 16 && size < MAX_BYTES + 4096; bytes += EDIT, n -= EDIT) {
         const size_t at = (((size_t)bytes[1] << 8) | bytes[2]) % size, left = size - at;
         const char *piece = pieces[bytes[3] % (sizeof pieces / sizeof *pieces)];
         const size_t length = strlen(piece), cut = (size_t)(bytes[3] % 16) < left ? (size_t)(bytes[3] % 16) : left;
@@ -84,7 +84,7 @@ static size_t edit(const uint8_t *bytes, size_t n) {
     return size;
 }
 
-/* Weights that are used where they lie are within the file, all of them. */
+/* Checks that weights that are used in place (te_weights_use) lie within the file. */
 static void use(const te_safetensors *f, const unsigned char *from, size_t size) {
     alone m;
     const te_named_model named = {"h0", &m.model};
@@ -101,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     if (!params) make();
     const size_t size = edit(bytes, n);
-    unsigned char *exact = (unsigned char *)malloc(size + !size); /* so that the sanitizer sees a byte too far */
+    unsigned char *exact = (unsigned char *)malloc(size + !size); /* of the exact size, so that the sanitizer finds a read beyond the end */
     te_safetensors f;
     need(exact != NULL, "memory");
     memcpy(exact, file, size);
@@ -111,9 +111,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
         all.force = 0;
         const te_status status = te_checkpoint_load(&all, &f, &ctx);
         if (status == TE_OK && ours && (size != good_bytes || memcmp(file, good, size)))
-            need(0, "a file that was changed was taken");
+            need(0, "a changed file was accepted");
         if (status != TE_OK && memcmp(params, before, params_bytes))
-            need(0, "a file that was refused changed a weight");
+            need(0, "a refused file changed a weight");
         all.force = 1;
         (void)te_checkpoint_load(&all, &f, &ctx);
         memcpy(params, before, params_bytes);

@@ -1,6 +1,7 @@
-/* A main function for a libFuzzer entry where there is no libFuzzer: inputs by chance, for as long as it is told.
- *     gcc -g -O1 -fsanitize=address,undefined -I. tests/fuzz/checkpoint_fuzz.c tests/fuzz/main.c -o fuzz -lm && ./fuzz
- * 20 Every other one is text in the shape of a safetensors header, with a few bytes of it changed.
+/* main.c -- a main function for a libFuzzer entry if there is no libFuzzer: random inputs for a number of seconds. Every
+ * other input is the text of a safetensors header with a few changed bytes.
+ *     gcc -g -O1 -fsanitize=address,undefined -I. tests/fuzz/checkpoint_fuzz.c tests/fuzz/main.c -o fuzz -lm
+ *     ./fuzz 20
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
-/* A libFuzzer entry for files that come from anybody. tests/fuzz.sh builds and runs it.
+/* safetensors_fuzz.c -- a libFuzzer entry for untrusted files in the safetensors format. tests/fuzz.sh builds and runs it.
  *
- * The eight bytes of the header's length would keep nearly every mutation from the parser: a first byte that is odd
- * asks for a length that fits.
+ * A file begins with the length of its header, and with nearly every mutation of it the parser would not run. So the
+ * first byte of an input decides: if it is odd, the file gets a valid length.
  */
 #include "te/gemm/gemm.h" /* te_context_create */
 #include "te/io/json.h"
@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
         memcpy(file, bytes + 2, n - 2);
     }
     const size_t size = fits ? n + 6 : n - 2;
-    char *exact = (char *)realloc(file, size + !size); /* so that the sanitizer sees a byte too far */
+    char *exact = (char *)realloc(file, size + !size); /* of the exact size, so that the sanitizer finds a read beyond the end */
     if (!exact) abort();
     if (te_safetensors_open_memory(&f, exact, size, &ctx) == TE_OK) {
         uint64_t total = 0;

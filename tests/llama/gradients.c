@@ -1,10 +1,10 @@
-/* gradients.c -- examples/llama that can be asked for one more thing: the gradients of every parameter beside those that
+/* gradients.c -- examples/llama with one more option: it compares the gradients of every parameter with those that
  * transformers computed (make_models.py).
  *
  *     ./gradients FOLDER --gradients gradients.safetensors 1e-4
  *
- * The file has `ids` and a tensor in F32 for each tensor of the model, of its name and shape: the gradient of the mean
- * cross-entropy of every token but the first, each from those before it.
+ * The file has `ids` and, for each tensor of the model, an F32 tensor of its name and shape: the gradient of the mean
+  * cross-entropy of all tokens but the first, each predicted from the tokens before it.
  */
 #define main llama_main
 #include "examples/llama/llama.c"
@@ -12,7 +12,7 @@
 
 TE_SEQUENTIAL(loss, f32, (cross_entropy, loss, APPLY(VOCABULARY, LLAMA)))
 
-/* What goes from list to list, and what each keeps for its backward. */
+/* The output of a list with its gradient, and the list's saved tensors. */
 typedef struct passage { void *y, *dy; te_saved saved; int64_t rows; } passage;
 
 static te_tensor matrix_of(const part *p, void *data, int64_t rows) { return te_matrix(data, TE_f32, rows, p->plan->out); }
@@ -28,7 +28,7 @@ static te_status bind_with_gradients(part *p, passage *to, int64_t rows, te_cont
     to->saved.bytes = te_plan_saved_bytes(p->plan, rows);
     return te_allocate(ctx, &to->saved.memory, to->saved.bytes);
 }
-/* Forward, loss and backward of all lists; the gradients come to lie in the parameters. */
+/* Runs forward, loss and backward of all lists, which fills the gradients of their parameters. */
 static te_status run_passes(passage *by, const int32_t *ids, int n, te_context *ctx) {
     const int last = from.layers + 1;
     size_t workspace;
@@ -70,7 +70,7 @@ static te_status run_passes(passage *by, const int32_t *ids, int n, te_context *
     return TE_OK;
 }
 
-/* The gradient of a view of p's parameters, which lies where that lies: ||dw - expected|| / ||expected||. */
+/* Compares the gradient of a view of p's parameters, which has the view's place among the gradients: ||dw - expected|| / ||expected||. */
 static te_status compare(double *worst, const part *p, const te_safetensor *view, const te_safetensors *f, te_context *ctx) {
     const size_t n = (size_t)view->bytes / sizeof(float);
     float *is = (float *)malloc((size_t)n * sizeof(float)), *expected = (float *)malloc((size_t)n * sizeof(float));
@@ -107,7 +107,7 @@ static te_status check_gradients(const char *path, double tolerance, te_context 
     TE_TRY(te_safetensors_load(&f, &tokens, 1, 0, ctx));
     TE_TRY(run_passes(by, ids, (int)n, ctx));
 
-    for (int i = 0; i <= last; i++) /* the views are all of every parameter: load_model checks that */
+    for (int i = 0; i <= last; i++) /* the views cover every parameter, which load_model checks */
         for (int k = 0; k < parts[i].views.count; k++, count++)
             TE_TRY(compare(&worst, &parts[i], &parts[i].views.tensor[k], &f, ctx));
     printf("%s, %s: gradients of %d tensors, relative error %.2e at most\n", from.is->type,

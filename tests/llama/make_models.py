@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the small random models of this folder with the transformers package's own code, and what it computes of them.
+"""Makes the small random models of this folder with the transformers package, and the logits and gradients that it computes.
 
     pip install torch transformers && tests/llama/make_models.py
 
 For each family: config.json, model.safetensors (or several files and an index) as save_pretrained writes them, and
-expected.safetensors: token ids and the logits that transformers computes of them from the numbers in the files, in
-float64 but for its norms and angles, which are float32 whatever is asked for. Weights are larger than a model begins with, so that logits depend on every layer.
-For those in GRADIENTS also gradients.safetensors: the same ids, and of each parameter the gradient of the mean
-cross-entropy of every token but the first, each from those before it.
+expected.safetensors: token ids, and the logits that transformers computes from the weights in the files. It computes in float64,
+except for its norms and angles, which are always float32. Weights are larger than in an untrained model, so that the logits depend
+on every layer. For the families in GRADIENTS also gradients.safetensors: the same ids, and for each parameter the gradient of the
+mean cross-entropy of all tokens but the first, each predicted from the tokens before it.
 """
 import json
 import pathlib
@@ -49,7 +49,7 @@ GRADIENTS = {"llama", "qwen3"}
 def main():
     for seed, (name, (kind, config, dtype, shard)) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
-        config._attn_implementation = "eager"  # the others have no softcap
+        config._attn_implementation = "eager"  # the other implementations have no softcap
         model = kind(config).double().eval()
         with torch.no_grad():
             for at, p in model.named_parameters():

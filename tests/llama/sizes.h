@@ -1,4 +1,4 @@
-/* sizes.h -- the models of this folder (make_models.py), as examples/llama/models.h has sizes. */
+/* sizes.h -- the sizes of the models in this folder (make_models.py), in the form of examples/llama/models.h. */
 #define LLAMA (64, 88, 96, 4, 2, 16, 10000.0f)
 #define QWEN3 (64, 88, 96, 4, 2, 32, 1000000.0f)
 #define GEMMA2 (64, 88, 96, 4, 2, 16, 0.20412415f, 8.0f, 8)

@@ -1,5 +1,5 @@
 // expect: te: block: in backward a pattern that begins with a linear and a fork has no other op
-// A backward row that goes on behind the fork of a linear, whose gradient the product adds to.
+// The GEMM adds its result to the fork's gradient and ends there: no op can follow the fork in a backward pattern.
 #include "te/te.h"
 
 #ifdef TE_FIXED

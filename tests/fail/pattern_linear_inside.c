@@ -1,5 +1,5 @@
 // expect: a linear or a custom op can only begin a pattern
-// A pattern with a matrix product behind its first op.
+// A pattern with a linear that is not its first op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: block_qkv_linear_gelu_rope: only a bias may stand between a linear and the rope of its pattern
-// A pattern with a map other than a bias between a matrix product and a rope.
+// A pattern with an activation between a linear and a rope.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te: block: (fork, x) must not end the list
-// Nothing can add what the last op keeps.
+// No op is left that could add the value of the fork.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: te_error_add_z_of_m_has_no_fork_before_it
-// It is the third word that names the fork.
+// In (add, name, fork) the third word names the fork; the second is only the name of the op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

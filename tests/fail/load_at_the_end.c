@@ -1,5 +1,5 @@
 // expect: te_error_y_of_m_is_never_used
-// What the branch before gave nobody reads.
+// The load drops the value of the fork y, and no op uses it.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,10 +1,10 @@
-// overlap_test.cc -- memory that a call writes overlaps nothing else of the call: refused by name, nothing touched; and what
-// may be in place is right in place.
+// aliasing_test.cc -- tensors of a call that share memory. A tensor that a call writes may not overlap another one: the call is refused by
+// name and writes nothing. Lists that may run in place compute the right results in place.
 #include "harness.h"
 #include "te/te.h"
 
 MODEL(bare, f32, (linear, fc, 64, 64))
-MODEL(turn, f32, (rope, r, 2, 1, 16))
+MODEL(rotated, f32, (rope, r, 2, 1, 16))
 MODEL(map, f32, (bias, b, 64), (gelu, a))
 MODEL(normed, bf16, (layernorm, n, 64))
 MODEL(two, f32, (linear, fc, 64, 64), (bias, b, 64), (gelu, a), (linear, out, 64, 64))
@@ -22,10 +22,10 @@ MODEL(loss, f32, (embedding, e, 16, 64), (linear, fc, 64, 16), (cross_entropy, c
 namespace {
 enum { ROWS = 24 };
 
-// A call of a list of 64 columns; all of it may be moved.
+// A call of a list of 64 columns, of which each tensor may be moved.
 struct scene {
-    context own;
-    te_context *ctx = &own.c;
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
     const subject &s;
     const te_plan *plan;
     instance m;
@@ -67,11 +67,11 @@ struct scene {
 };
 void *shifted(void *p, long bytes) { return (char *)p + bytes; }
 
-// `spoil` moves something; the call is refused with this text and touches nothing.
-template <class Spoil> void refuse(const subject &of, const std::string &pass, const std::string &text, Spoil spoil) {
+// After `change` moved a tensor, the call must be refused with this text and write nothing.
+template <class Change> void refuse(const subject &of, const std::string &pass, const std::string &text, Change change) {
     scene s(of);
     if (pass == "backward") REQUIRE(s.forward() == TE_OK);
-    spoil(s);
+    change(s);
     CAPTURE(pass, text);
     const auto before = s.all();
     CHECK((pass == "backward" ? s.backward() : pass == "infer" ? s.infer() : s.forward()) == TE_ERROR_VALUE);
@@ -80,7 +80,7 @@ template <class Spoil> void refuse(const subject &of, const std::string &pass, c
 }
 } // namespace
 
-TEST_CASE("in place: inference and backward of lists that can", "[overlap]") {
+TEST_CASE("in place: inference and backward of lists that may", "[aliasing]") {
     for (const subject *of : {&map_subject, &normed_subject, &two_subject, &residual_subject, &attends_subject, &branches_subject}) {
         scene apart(*of), same(*of);
         CAPTURE(apart.plan->name);
@@ -99,24 +99,24 @@ TEST_CASE("in place: inference and backward of lists that can", "[overlap]") {
     }
 }
 
-TEST_CASE("in place: refused where the step that reads is the one that writes, and in training", "[overlap]") {
+TEST_CASE("in place: refused if one step reads x and writes y, and in training", "[aliasing]") {
     refuse(branch_subject, "infer", "branch: y overlaps x; this list cannot run in place", [](scene &s) { s.ty = s.tx; });
-    for (const subject *of : {&bare_subject, &turn_subject, &one_product_subject}) {
+    for (const subject *of : {&bare_subject, &rotated_subject, &one_product_subject}) {
         const std::string name = of->plan()->name;
         refuse(*of, "infer", name + ": y overlaps x; this list cannot run in place", [](scene &s) { s.ty = s.tx; });
         refuse(*of, "backward", name + ": dx overlaps dy; this list cannot run in place", [](scene &s) { s.tdx = s.tdy; });
     }
     refuse(two_subject, "forward", "two: y overlaps x; backward reads both", [](scene &s) { s.ty = s.tx; });
-    for (const long by : {16L, 64 * 4L, -64 * 4L, (ROWS * 64 - 4) * 4L}) { // by less than a row, a row, all but 16 bytes
+    for (const long by : {16L, 64 * 4L, -64 * 4L, (ROWS * 64 - 4) * 4L}) { // shifted by less than a row, by a row, and by all but 16 bytes
         refuse(two_subject, "infer", "two: y overlaps x; they are to be the same or apart", [&](scene &s) { s.tx.data = shifted(s.x.data(), 512), s.ty.data = shifted(s.tx.data, by); });
         refuse(two_subject, "backward", "two: dx overlaps dy; they are to be the same or apart", [&](scene &s) { s.tdy.data = shifted(s.dy.data(), 512), s.tdx.data = shifted(s.tdy.data, by); });
     }
-    scene s(two_subject); // side by side
+    scene s(two_subject); // y directly behind x is valid
     s.ty.data = shifted(s.x.data(), ROWS * 64 * 4);
     CHECK(s.infer() == TE_OK);
 }
 
-TEST_CASE("overlaps that are refused by name", "[overlap]") {
+TEST_CASE("overlaps that are refused by name", "[aliasing]") {
     for (const char *pass : {"infer", "forward"}) {
         refuse(two_subject, pass, "two: y overlaps the parameters", [](scene &s) { s.ty.data = s.m.params.data(); });
         refuse(two_subject, pass, "two: y overlaps the workspace", [](scene &s) { s.ty.data = s.workspace.data(); });
@@ -144,7 +144,7 @@ TEST_CASE("overlaps that are refused by name", "[overlap]") {
     refuse(joins_subject, "backward", "joins: side overlaps dx", [](scene &s) { s.edge[0].value.data = s.tdx.data; });
     refuse(edges_subject, "backward", "edges: side overlaps dy", [](scene &s) { s.edge[0].grad.data = s.tdy.data; });
     refuse(edges_subject, "backward", "edges: side overlaps dx", [](scene &s) { s.edge[0].grad.data = s.tdx.data; });
-    scene s(two_subject); // the gradient of a loss, computed where y was; and x again as an input: both are only read
+    scene s(two_subject); // valid, because both are only read: dy in the place of y, and x as an extra input, too
     REQUIRE(s.forward() == TE_OK);
     s.tdy = s.ty;
     CHECK(s.backward() == TE_OK);
@@ -153,7 +153,7 @@ TEST_CASE("overlaps that are refused by name", "[overlap]") {
     CHECK(e.forward() == TE_OK);
 }
 
-TEST_CASE("parameters and gradients in one place", "[overlap]") {
+TEST_CASE("parameters that overlap gradients", "[aliasing]") {
     scene s(two_subject);
     two m;
     buffer both(s.ctx, 3 * two_grad_bytes());

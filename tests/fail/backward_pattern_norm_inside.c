@@ -1,5 +1,5 @@
 // expect: in backward a norm begins its pattern
-// A backward row with a norm behind its first op.
+// A backward pattern with a norm that is not its first op.
 #include "te/te.h"
 
 #ifdef TE_FIXED

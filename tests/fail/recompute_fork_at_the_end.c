@@ -1,5 +1,5 @@
 // expect: te: m: (fork, x) must not end (recompute, r); it goes behind the mark
-// What the fork passes on has to be saved.
+// The value of the fork is needed behind the region, so it must be saved.
 #include "te/te.h"
 
 #ifdef TE_FIXED

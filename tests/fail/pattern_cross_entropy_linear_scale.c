@@ -1,5 +1,5 @@
 // expect: in backward this pattern has a linear, and no other op
-// A backward pattern of a loss and its linear with another op behind them.
+// A backward pattern of a loss and its linear, with another op behind them.
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
 // expect: a backward pattern has at most one bias, mul_param or dyt
-// The gradient of a second bias would have nowhere to be summed; in forward a row may have as many as it likes.
+// A backward kernel sums one parameter's gradient, so one bias is the limit; a forward pattern may have several.
 #include "te/te.h"
 
 #ifdef TE_FIXED
