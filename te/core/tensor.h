@@ -65,6 +65,7 @@ typedef struct te_batch {
                               * loss_scale (te/ops/loss_mean.h); null: no division */
     int memory_seq; /* rows per sequence of the cross-attention memory, an (input, .., (rows, memory)): row
                      * b * memory_seq + t is row t of sequence b's memory */
+    const struct te_sampling *sampling; /* where (sample, ..) stores tokens, and its parameters (te/ops/sample.h) */
 } te_batch;
 
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */

@@ -1,0 +1,786 @@
+/* sample.h -- (sample, name, vocabulary): one token for each row of logits; ends a list for inference. x [rows,
+ * vocabulary] logits; the tokens go to te_batch.sampling->token [rows], y [rows, 1] in f32 is the log-probability of
+ * each token under the model: log softmax of the logits as they are.
+ *
+ * Do this:
+ *     TE_INFERENCE(head, bf16, (rmsnorm, norm, H), (last_token, last), (linear, lm, H, V), (sample, next, V))
+ *     te_sampling sampling = {0};
+ *     sampling.token = tokens, sampling.temperature = temperature, sampling.seed = seeds, sampling.counter = counters;
+ *     batch.sampling = &sampling;
+ *
+ * A row's filters, in this order: the mask of allowed tokens, repetition, frequency and presence penalty, temperature,
+ * top-k, top-p, min-p; then a draw. Nothing is sorted and nothing approximated: each cut is found by radix selection on
+ * the bits of the logits, by counts for top-k and by probability mass for top-p. Masses are integers, 2^44 for the most
+ * likely token, so their sums do not depend on the order: both targets, any number of blocks and any batch choose the
+ * same token. docs/inference.md says what each parameter does and how exact the masses are.
+ *
+ * Two passes read the logits: largest logits and counts, then the sum for y; the second stores the tokens that top-k
+ * may keep, and all else works on those. Without top-k, or where more than TE__SAMPLE_LIST tokens come near its cut,
+ * each digit of a cut and the draw are passes of their own, from the caches. On CUDA a row has 1 to 8 blocks, a
+ * cluster. Bytes: the logits once from memory, 33.6 MB for 128 rows of 131072 in bf16: 7.3 us at 4.6 TB/s.
+ */
+#ifndef TE_OPS_SAMPLE_H
+#define TE_OPS_SAMPLE_H
+
+#include "../core/philox.h"        /* te_philox */
+#include "../core/target.h"        /* TE_KERNEL_WITH */
+#include "../plan/impl/storage.h"  /* te__output */
+#include "cross_entropy.h"         /* te_columns */
+
+/* ---- the op ------------------------------------------------------------------------------------------------------ */
+
+enum {
+    TE_SAMPLE_MAX_VOCABULARY = 1 << 20, /* sums of masses stay below 2^64 */
+    TE_SAMPLE_MAX_TOP = 128             /* tokens of te_sampling.top */
+};
+
+#define TE_OP_sample (sample, custom)
+#define TE_SHAPES_sample(op) (1)
+#define TE_IN_sample(op) (TE_ARG1(op, 0))
+#define TE_OUT_sample(op, in) (1)
+#define TE_PRODUCES_sample(op) (TE_PRODUCES_f32)
+#define TE_FLAGS_sample(op) (TE_TO_LOSS)
+#define TE_LAYOUT_FITS_sample(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
+#define TE_CHECK_sample(model, op)                                                                               \
+    (static_assert(TE_ARG1(op, 1) <= (int)TE_SAMPLE_MAX_VOCABULARY, "te: " TE_STRING(model) ": " TE_CALLED(op)   \
+        ": a vocabulary has at most 2^20 tokens");                                                               \
+     static_assert((int)TE_ROWS_IN(model, op) != (int)TE_ROWS_shard, "te: " TE_STRING(model) ": " TE_CALLED(op)  \
+        ": each rank needs all rows, not a shard of them");)
+
+/* What a call brings beside the logits (te_batch.sampling). Every array lies in target memory, with an entry for each
+ * row of x; null: as the comment says. All that the kernel reads may change between replays of a captured graph. */
+typedef struct te_sampling {
+    /* results */
+    int32_t *token;        /* [rows]; required. -1: nothing can be drawn, because no token is allowed, all logits are
+                            * -infinity, or one of an allowed token is NaN; y is NaN then */
+    int32_t *top_token;    /* [rows, top]: the most likely tokens of the model, the likeliest first */
+    float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
+    /* state of a row */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
+    const uint64_t *seed;  /* [rows], of Philox; required where there is a temperature */
+    uint64_t *counter;     /* [rows]: which draw of that seed; the op adds 1. Required where there is a temperature */
+    /* parameters */
+    const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
+    const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */
+    const float *top_p;       /* keep the fewest most likely tokens that have p of the mass; null or 1: all */
+    const float *min_p;       /* keep tokens with at least min_p of the likeliest token's probability; null or 0: all */
+    const float *repetition_penalty; /* positive logits of tokens that occurred are divided by it, others multiplied */
+    const float *frequency_penalty;  /* is subtracted for each occurrence in history */
+    const float *presence_penalty;   /* is subtracted once where history has an occurrence */
+    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
+    const uint32_t *prompt;   /* the same layout: tokens that the repetition penalty takes to have occurred as well */
+    int update_history;       /* 1: add the chosen token to history */
+    int top;                  /* 0 to TE_SAMPLE_MAX_TOP, and at most the vocabulary */
+} te_sampling;
+
+/* ---- constants and memory of the kernel -------------------------------------------------------------------------- */
+
+enum {
+    TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
+    TE__SAMPLE_BINS = 2048,  /* of a histogram: a digit of 11 bits */
+    TE__SAMPLE_LIST = 2048,  /* tokens in shared memory, instead of the row */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens: an entry of the histogram that the draw makes */
+    TE__SAMPLE_STREAM = 0x73616d70, /* Philox: apart from the streams of dropout */
+    TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
+};
+/* Logits as integers in the same order, and what lies below and above all that can be drawn. */
+#define TE__SAMPLE_KEY_NAN 0xffffffffu
+#define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
+#define TE__SAMPLE_ALL_TOKENS 0x7fffffff
+
+typedef struct te__sample_args {
+    float *y;       /* [rows] */
+    const void *x;  /* [rows, width] */
+    te_sampling of;
+    int rows, blocks; /* blocks of a row */
+} te__sample_args;
+
+/* Where a cumulative sum of a histogram reaches the wish. */
+typedef struct te__sample_found {
+    uint64_t rest, inside; /* of the wish, without what lies before the bin; what the bin holds */
+    int bin;
+} te__sample_found;
+
+/* Shared memory of a block. A bin's sum is low + 2^32 high. */
+typedef struct te__sample_shared {
+    uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
+    uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; that of a row's first block is used */
+    uint64_t scan[32], published[3];
+    te__sample_found found;
+    uint32_t listed; /* entries of list; more than TE__SAMPLE_LIST: the list is not complete */
+    int token;
+} te__sample_shared;
+typedef struct te__sample_registers { int none; } te__sample_registers;
+
+/* The lanes that work on a row: those of `blocks` blocks, of which this is number `rank`. */
+typedef struct te__sample_team {
+    te__sample_shared *s;
+    int id, count, rank, blocks;
+} te__sample_team;
+
+/* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
+
+#if TE_CUDA
+/* Wait for all blocks of the row; their stores to shared memory are then visible. */
+TE_FN void te__sample_sync(const te__sample_team *t) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (t->blocks > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+/* The shared memory of block `rank` of the row. */
+TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (t->blocks > 1) {
+        uint64_t at;
+        asm volatile("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(t->s), "r"(rank));
+        return (te__sample_shared *)at;
+    }
+#endif
+    return t->s;
+}
+TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
+    const uint32_t low = (uint32_t)amount, old = atomicAdd(&s->low[bin], low);
+    const uint32_t high = (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
+    if (high) atomicAdd(&s->high[bin], high);
+}
+TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
+TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
+/* The sum over a warp, in all its lanes. */
+TE_FN uint64_t te__sample_warp_sum(uint64_t x) {
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
+    return x;
+}
+/* The sum over the block's lanes before this one; *total: over all. Every lane of the block calls it. */
+TE_FN uint64_t te__sample_scan(uint64_t *total, uint64_t x, const te__sample_team *t) {
+    const int lane = t->id % 32, warp = t->id / 32, warps = t->count / 32;
+    unsigned long long sum = x, all;
+    TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
+        const unsigned long long other = __shfl_up_sync(~0u, sum, o);
+        if (lane >= o) sum += other;
+    }
+    if (lane == 31) t->s->scan[warp] = sum;
+    __syncthreads();
+    all = lane < warps ? t->s->scan[lane] : 0;
+    TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
+        const unsigned long long other = __shfl_up_sync(~0u, all, o);
+        if (lane >= o) all += other;
+    }
+    const unsigned long long before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
+    *total = __shfl_sync(~0u, all, 31);
+    __syncthreads(); /* scan is free again */
+    return (warp ? before : 0) + sum - x;
+}
+/* The maximum over the block's lanes. */
+TE_FN uint64_t te__sample_max(uint64_t x, const te__sample_team *t) {
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) {
+        const unsigned long long other = __shfl_xor_sync(~0u, (unsigned long long)x, o);
+        x = other > x ? other : x;
+    }
+    if (t->id % 32 == 0) t->s->scan[t->id / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < t->count / 32; w++) x = t->s->scan[w] > x ? t->s->scan[w] : x;
+    __syncthreads();
+    return x;
+}
+TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
+#else
+TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
+TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) { return (void)rank, t->s; }
+TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
+    const uint32_t low = (uint32_t)amount, old = s->low[bin];
+    s->low[bin] = old + low, s->high[bin] += (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
+}
+TE_FN void te__sample_count(te__sample_shared *s, int bin) { s->low[bin]++; }
+TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
+TE_FN uint64_t te__sample_warp_sum(uint64_t x) { return x; }
+TE_FN uint64_t te__sample_scan(uint64_t *total, uint64_t x, const te__sample_team *t) {
+    (void)t, *total = x;
+    return 0;
+}
+TE_FN uint64_t te__sample_max(uint64_t x, const te__sample_team *t) { return (void)t, x; }
+TE_FN float te__sample_divide(float a, float b) { return a / b; }
+#endif
+enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
+
+/* ---- arithmetic with the same bits on both targets --------------------------------------------------------------- */
+
+/* No product here feeds a sum unless fmaf says so: a compiler that contracts the two would change the bits. */
+
+/* Larger logits have larger keys; -0 has the key of 0. */
+TE_FN uint32_t te__sample_key(float x) {
+    const uint32_t u = te_bits_of_float(x + 0.0f);
+    return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
+}
+TE_FN float te__sample_logit(uint32_t key) {
+    return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+/* 2^44 * 2^(d * scale) for d <= 0 and scale >= 0, rounded down; the exponential has a relative error of 1e-7. 0 below
+ * 2^-44. The integer part of d * scale moves to the low bits of a float, the rest goes through a Taylor series. */
+TE_FN uint64_t te__sample_mass(float d, float scale) {
+    const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
+    if (!(n >= -45.0f)) return 0;
+    const float f = fmaf(d, scale, -n);
+    float p = 1.5252734e-5f;
+    p = fmaf(p, f, 1.5403530e-4f), p = fmaf(p, f, 1.3333558e-3f), p = fmaf(p, f, 9.6181291e-3f);
+    p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f), p = fmaf(p, f, 1.0f);
+    const uint32_t bits = te_bits_of_float(p);
+    const int exponent = (int)(te_bits_of_float(shifted) - 0x4b400000u) + (int)(bits >> 23) - 127; /* 0 at most */
+    return (uint64_t)((bits & 0x7fffffu) | 0x800000u) << 22 >> (1 - exponent);
+}
+/* The mass of a logit where `top` is the largest. Two infinities have the same mass. */
+TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
+    return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
+}
+/* The upper half of a product of 128 bits. */
+TE_FN uint64_t te__sample_high(uint64_t a, uint64_t b) {
+    const uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
+    const uint64_t low = a0 * b0, m = a1 * b0 + (low >> 32), n = a0 * b1 + (uint32_t)m;
+    return a1 * b1 + (m >> 32) + (n >> 32);
+}
+
+/* ---- a row ------------------------------------------------------------------------------------------------------- */
+
+/* A row as a pass sees it. A cut keeps the keys above cut_key, and of those equal to it the tokens up to cut_token. */
+typedef struct te__sample_row {
+    const te__sample_args *a;
+    int64_t at;              /* the row's first element */
+    int width, first;        /* columns; the first column of the first vector of eight, at most 0 */
+    int vectors, begin, end; /* of the row, and this block's */
+    te_dtype dtype;
+    int row, penalised, listed;
+    float repetition, frequency, presence;
+    const uint16_t *history;
+    const uint32_t *allowed, *prompt;
+    float scale;       /* log2(e) / temperature */
+    uint32_t top;      /* the largest key */
+    uint32_t cut_key;
+    int cut_token;
+    uint64_t min_mass; /* of a token that can be drawn */
+} te__sample_row;
+
+TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
+TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sample_team *t, int row, int width,
+                                       te_dtype dtype) {
+    const te_sampling *o = &a->of;
+    const int64_t words = (int64_t)row * ((width + 31) / 32);
+    te__sample_row r;
+    r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
+    r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
+    const int each = (int)te_round_up(te_ceil_div(r.vectors, t->blocks), TE__SAMPLE_WARP);
+    r.begin = (int)te_min((int64_t)t->rank * each, r.vectors), r.end = (int)te_min(r.begin + each, r.vectors);
+    r.repetition = te__sample_param(o->repetition_penalty, row, 1.0f);
+    r.frequency = te__sample_param(o->frequency_penalty, row, 0.0f);
+    r.presence = te__sample_param(o->presence_penalty, row, 0.0f);
+    r.penalised = r.repetition != 1.0f || r.frequency != 0.0f || r.presence != 0.0f;
+    r.history = o->history ? o->history + r.at : 0;
+    r.allowed = o->allowed ? o->allowed + words : 0, r.prompt = o->prompt ? o->prompt + words : 0;
+    r.scale = 1.4426950408889634f, r.top = 0, r.listed = 0, r.min_mass = 0;
+    r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
+    return r;
+}
+/* The same row as the model left it: without mask and penalties. */
+TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
+    r.penalised = 0, r.allowed = 0, r.top = top;
+    return r;
+}
+
+/* Bits from .. from + 7 of a mask, of which n exist. */
+TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
+    const int word = from / 32, shift = from % 32;
+    uint32_t bits = mask[word] >> shift;
+    if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
+    return bits;
+}
+TE_FN float te__sample_penalised(const te__sample_row *r, float x, uint32_t count, int in_prompt) {
+    if ((count || in_prompt) && r->repetition > 0)
+        x = x > 0 ? te__sample_divide(x, r->repetition) : fmaf(x, r->repetition, 0.0f);
+    return count ? fmaf(-r->frequency, (float)count, x) - r->presence : x;
+}
+/* The keys of vector v, which begins at token *token; 0: not allowed, or behind the row's end. */
+TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
+    const te_columns c = te_columns_at(r->first + 8 * v, r->width);
+    float x[8];
+    te_load8(x, r->a->x, r->at + c.from, c.n, c.whole, r->dtype);
+    *token = c.from;
+    if (r->penalised) {
+        const uint32_t prompt = r->prompt ? te__sample_bits(r->prompt, c.from, c.n) : 0;
+        te_vec8 count = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        if (r->history) te_vec8_load(&count, r->history, c.from, c.n, c.whole, TE_bf16);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            x[k] = te__sample_penalised(r, x[k], count.w[k / 2] >> 16 * (k % 2) & 0xffffu, prompt >> k & 1);
+    }
+    uint32_t allowed = r->allowed ? te__sample_bits(r->allowed, c.from, c.n) : 0xffu;
+    allowed &= 0xffu >> (8 - c.n);
+    TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
+}
+/* A vector's token and key, as the order of their key, and among equal ones the reverse order of the token. */
+TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
+TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
+
+/* What a pass sums: the tokens that the cut keeps, those of them that have the cut's key, their masses, and the masses
+ * that can be drawn. */
+typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
+TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int token, te__sample_sum sum) {
+    if (key < r->cut_key || (key == r->cut_key && token > r->cut_token)) return 0;
+    if (sum == TE__SAMPLE_COUNT) return 1;
+    if (sum == TE__SAMPLE_TIES) return key == r->cut_key;
+    const uint64_t mass = te__sample_mass_of(key, r->top, r->scale);
+    return sum == TE__SAMPLE_DRAW && mass < r->min_mass ? 0 : mass;
+}
+
+/* ---- the passes over a row --------------------------------------------------------------------------------------- */
+
+TE_FN void te__sample_clear(const te__sample_team *t) {
+    for (int i = t->id; i < TE__SAMPLE_BINS; i += t->count) t->s->low[i] = 0, t->s->high[i] = 0;
+    te_block_sync();
+}
+/* Fetch this block's part of the row into the L2, all at once: the pass over it has few loads in flight. */
+TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
+    const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
+    for (int v = r->begin + t->id * line; v < r->end; v += t->count * line)
+        te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
+}
+/* The maximum over all blocks of the row; `place` is one of te__sample_shared.published that nothing else uses. */
+TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
+    x = te__sample_max(x, t);
+    if (!t->id) t->s->published[place] = x;
+    te__sample_sync(t);
+    for (int k = 0; k < t->blocks; k++) {
+        const uint64_t other = te__sample_peer(t, k)->published[place];
+        x = other > x ? other : x;
+    }
+    return x;
+}
+/* The largest logits, as te__sample_best: of the model, and with penalties among the allowed ones. With `counts` also
+ * the histogram of the first digit of the keys that can be drawn. Bytes: the logits; history and masks if used. */
+TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_row *r, int counts,
+                              const te__sample_team *t) {
+    const te__sample_row plain = te__sample_raw_row(*r, 0);
+    const int differ = r->penalised || r->allowed;
+    uint32_t raw_key = 0, best_key = 0;
+    int raw_token = 0, best_token = 0;
+    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, &plain, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] > raw_key) raw_key = key[k], raw_token = token + k;
+        if (differ) {
+            te__sample_keys(key, &token, r, v);
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (key[k] > best_key) best_key = key[k], best_token = token + k;
+        }
+        if (counts)
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (key[k] > TE__SAMPLE_KEY_MINUS_INF) te__sample_count(t->s, (int)(key[k] >> 21));
+    }
+    *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
+    *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
+}
+/* Append to the list of the row's first block. An entry behind its end is dropped, and counted. */
+TE_FN void te__sample_append(te__sample_shared *first, uint32_t key, int token) {
+    const uint32_t place = te__sample_ticket(&first->listed);
+    if (place < TE__SAMPLE_LIST) first->list[place] = (uint64_t)key << 32 | (uint32_t)token;
+}
+/* The sum of the model's masses, in every block. The tokens of r with keys from `least` on go to the list (0: none
+ * do). Behind it no block reads the shared memory of another one until the next te__sample_sync. */
+TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, uint32_t least,
+                                     const te__sample_team *t) {
+    const te__sample_row plain = te__sample_raw_row(*r, raw_top);
+    const int differ = r->penalised || r->allowed;
+    te__sample_shared *first = te__sample_peer(t, 0);
+    uint64_t sum = 0, total = 0;
+    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, &plain, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] > TE__SAMPLE_KEY_MINUS_INF) sum += te__sample_mass_of(key[k], raw_top, plain.scale);
+        if (!least) continue;
+        if (differ) te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] >= least) te__sample_append(first, key[k], token + k);
+    }
+    (void)te__sample_scan(&sum, sum, t);
+    if (!t->id) t->s->published[2] = sum;
+    te__sample_sync(t);
+    for (int k = 0; k < t->blocks; k++) total += te__sample_peer(t, k)->published[2];
+    te__sample_sync(t);
+    return total;
+}
+
+/* A digit of a number of 32 bits (a key) or 21 bits (a token, counted from the end): bits 21 to 31, 10 to 20, 0 to 9. */
+typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
+TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
+    te__sample_digit d;
+    d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
+    return d;
+}
+TE_FN void te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
+                                te__sample_sum sum, const te__sample_team *t) {
+    const uint32_t digits = value >> d.shift;
+    if (digits >> d.bits != d.prefix) return;
+    const uint64_t amount = te__sample_amount(r, (uint32_t)(entry >> 32), (int)(uint32_t)entry, sum);
+    if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
+}
+/* The histogram of a digit: of the keys or, for a list, of the tokens. */
+TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
+                                const te__sample_team *t) {
+    te__sample_clear(t);
+    if (r->listed) {
+        const int listed = (int)t->s->listed;
+        for (int i = t->id; i < listed; i += t->count) {
+            const uint64_t entry = t->s->list[i];
+            const uint32_t value = of_tokens ? 0x1fffffu - (uint32_t)entry : (uint32_t)(entry >> 32);
+            te__sample_digit_add(r, d, value, entry, sum, t);
+        }
+        return;
+    }
+    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            te__sample_digit_add(r, d, key[k], (uint64_t)key[k] << 32 | (uint32_t)(token + k), sum, t);
+    }
+}
+/* The histogram of the tokens in the order of the row: a bin is a chunk of vectors. The vectors of a warp lie in one. */
+TE_FN void te__sample_chunks(const te__sample_row *r, te__sample_sum sum, const te__sample_team *t) {
+    te__sample_clear(t);
+    TE_UNROLL_1 for (int v0 = r->begin; v0 < r->end; v0 += t->count) {
+        const int v = v0 + t->id;
+        uint64_t amount = 0;
+        if (v < r->end) {
+            uint32_t key[8];
+            int token;
+            te__sample_keys(key, &token, r, v);
+            TE_UNROLL for (int k = 0; k < 8; k++) amount += te__sample_amount(r, key[k], token + k, sum);
+        }
+        amount = te__sample_warp_sum(amount);
+        if (t->id % TE__SAMPLE_WARP == 0 && amount) te__sample_add(t->s, v / TE__SAMPLE_CHUNK, amount);
+    }
+}
+
+/* ---- selection --------------------------------------------------------------------------------------------------- */
+
+/* How much is wished for: `amount`, or the fraction / 2^64 of the total and `more`. At least 1, at most the total. */
+typedef struct te__sample_wish { uint64_t amount, fraction; int is_fraction, more; } te__sample_wish;
+TE_FN te__sample_wish te__sample_wish_amount(uint64_t amount) {
+    te__sample_wish w;
+    w.amount = amount, w.fraction = 0, w.is_fraction = 0, w.more = 0;
+    return w;
+}
+TE_FN te__sample_wish te__sample_wish_fraction(uint64_t fraction, int more) {
+    te__sample_wish w;
+    w.amount = 0, w.fraction = fraction, w.is_fraction = 1, w.more = more;
+    return w;
+}
+/* The sum of a bin over all blocks. */
+TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
+    uint64_t sum = 0;
+    for (int k = 0; k < t->blocks; k++) {
+        const te__sample_shared *s = te__sample_peer(t, k);
+        sum += s->low[bin] + ((uint64_t)s->high[bin] << 32);
+    }
+    return sum;
+}
+/* The bin in which the cumulative sum of the histogram reaches the wish; from the last bin on (descending) or from the
+ * first. Every lane of every block gets the same. An empty histogram: bin 0, inside 0. */
+TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
+    const int each = (TE__SAMPLE_BINS + t->count - 1) / t->count, last = TE__SAMPLE_BINS - 1;
+    const int from = t->id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
+    uint64_t mine = 0, total;
+    te__sample_sync(t); /* the histograms of all blocks are complete */
+    for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
+    uint64_t before = te__sample_scan(&total, mine, t);
+    uint64_t wish = w.is_fraction ? te__sample_high(w.fraction, total) + (uint64_t)w.more : w.amount;
+    wish = wish < 1 ? 1 : wish > total ? total : wish;
+    if (!total && !t->id) t->s->found.bin = 0, t->s->found.rest = t->s->found.inside = 0;
+    if (before < wish && wish <= before + mine)
+        for (int j = from; j < to; j++) {
+            const int bin = descending ? last - j : j;
+            const uint64_t inside = te__sample_bin(bin, t);
+            if (before < wish && wish <= before + inside)
+                t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
+            before += inside;
+        }
+    te__sample_sync(t); /* nobody reads another block's histogram any more */
+    return t->s->found;
+}
+/* The number (a key; a token counted from the end) at which the sum over larger ones and itself reaches the wish. */
+TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, int of_tokens, te__sample_sum sum,
+                                         te__sample_wish w, const te__sample_team *t) {
+    te__sample_found f = {0, 0, 0};
+    *value = 0;
+    TE_UNROLL_1 for (int level = of_tokens ? 1 : 0; level < 3; level++) {
+        const te__sample_digit d = te__sample_digit_of(level, *value);
+        te__sample_histogram(r, d, of_tokens, sum, t);
+        f = te__sample_find(1, w, t);
+        *value = *value << d.bits | (uint32_t)f.bin, w = te__sample_wish_amount(f.rest);
+    }
+    return f;
+}
+/* The first token at which the cumulative sum in the order of the tokens reaches the wish; -1: all amounts are 0. */
+TE_FN int te__sample_locate(const te__sample_row *r, te__sample_sum sum, te__sample_wish w,
+                            const te__sample_team *t) {
+    if (r->listed) {
+        uint32_t value;
+        const te__sample_found f = te__sample_select(&value, r, 1, sum, w, t);
+        return f.inside ? (int)(0x1fffffu - value) : -1;
+    }
+    te__sample_chunks(r, sum, t);
+    const te__sample_found f = te__sample_find(0, w, t);
+    const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
+    uint64_t rest = f.rest;
+    if (!t->id) t->s->token = -1;
+    te_block_sync();
+    TE_UNROLL_1 for (int v0 = from; v0 < to; v0 += t->count) { /* in every block of the row: the chunk is short */
+        uint32_t key[8];
+        uint64_t amount[8], mine = 0, total;
+        int token = 0;
+        if (v0 + t->id < to) te__sample_keys(key, &token, r, v0 + t->id);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            amount[k] = v0 + t->id < to ? te__sample_amount(r, key[k], token + k, sum) : 0;
+            mine += amount[k];
+        }
+        uint64_t before = te__sample_scan(&total, mine, t);
+        if (before < rest && rest <= before + mine)
+            TE_UNROLL for (int k = 0; k < 8; k++) {
+                if (before < rest && rest <= before + amount[k]) t->s->token = token + k;
+                before += amount[k];
+            }
+        if (rest <= total) break;
+        rest -= total;
+    }
+    te_block_sync();
+    const int token = t->s->token;
+    te_block_sync();
+    return token;
+}
+/* Move the cut of r so that the most likely tokens whose counts or masses reach the wish are kept. Of equal logits
+ * those with the lowest tokens. */
+TE_FN void te__sample_narrow(te__sample_row *r, te__sample_sum sum, te__sample_wish w, const te__sample_team *t) {
+    uint32_t key;
+    const te__sample_found f = te__sample_select(&key, r, 0, sum, w, t);
+    if (!f.inside) return;
+    const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
+    const uint64_t ties = f.inside / each, wanted = (f.rest + each - 1) / each;
+    if (key != r->cut_key) r->cut_token = TE__SAMPLE_ALL_TOKENS;
+    r->cut_key = key;
+    if (wanted < ties) r->cut_token = te__sample_locate(r, TE__SAMPLE_TIES, te__sample_wish_amount(wanted), t);
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* log of the probability of a logit, of the largest one and of the sum of masses. */
+TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
+    const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
+    return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
+}
+/* The most likely tokens of the model, in order, into top_token; top_log_prob gets their logits. */
+TE_FN void te__sample_top(const te__sample_row *of, uint32_t raw_top, const te__sample_team *t) {
+    const te_sampling *o = &of->a->of;
+    te__sample_row r = te__sample_raw_row(*of, raw_top);
+    te__sample_shared *first = te__sample_peer(t, 0);
+    const int usable = raw_top > TE__SAMPLE_KEY_MINUS_INF && raw_top != TE__SAMPLE_KEY_NAN;
+    if (usable) {
+        te__sample_narrow(&r, TE__SAMPLE_COUNT, te__sample_wish_amount((uint64_t)o->top), t);
+        TE_UNROLL_1 for (int v = r.begin + t->id; v < r.end; v += t->count) {
+            uint32_t key[8];
+            int token;
+            te__sample_keys(key, &token, &r, v);
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (te__sample_amount(&r, key[k], token + k, TE__SAMPLE_COUNT))
+                    te__sample_append(first, key[k], token + k);
+        }
+        te__sample_sync(t);
+    }
+    const int64_t at = (int64_t)r.row * o->top;
+    const int found = (int)first->listed;
+    for (int i = t->id; i < o->top && !t->rank; i += t->count) {
+        if (i >= found) {
+            o->top_token[at + i] = -1, o->top_log_prob[at + i] = usable ? -INFINITY : NAN;
+            continue;
+        }
+        const uint64_t entry = first->list[i];
+        const uint64_t best = te__sample_best((uint32_t)(entry >> 32), (int)(uint32_t)entry);
+        int place = 0;
+        for (int j = 0; j < found; j++)
+            place += te__sample_best((uint32_t)(first->list[j] >> 32), (int)(uint32_t)first->list[j]) > best;
+        o->top_token[at + place] = (int)(uint32_t)entry;
+    }
+    te__sample_sync(t);
+    if (!t->id) t->s->listed = 0;
+    te__sample_sync(t);
+}
+TE_FN void te__sample_top_log_probs(const te__sample_row *r, uint32_t raw_top, uint64_t mass,
+                                    const te__sample_team *t) {
+    const te_sampling *o = &r->a->of;
+    for (int i = t->id; i < o->top && !t->rank; i += t->count) {
+        const int64_t at = (int64_t)r->row * o->top + i;
+        const int token = o->top_token[at];
+        if (token < 0) continue;
+        o->top_log_prob[at] =
+            te__sample_log_prob(te__sample_key(te_load(r->a->x, r->at + token, r->dtype)), raw_top, mass);
+    }
+}
+/* Store the results of a row; one lane does. */
+TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
+    const te_sampling *o = &r->a->of;
+    o->token[r->row] = token;
+    r->a->y[r->row] =
+        token < 0 ? NAN
+                  : te__sample_log_prob(te__sample_key(te_load(r->a->x, r->at + token, r->dtype)), raw_top, mass);
+    if (o->counter) o->counter[r->row]++;
+    if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
+}
+/* The token of a row that is not greedy, of which r.listed says whether the list has all that top-k keeps. */
+TE_FN int te__sample_draw(te__sample_row r, int top_k, const te__sample_team *t) {
+    const te_sampling *o = &r.a->of;
+    const float top_p = te__sample_param(o->top_p, r.row, 1.0f), min_p = te__sample_param(o->min_p, r.row, 0.0f);
+    if (top_k) te__sample_narrow(&r, TE__SAMPLE_COUNT, te__sample_wish_amount((uint64_t)top_k), t);
+    if (top_p < 1.0f) {
+        const uint64_t fraction = top_p > 0 ? (uint64_t)(top_p * 4294967296.0f) << 32 : 0;
+        te__sample_narrow(&r, TE__SAMPLE_MASS, te__sample_wish_fraction(fraction, 0), t);
+    }
+    if (min_p > 0) r.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
+    uint32_t random[4];
+    te_philox(random, o->seed[r.row], 0, TE__SAMPLE_STREAM, o->counter[r.row]);
+    const uint64_t uniform = (uint64_t)random[0] << 32 | random[1];
+    return te__sample_locate(&r, TE__SAMPLE_DRAW, te__sample_wish_fraction(uniform, 1), t);
+}
+/* A row, or this block's part of it. */
+TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *s, int width, te_dtype dtype) {
+    const te_sampling *o = &a->of;
+    te__sample_team t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_SAMPLE_THREADS, &group);
+    t.s = s, t.id = g.id, t.count = g.count, t.blocks = a->blocks, t.rank = b.x % a->blocks;
+    te__sample_row r = te__sample_row_of(a, &t, b.x / a->blocks, width, dtype);
+    const float temperature = te__sample_param(o->temperature, r.row, 0.0f);
+    int top_k = o->top_k ? o->top_k[r.row] : 0;
+    if (top_k < 0 || top_k >= width) top_k = 0;
+    const int greedy = !(temperature >= 1e-5f) || top_k == 1;
+    uint64_t raw, best;
+
+    te__sample_prefetch(&r, &t);
+    te__sample_clear(&t);
+    if (!t.id) s->listed = 0;
+    te__sample_largest(&raw, &best, &r, top_k && !greedy, &t);
+    const uint32_t raw_top = (uint32_t)(raw >> 32);
+    r.top = (uint32_t)(best >> 32);
+    const int usable = r.top > TE__SAMPLE_KEY_MINUS_INF && r.top != TE__SAMPLE_KEY_NAN, draws = usable && !greedy;
+
+    uint32_t least = 0; /* the least key with the first digit of the cut of top-k */
+    if (draws && top_k) {
+        const te__sample_found f = te__sample_find(1, te__sample_wish_amount((uint64_t)top_k), &t);
+        const uint64_t candidates = (uint64_t)top_k - f.rest + f.inside; /* exact unless top-k keeps everything */
+        if (f.inside && candidates <= TE__SAMPLE_LIST) least = (uint32_t)f.bin << 21;
+    }
+    if (o->top) te__sample_top(&r, raw_top, &t);
+    const uint64_t mass = te__sample_model_mass(&r, raw_top, least, &t);
+    if (o->top) te__sample_top_log_probs(&r, raw_top, mass, &t);
+    int token = !usable ? -1 : te__sample_best_token(best);
+    if (draws) {
+        if (least) { /* the rest is the first block's work */
+            if (t.rank) return;
+            r.listed = 1, t.blocks = 1;
+        }
+        r.scale = te__sample_divide(1.4426950408889634f, temperature);
+        token = te__sample_draw(r, top_k, &t);
+    }
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
+    if (!t.rank && !t.id) te__sample_store(&r, token, raw_top, mass);
+}
+
+/* ---- the step ---------------------------------------------------------------------------------------------------- */
+
+typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sample_args *);
+
+/* The kernel's launch, in clusters of te__sample_args.blocks blocks. */
+#if TE_CUDA
+#define TE__SAMPLE_LAUNCH(name)                                                                                      \
+    TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args) {                   \
+        return te__cuda_launch(ctx, te__launch_of((const void *)name, #name, grid, TE_SAMPLE_THREADS, 0,             \
+                                                  args->blocks), args, sizeof *args);                                \
+    }
+#else
+#define TE__SAMPLE_LAUNCH(name)                                                                                      \
+    TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args)                     \
+        { return name##_launch(ctx, grid, args); }
+#endif
+#define TE_CUSTOM_sample_forward(name, model, dtype, op)                                                             \
+    TE_FN void name##_body(const te__sample_args *a, te_block b, te__sample_registers *r, te__sample_shared *s) {    \
+        (void)r;                                                                                                     \
+        te__sample_body(a, b, s, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op));                          \
+    }                                                                                                                \
+    TE_KERNEL_WITH(name, TE_SAMPLE_THREADS, 1, te__sample_args, te__sample_registers, te__sample_shared, name##_body) \
+    TE__SAMPLE_LAUNCH(name)                                                                                          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__sample_run(r, s, name##_clusters); }
+#define TE_CUSTOM_sample_backward(name, model, dtype, op)                                                            \
+    static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
+    te_status name##_run(te_run *r, const te_step *s);
+
+/* Blocks of a row: as many as fill the device, up to the 8 that a cluster has everywhere, while each has a vector a
+ * lane. The result does not depend on it. */
+TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
+#if TE_CUDA && defined __CUDA_ARCH_LIST__
+    static const int compiled[] = {__CUDA_ARCH_LIST__};
+    int runs = 0, blocks = 8;
+    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
+        if (compiled[i] <= ctx->capability && compiled[i] > runs) runs = compiled[i];
+    if (runs < 900) return 1;
+    while (blocks > 1 && (rows * blocks > ctx->processors || width < blocks * TE_SAMPLE_THREADS * TE_VECTOR / 2))
+        blocks /= 2;
+    return blocks;
+#else
+    return (void)ctx, (void)rows, (void)width, 1;
+#endif
+}
+/* The pointers of te_sampling: which have to be there, and their alignment. */
+TE_API te_status te__sample_check(const te_sampling *s, int vocabulary, const char *name, te_context *ctx) {
+    TE_REQUIRE(s, ctx, TE_ERROR_NULL, "%s: the batch brings no sampling; its member token is where tokens go", name);
+    TE_REQUIRE(s->token, ctx, TE_ERROR_NULL, "%s: sampling.token is null", name);
+    TE_REQUIRE(!s->temperature || (s->seed && s->counter), ctx, TE_ERROR_NULL,
+               "%s: sampling.temperature is given, so seed and counter must be, too", name);
+    TE_REQUIRE(s->history || !s->update_history, ctx, TE_ERROR_NULL,
+               "%s: sampling.update_history is set, and history is null", name);
+    TE_REQUIRE(s->history || (!s->frequency_penalty && !s->presence_penalty), ctx, TE_ERROR_NULL,
+               "%s: sampling has a frequency or presence penalty, and history is null", name);
+    TE_REQUIRE(s->history || s->prompt || !s->repetition_penalty, ctx, TE_ERROR_NULL,
+               "%s: sampling has a repetition penalty, and history and prompt are null", name);
+    TE_REQUIRE(s->top >= 0 && s->top <= te_min(TE_SAMPLE_MAX_TOP, vocabulary), ctx, TE_ERROR_VALUE,
+               "%s: sampling.top is %d, %d at most", name, s->top, (int)te_min(TE_SAMPLE_MAX_TOP, vocabulary));
+    TE_REQUIRE(!s->top || (s->top_token && s->top_log_prob), ctx, TE_ERROR_NULL,
+               "%s: sampling.top is %d, and top_token or top_log_prob is null", name, s->top);
+    const uintptr_t words = (uintptr_t)s->token | (uintptr_t)s->top_token | (uintptr_t)s->top_log_prob |
+                            (uintptr_t)s->temperature | (uintptr_t)s->top_k | (uintptr_t)s->top_p |
+                            (uintptr_t)s->min_p | (uintptr_t)s->repetition_penalty | (uintptr_t)s->frequency_penalty |
+                            (uintptr_t)s->presence_penalty | (uintptr_t)s->allowed | (uintptr_t)s->prompt;
+    TE_REQUIRE(words % 4 == 0 && ((uintptr_t)s->seed | (uintptr_t)s->counter) % 8 == 0 &&
+                   (uintptr_t)s->history % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: sampling: history must be aligned to 16 bytes, seed and counter to 8, all others to 4", name);
+    return TE_OK;
+}
+TE_API te_status te__sample_run(te_run *r, const te_step *s, te__sample_launch_fn launch) {
+    const int i = s->op[0];
+    te__sample_args a;
+    te_value y;
+    if (r->batch) TE_TRY(te__sample_check(r->batch->sampling, r->plan->op[i].in, r->plan->name, r->ctx));
+    TE_TRY(te__output(&y, r, s, i));
+    memset(&a, 0, sizeof a);
+    a.y = (float *)y.data, a.x = r->current.data, a.rows = (int)r->current.rows;
+    a.blocks = te__sample_blocks(r->ctx, a.rows, r->plan->op[i].in);
+    if (!r->dry) {
+        a.of = *r->batch->sampling;
+        TE_TRY(launch(r->ctx, te__grid_of((int64_t)a.rows * a.blocks, 1), &a));
+    }
+    te__set_current(r, y);
+    return TE_OK;
+}
+
+#endif
