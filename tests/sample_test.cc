@@ -60,7 +60,7 @@ template <class T> void upload(const buffer &to, const std::vector<T> &v) {
 template <class T> std::vector<T> download(const buffer &from, size_t n) {
     const std::vector<uint8_t> raw = from.raw();
     std::vector<T> v(n);
-    memcpy(v.data(), raw.data(), n * sizeof(T));
+    if (n) memcpy(v.data(), raw.data(), n * sizeof(T));
     return v;
 }
 uint32_t bits_of(float f) {

@@ -260,6 +260,7 @@ typedef struct te__sample_row {
     uint32_t cut_key;
     int cut_token;
     uint64_t min_mass; /* of a token that can be drawn */
+    uint64_t least_mass; /* tokens below it cannot be where top-p cuts */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -278,7 +279,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.penalised = r.repetition != 1.0f || r.frequency != 0.0f || r.presence != 0.0f;
     r.history = o->history ? o->history + r.at : 0;
     r.allowed = o->allowed ? o->allowed + words : 0, r.prompt = o->prompt ? o->prompt + words : 0;
-    r.scale = 1.4426950408889634f, r.top = 0, r.listed = 0, r.min_mass = 0;
+    r.scale = 1.4426950408889634f, r.top = 0, r.listed = 0, r.min_mass = 0, r.least_mass = 0;
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
@@ -381,8 +382,10 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
     *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
 }
-/* Append to the list of the row's first block. An entry behind its end is dropped, and counted. */
+/* Append to the list of the row's first block. The first entry behind its end is dropped and counted, all others are
+ * dropped. */
 TE_FN void te__sample_append(te__sample_shared *first, uint32_t key, int token) {
+    if (*(const volatile uint32_t *)&first->listed > TE__SAMPLE_LIST) return;
     const uint32_t place = te__sample_ticket(&first->listed);
     if (place < TE__SAMPLE_LIST) first->list[place] = (uint64_t)key << 32 | (uint32_t)token;
 }
@@ -413,42 +416,51 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     return total;
 }
 
-/* A digit of a number of 32 bits (a key) or 21 bits (a token, counted from the end): bits 21 to 31, 10 to 20, 0 to 9. */
+/* A digit of a number of 32 bits (a key) or 21 bits (a token, counted from the end): its bits 21 to 31, 10 to 20 or 0
+ * to 9. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-TE_FN void te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
-                                te__sample_sum sum, const te__sample_team *t) {
+/* Adds an entry (key << 32 | token) to the histogram. Returns what it leaves out because the mass is too small. */
+TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
+                                    te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
-    if (digits >> d.bits != d.prefix) return;
+    if (digits >> d.bits != d.prefix) return 0;
     const uint64_t amount = te__sample_amount(r, (uint32_t)(entry >> 32), (int)(uint32_t)entry, sum);
+    if (sum == TE__SAMPLE_MASS && amount < r->least_mass) return amount;
     if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
+    return 0;
 }
-/* The histogram of a digit: of the keys or, for a list, of the tokens. */
+/* The histogram of a digit: of the keys or, for a list, of the tokens. What is left out of the first digit of the keys
+ * goes to bin 0, which no key of a number has: the total is right, and the cut lies above. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
+    uint64_t left_out = 0;
     te__sample_clear(t);
     if (r->listed) {
         const int listed = (int)t->s->listed;
         for (int i = t->id; i < listed; i += t->count) {
             const uint64_t entry = t->s->list[i];
             const uint32_t value = of_tokens ? 0x1fffffu - (uint32_t)entry : (uint32_t)(entry >> 32);
-            te__sample_digit_add(r, d, value, entry, sum, t);
+            left_out += te__sample_digit_add(r, d, value, entry, sum, t);
         }
-        return;
-    }
-    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
-        uint32_t key[8];
-        int token;
-        te__sample_keys(key, &token, r, v);
-        TE_UNROLL for (int k = 0; k < 8; k++)
-            te__sample_digit_add(r, d, key[k], (uint64_t)key[k] << 32 | (uint32_t)(token + k), sum, t);
-    }
+    } else
+        TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+            uint32_t key[8];
+            int token;
+            te__sample_keys(key, &token, r, v);
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                left_out += te__sample_digit_add(r, d, key[k], (uint64_t)key[k] << 32 | (uint32_t)(token + k), sum, t);
+        }
+    if (sum != TE__SAMPLE_MASS || !r->least_mass || d.shift != 21) return;
+    left_out = te__sample_warp_sum(left_out);
+    if (t->id % TE__SAMPLE_WARP == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* The histogram of the tokens in the order of the row: a bin is a chunk of vectors. The vectors of a warp lie in one. */
+/* The histogram of the tokens in the order of the row: a bin is a chunk of vectors, and the vectors of a warp lie in
+ * one. */
 TE_FN void te__sample_chunks(const te__sample_row *r, te__sample_sum sum, const te__sample_team *t) {
     te__sample_clear(t);
     TE_UNROLL_1 for (int v0 = r->begin; v0 < r->end; v0 += t->count) {
@@ -511,16 +523,23 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
     te__sample_sync(t); /* nobody reads another block's histogram any more */
     return t->s->found;
 }
+/* A selection that has come to the digit of `level`, with the digits before it. */
+typedef struct te__sample_selection { int level; uint32_t prefix; te__sample_wish wish; } te__sample_selection;
+TE_FN te__sample_selection te__sample_selection_of(int level, uint32_t prefix, te__sample_wish wish) {
+    te__sample_selection s;
+    s.level = level, s.prefix = prefix, s.wish = wish;
+    return s;
+}
 /* The number (a key; a token counted from the end) at which the sum over larger ones and itself reaches the wish. */
 TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, int of_tokens, te__sample_sum sum,
-                                         te__sample_wish w, const te__sample_team *t) {
+                                         te__sample_selection s, const te__sample_team *t) {
     te__sample_found f = {0, 0, 0};
-    *value = 0;
-    TE_UNROLL_1 for (int level = of_tokens ? 1 : 0; level < 3; level++) {
+    *value = s.prefix;
+    TE_UNROLL_1 for (int level = s.level; level < 3; level++) {
         const te__sample_digit d = te__sample_digit_of(level, *value);
         te__sample_histogram(r, d, of_tokens, sum, t);
-        f = te__sample_find(1, w, t);
-        *value = *value << d.bits | (uint32_t)f.bin, w = te__sample_wish_amount(f.rest);
+        f = te__sample_find(1, s.wish, t);
+        *value = *value << d.bits | (uint32_t)f.bin, s.wish = te__sample_wish_amount(f.rest);
     }
     return f;
 }
@@ -529,7 +548,8 @@ TE_FN int te__sample_locate(const te__sample_row *r, te__sample_sum sum, te__sam
                             const te__sample_team *t) {
     if (r->listed) {
         uint32_t value;
-        const te__sample_found f = te__sample_select(&value, r, 1, sum, w, t);
+        const te__sample_selection tokens = te__sample_selection_of(1, 0, w); /* bits 21 to 31 are 0 */
+        const te__sample_found f = te__sample_select(&value, r, 1, sum, tokens, t);
         return f.inside ? (int)(0x1fffffu - value) : -1;
     }
     te__sample_chunks(r, sum, t);
@@ -563,9 +583,9 @@ TE_FN int te__sample_locate(const te__sample_row *r, te__sample_sum sum, te__sam
 }
 /* Move the cut of r so that the most likely tokens whose counts or masses reach the wish are kept. Of equal logits
  * those with the lowest tokens. */
-TE_FN void te__sample_narrow(te__sample_row *r, te__sample_sum sum, te__sample_wish w, const te__sample_team *t) {
+TE_FN void te__sample_cut(te__sample_row *r, te__sample_sum sum, te__sample_selection s, const te__sample_team *t) {
     uint32_t key;
-    const te__sample_found f = te__sample_select(&key, r, 0, sum, w, t);
+    const te__sample_found f = te__sample_select(&key, r, 0, sum, s, t);
     if (!f.inside) return;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
     const uint64_t ties = f.inside / each, wanted = (f.rest + each - 1) / each;
@@ -588,7 +608,8 @@ TE_FN void te__sample_top(const te__sample_row *of, uint32_t raw_top, const te__
     te__sample_shared *first = te__sample_peer(t, 0);
     const int usable = raw_top > TE__SAMPLE_KEY_MINUS_INF && raw_top != TE__SAMPLE_KEY_NAN;
     if (usable) {
-        te__sample_narrow(&r, TE__SAMPLE_COUNT, te__sample_wish_amount((uint64_t)o->top), t);
+        te__sample_cut(&r, TE__SAMPLE_COUNT,
+                       te__sample_selection_of(0, 0, te__sample_wish_amount((uint64_t)o->top)), t);
         TE_UNROLL_1 for (int v = r.begin + t->id; v < r.end; v += t->count) {
             uint32_t key[8];
             int token;
@@ -638,15 +659,46 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (o->counter) o->counter[r->row]++;
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
-/* The token of a row that is not greedy, of which r.listed says whether the list has all that top-k keeps. */
-TE_FN int te__sample_draw(te__sample_row r, int top_k, const te__sample_team *t) {
+/* Put the tokens with keys from `least` on that r keeps into the list, if they fit. */
+TE_FN void te__sample_try_list(te__sample_row *r, uint32_t least, const te__sample_team *t) {
+    te__sample_shared *first = te__sample_peer(t, 0);
+    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] >= least && te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT))
+                te__sample_append(first, key[k], token + k);
+    }
+    te__sample_sync(t);
+    r->listed = first->listed <= TE__SAMPLE_LIST;
+    te__sample_sync(t);
+}
+/* Cut by top-p. The first digit of the cut comes from the row. Then the tokens down to this digit go to the list if
+ * they fit; of a peaked distribution they do. */
+TE_FN void te__sample_cut_mass(te__sample_row *r, float top_p, te__sample_team *t) {
+    const uint64_t fraction = top_p > 0 ? (uint64_t)(top_p * 4294967296.0f) << 32 : 0;
+    te__sample_selection s = te__sample_selection_of(0, 0, te__sample_wish_fraction(fraction, 0));
+    if (!r->listed) {
+        /* all tokens below it together have less than 1 - p of the likeliest token's mass */
+        r->least_mass = te__sample_high(~fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)r->width;
+        te__sample_histogram(r, te__sample_digit_of(0, 0), 0, TE__SAMPLE_MASS, t);
+        const te__sample_found f = te__sample_find(1, s.wish, t);
+        s = te__sample_selection_of(1, (uint32_t)f.bin, te__sample_wish_amount(f.rest));
+        te__sample_try_list(r, s.prefix << 21, t);
+        if (r->listed && t->rank) return;
+        if (r->listed) t->blocks = 1;
+    }
+    te__sample_cut(r, TE__SAMPLE_MASS, s, t);
+}
+enum { TE__SAMPLE_NOT_MINE = -2 }; /* the token is found by the row's first block, and this is another one */
+/* The token of a row that is not greedy. s: the cut of top-k, as far as it is known (if there is one). */
+TE_FN int te__sample_draw(te__sample_row r, int top_k, te__sample_selection s, te__sample_team *t) {
     const te_sampling *o = &r.a->of;
     const float top_p = te__sample_param(o->top_p, r.row, 1.0f), min_p = te__sample_param(o->min_p, r.row, 0.0f);
-    if (top_k) te__sample_narrow(&r, TE__SAMPLE_COUNT, te__sample_wish_amount((uint64_t)top_k), t);
-    if (top_p < 1.0f) {
-        const uint64_t fraction = top_p > 0 ? (uint64_t)(top_p * 4294967296.0f) << 32 : 0;
-        te__sample_narrow(&r, TE__SAMPLE_MASS, te__sample_wish_fraction(fraction, 0), t);
-    }
+    if (top_k) te__sample_cut(&r, TE__SAMPLE_COUNT, s, t);
+    if (top_p < 1.0f) te__sample_cut_mass(&r, top_p, t);
+    if (r.listed && t->rank) return TE__SAMPLE_NOT_MINE;
     if (min_p > 0) r.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
     uint32_t random[4];
     te_philox(random, o->seed[r.row], 0, TE__SAMPLE_STREAM, o->counter[r.row]);
@@ -675,25 +727,27 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     r.top = (uint32_t)(best >> 32);
     const int usable = r.top > TE__SAMPLE_KEY_MINUS_INF && r.top != TE__SAMPLE_KEY_NAN, draws = usable && !greedy;
 
-    uint32_t least = 0; /* the least key with the first digit of the cut of top-k */
+    te__sample_selection cut = te__sample_selection_of(0, 0, te__sample_wish_amount(0));
+    uint32_t least = 0; /* the least key with the first digit of that cut, if the tokens from there fit the list */
     if (draws && top_k) {
         const te__sample_found f = te__sample_find(1, te__sample_wish_amount((uint64_t)top_k), &t);
-        const uint64_t candidates = (uint64_t)top_k - f.rest + f.inside; /* exact unless top-k keeps everything */
-        if (f.inside && candidates <= TE__SAMPLE_LIST) least = (uint32_t)f.bin << 21;
+        cut = te__sample_selection_of(1, (uint32_t)f.bin, te__sample_wish_amount(f.rest));
+        /* the tokens down to this digit, or more where there are fewer than top_k */
+        if ((uint64_t)top_k - f.rest + f.inside <= TE__SAMPLE_LIST) least = (uint32_t)f.bin << 21;
     }
     if (o->top) te__sample_top(&r, raw_top, &t);
     const uint64_t mass = te__sample_model_mass(&r, raw_top, least, &t);
     if (o->top) te__sample_top_log_probs(&r, raw_top, mass, &t);
     int token = !usable ? -1 : te__sample_best_token(best);
     if (draws) {
-        if (least) { /* the rest is the first block's work */
-            if (t.rank) return;
-            r.listed = 1, t.blocks = 1;
-        }
+        r.listed = least != 0;
+        if (r.listed && t.rank) return; /* the rest is the first block's work */
+        if (r.listed) t.blocks = 1;
         r.scale = te__sample_divide(1.4426950408889634f, temperature);
-        token = te__sample_draw(r, top_k, &t);
+        token = te__sample_draw(r, top_k, cut, &t);
+        if (token == TE__SAMPLE_NOT_MINE) return;
+        if (t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
     if (!t.rank && !t.id) te__sample_store(&r, token, raw_top, mass);
 }
 
@@ -718,7 +772,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
         (void)r;                                                                                                     \
         te__sample_body(a, b, s, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op));                          \
     }                                                                                                                \
-    TE_KERNEL_WITH(name, TE_SAMPLE_THREADS, 1, te__sample_args, te__sample_registers, te__sample_shared, name##_body) \
+    TE_KERNEL_WITH(name, TE_SAMPLE_THREADS, 1, te__sample_args, te__sample_registers, te__sample_shared,             \
+                   name##_body)                                                                                      \
     TE__SAMPLE_LAUNCH(name)                                                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__sample_run(r, s, name##_clusters); }
 #define TE_CUSTOM_sample_backward(name, model, dtype, op)                                                            \
