@@ -22,6 +22,7 @@
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
 
+#include "../core/math.h"          /* te_mul_high */
 #include "../core/philox.h"        /* te_philox */
 #include "../core/target.h"        /* TE_KERNEL_WITH */
 #include "../plan/impl/storage.h"  /* te__output */
@@ -47,32 +48,6 @@ enum {
      static_assert((int)TE_ROWS_IN(model, op) != (int)TE_ROWS_shard, "te: " TE_STRING(model) ": " TE_CALLED(op)  \
         ": each rank needs all rows, not a shard of them");)
 
-/* What a call brings beside the logits (te_batch.sampling). Every array lies in target memory, with an entry for each
- * row of x; null: as the comment says. All that the kernel reads may change between replays of a captured graph. */
-typedef struct te_sampling {
-    /* results */
-    int32_t *token;        /* [rows]; required. -1: nothing can be drawn, because no token is allowed, all logits are
-                            * -infinity, or one of an allowed token is NaN; y is NaN then */
-    int32_t *top_token;    /* [rows, top]: the most likely tokens of the model, the likeliest first */
-    float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
-    /* state of a row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
-    const uint64_t *seed;  /* [rows], of Philox; required where there is a temperature */
-    uint64_t *counter;     /* [rows]: which draw of that seed; the op adds 1. Required where there is a temperature */
-    /* parameters */
-    const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
-    const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */
-    const float *top_p;       /* keep the fewest most likely tokens that have p of the mass; null or 1: all */
-    const float *min_p;       /* keep tokens with at least min_p of the likeliest token's probability; null or 0: all */
-    const float *repetition_penalty; /* positive logits of tokens that occurred are divided by it, others multiplied */
-    const float *frequency_penalty;  /* is subtracted for each occurrence in history */
-    const float *presence_penalty;   /* is subtracted once where history has an occurrence */
-    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
-    const uint32_t *prompt;   /* the same layout: tokens that the repetition penalty takes to have occurred as well */
-    int update_history;       /* 1: add the chosen token to history */
-    int top;                  /* 0 to TE_SAMPLE_MAX_TOP, and at most the vocabulary */
-} te_sampling;
-
 /* ---- constants and memory of the kernel -------------------------------------------------------------------------- */
 
 enum {
@@ -87,6 +62,7 @@ enum {
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* tokens are counted from here where the lowest come first: 21 bits */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
@@ -105,9 +81,10 @@ typedef struct te__sample_found {
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; that of a row's first block is used */
-    uint64_t scan[32], published[3];
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the same for te_sampling.top_token */
+    uint64_t published[3];
     te__sample_found found;
-    uint32_t listed; /* entries of list; more than TE__SAMPLE_LIST: the list is not complete */
+    uint32_t listed, top_listed; /* entries of list and of top; more than TE__SAMPLE_LIST: the list is not complete */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
@@ -115,7 +92,8 @@ typedef struct te__sample_registers { int none; } te__sample_registers;
 /* The lanes that work on a row: those of `blocks` blocks, of which this is number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
-    int id, count, rank, blocks;
+    te_lanes g; /* this block */
+    int rank, blocks;
 } te__sample_team;
 
 /* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
@@ -149,43 +127,6 @@ TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
 }
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
-/* The sum over a warp, in all its lanes. */
-TE_FN uint64_t te__sample_warp_sum(uint64_t x) {
-    TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
-    return x;
-}
-/* The sum over the block's lanes before this one; *total: over all. Every lane of the block calls it. */
-TE_FN uint64_t te__sample_scan(uint64_t *total, uint64_t x, const te__sample_team *t) {
-    const int lane = t->id % 32, warp = t->id / 32, warps = t->count / 32;
-    unsigned long long sum = x, all;
-    TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
-        const unsigned long long other = __shfl_up_sync(~0u, sum, o);
-        if (lane >= o) sum += other;
-    }
-    if (lane == 31) t->s->scan[warp] = sum;
-    __syncthreads();
-    all = lane < warps ? t->s->scan[lane] : 0;
-    TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
-        const unsigned long long other = __shfl_up_sync(~0u, all, o);
-        if (lane >= o) all += other;
-    }
-    const unsigned long long before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
-    *total = __shfl_sync(~0u, all, 31);
-    __syncthreads(); /* scan is free again */
-    return (warp ? before : 0) + sum - x;
-}
-/* The maximum over the block's lanes. */
-TE_FN uint64_t te__sample_max(uint64_t x, const te__sample_team *t) {
-    TE_UNROLL for (int o = 16; o > 0; o >>= 1) {
-        const unsigned long long other = __shfl_xor_sync(~0u, (unsigned long long)x, o);
-        x = other > x ? other : x;
-    }
-    if (t->id % 32 == 0) t->s->scan[t->id / 32] = x;
-    __syncthreads();
-    for (int w = 0; w < t->count / 32; w++) x = t->s->scan[w] > x ? t->s->scan[w] : x;
-    __syncthreads();
-    return x;
-}
 TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
 #else
 TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
@@ -196,12 +137,6 @@ TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
 }
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { s->low[bin]++; }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
-TE_FN uint64_t te__sample_warp_sum(uint64_t x) { return x; }
-TE_FN uint64_t te__sample_scan(uint64_t *total, uint64_t x, const te__sample_team *t) {
-    (void)t, *total = x;
-    return 0;
-}
-TE_FN uint64_t te__sample_max(uint64_t x, const te__sample_team *t) { return (void)t, x; }
 TE_FN float te__sample_divide(float a, float b) { return a / b; }
 #endif
 enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
@@ -215,6 +150,8 @@ TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
+/* Whether a row with this largest key has tokens that can be drawn. */
+TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
@@ -235,14 +172,20 @@ TE_FN uint64_t te__sample_mass(float d, float scale) {
 TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
     return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
 }
-/* The upper half of a product of 128 bits. */
-TE_FN uint64_t te__sample_high(uint64_t a, uint64_t b) {
-    const uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
-    const uint64_t low = a0 * b0, m = a1 * b0 + (low >> 32), n = a0 * b1 + (uint32_t)m;
-    return a1 * b1 + (m >> 32) + (n >> 32);
-}
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
+
+/* A logit with penalties, of a token that was generated `count` times or is of the prompt. A call, because few tokens
+ * need it and a pass would have its code eight times. */
+typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
+#if TE_CUDA
+TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
+#else
+TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
+#endif
+    if (p.repetition > 0) x = x > 0 ? te__sample_divide(x, p.repetition) : fmaf(x, p.repetition, 0.0f);
+    return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
+}
 
 /* A row as a pass sees it. A cut keeps the keys above cut_key, and of those equal to it the tokens up to cut_token. */
 typedef struct te__sample_row {
@@ -252,7 +195,7 @@ typedef struct te__sample_row {
     int vectors, begin, end; /* of the row, and this block's */
     te_dtype dtype;
     int row, penalised, listed;
-    float repetition, frequency, presence;
+    te__sample_penalties penalties;
     const uint16_t *history;
     const uint32_t *allowed, *prompt;
     float scale;       /* log2(e) / temperature */
@@ -273,10 +216,11 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
     const int each = (int)te_round_up(te_ceil_div(r.vectors, t->blocks), TE__SAMPLE_WARP);
     r.begin = (int)te_min((int64_t)t->rank * each, r.vectors), r.end = (int)te_min(r.begin + each, r.vectors);
-    r.repetition = te__sample_param(o->repetition_penalty, row, 1.0f);
-    r.frequency = te__sample_param(o->frequency_penalty, row, 0.0f);
-    r.presence = te__sample_param(o->presence_penalty, row, 0.0f);
-    r.penalised = r.repetition != 1.0f || r.frequency != 0.0f || r.presence != 0.0f;
+    const float repetition = te__sample_param(o->repetition_penalty, row, 1.0f);
+    const float frequency = te__sample_param(o->frequency_penalty, row, 0.0f);
+    const float presence = te__sample_param(o->presence_penalty, row, 0.0f);
+    r.penalised = repetition != 1.0f || frequency != 0.0f || presence != 0.0f;
+    r.penalties.repetition = repetition, r.penalties.frequency = frequency, r.penalties.presence = presence;
     r.history = o->history ? o->history + r.at : 0;
     r.allowed = o->allowed ? o->allowed + words : 0, r.prompt = o->prompt ? o->prompt + words : 0;
     r.scale = 1.4426950408889634f, r.top = 0, r.listed = 0, r.min_mass = 0, r.least_mass = 0;
@@ -285,7 +229,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
 }
 /* The same row as the model left it: without mask and penalties. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
-    r.penalised = 0, r.allowed = 0, r.top = top;
+    r.penalised = 0, r.allowed = 0, r.listed = 0, r.top = top;
     return r;
 }
 
@@ -295,11 +239,6 @@ TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     uint32_t bits = mask[word] >> shift;
     if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
     return bits;
-}
-TE_FN float te__sample_penalised(const te__sample_row *r, float x, uint32_t count, int in_prompt) {
-    if ((count || in_prompt) && r->repetition > 0)
-        x = x > 0 ? te__sample_divide(x, r->repetition) : fmaf(x, r->repetition, 0.0f);
-    return count ? fmaf(-r->frequency, (float)count, x) - r->presence : x;
 }
 /* The keys of vector v, which begins at token *token; 0: not allowed, or behind the row's end. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
@@ -311,8 +250,10 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
         const uint32_t prompt = r->prompt ? te__sample_bits(r->prompt, c.from, c.n) : 0;
         te_vec8 count = {{0, 0, 0, 0, 0, 0, 0, 0}};
         if (r->history) te_vec8_load(&count, r->history, c.from, c.n, c.whole, TE_bf16);
-        TE_UNROLL for (int k = 0; k < 8; k++)
-            x[k] = te__sample_penalised(r, x[k], count.w[k / 2] >> 16 * (k % 2) & 0xffffu, prompt >> k & 1);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            const uint32_t n = count.w[k / 2] >> 16 * (k % 2) & 0xffffu;
+            if (n || prompt >> k & 1) x[k] = te__sample_penalised(r->penalties, x[k], n);
+        }
     }
     uint32_t allowed = r->allowed ? te__sample_bits(r->allowed, c.from, c.n) : 0xffu;
     allowed &= 0xffu >> (8 - c.n);
@@ -335,20 +276,16 @@ TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int toke
 
 /* ---- the passes over a row --------------------------------------------------------------------------------------- */
 
-TE_FN void te__sample_clear(const te__sample_team *t) {
-    for (int i = t->id; i < TE__SAMPLE_BINS; i += t->count) t->s->low[i] = 0, t->s->high[i] = 0;
-    te_block_sync();
-}
 /* Fetch this block's part of the row into the L2, all at once: the pass over it has few loads in flight. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
-    for (int v = r->begin + t->id * line; v < r->end; v += t->count * line)
+    for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
         te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
 }
 /* The maximum over all blocks of the row; `place` is one of te__sample_shared.published that nothing else uses. */
 TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
-    x = te__sample_max(x, t);
-    if (!t->id) t->s->published[place] = x;
+    x = te_lanes_max_u64(x, &t->g);
+    if (!t->g.id) t->s->published[place] = x;
     te__sample_sync(t);
     for (int k = 0; k < t->blocks; k++) {
         const uint64_t other = te__sample_peer(t, k)->published[place];
@@ -364,7 +301,7 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     const int differ = r->penalised || r->allowed;
     uint32_t raw_key = 0, best_key = 0;
     int raw_token = 0, best_token = 0;
-    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
         uint32_t key[8];
         int token;
         te__sample_keys(key, &token, &plain, v);
@@ -382,12 +319,25 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
     *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
 }
-/* Append to the list of the row's first block. The first entry behind its end is dropped and counted, all others are
- * dropped. */
-TE_FN void te__sample_append(te__sample_shared *first, uint32_t key, int token) {
-    if (*(const volatile uint32_t *)&first->listed > TE__SAMPLE_LIST) return;
-    const uint32_t place = te__sample_ticket(&first->listed);
-    if (place < TE__SAMPLE_LIST) first->list[place] = (uint64_t)key << 32 | (uint32_t)token;
+/* Append to a list of `size` entries in the row's first block. The first entry behind its end is dropped and counted,
+ * all others are dropped. */
+TE_FN void te__sample_append(uint64_t *list, uint32_t *listed, uint32_t size, uint32_t key, int token) {
+    if (*(const volatile uint32_t *)listed > size) return;
+    const uint32_t place = te__sample_ticket(listed);
+    if (place < size) list[place] = (uint64_t)key << 32 | (uint32_t)token;
+}
+/* Append the tokens that r keeps, with keys from `least` on. */
+TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, const te__sample_row *r, uint32_t least,
+                             const te__sample_team *t) {
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] >= least && te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT))
+                te__sample_append(list, listed, size, key[k], token + k);
+    }
+    te__sample_sync(t);
 }
 /* The sum of the model's masses, in every block. The tokens of r with keys from `least` on go to the list (0: none
  * do). Behind it no block reads the shared memory of another one until the next te__sample_sync. */
@@ -397,7 +347,7 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     const int differ = r->penalised || r->allowed;
     te__sample_shared *first = te__sample_peer(t, 0);
     uint64_t sum = 0, total = 0;
-    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
         uint32_t key[8];
         int token;
         te__sample_keys(key, &token, &plain, v);
@@ -406,10 +356,11 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
         if (!least) continue;
         if (differ) te__sample_keys(key, &token, r, v);
         TE_UNROLL for (int k = 0; k < 8; k++)
-            if (key[k] >= least) te__sample_append(first, key[k], token + k);
+            if (key[k] >= least)
+                te__sample_append(first->list, &first->listed, TE__SAMPLE_LIST, key[k], token + k);
     }
-    (void)te__sample_scan(&sum, sum, t);
-    if (!t->id) t->s->published[2] = sum;
+    (void)te_lanes_scan_u64(&sum, sum, &t->g);
+    if (!t->g.id) t->s->published[2] = sum;
     te__sample_sync(t);
     for (int k = 0; k < t->blocks; k++) total += te__sample_peer(t, k)->published[2];
     te__sample_sync(t);
@@ -434,61 +385,49 @@ TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d,
     if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
     return 0;
 }
-/* The histogram of a digit: of the keys or, for a list, of the tokens. What is left out of the first digit of the keys
- * goes to bin 0, which no key of a number has: the total is right, and the cut lies above. */
+/* The histogram of a digit: of the keys or, for a list, of the tokens. Of the tokens of a row a bin is a chunk of
+ * vectors, and the vectors of a warp lie in one. What is left out of the first digit of the keys goes to bin 0, which
+ * no key of a number has: the total is right, and the cut lies above. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
     uint64_t left_out = 0;
-    te__sample_clear(t);
+    for (int i = t->g.id; i < TE__SAMPLE_BINS; i += t->g.count) t->s->low[i] = 0, t->s->high[i] = 0;
+    te_block_sync();
     if (r->listed) {
         const int listed = (int)t->s->listed;
-        for (int i = t->id; i < listed; i += t->count) {
+        TE_UNROLL_1 for (int i = t->g.id; i < listed; i += t->g.count) {
             const uint64_t entry = t->s->list[i];
-            const uint32_t value = of_tokens ? 0x1fffffu - (uint32_t)entry : (uint32_t)(entry >> 32);
-            left_out += te__sample_digit_add(r, d, value, entry, sum, t);
+            const uint32_t value = of_tokens ? TE__SAMPLE_LAST_TOKEN - (uint32_t)entry : (uint32_t)(entry >> 32);
+            (void)te__sample_digit_add(r, d, value, entry, sum, t);
         }
-    } else
-        TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
-            uint32_t key[8];
-            int token;
-            te__sample_keys(key, &token, r, v);
+        return;
+    }
+    TE_UNROLL_1 for (int v0 = r->begin; v0 < r->end; v0 += t->g.count) {
+        const int v = v0 + t->g.id;
+        uint64_t amount = 0;
+        uint32_t key[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        int token = 0;
+        if (v < r->end) te__sample_keys(key, &token, r, v);
+        if (of_tokens) {
+            TE_UNROLL for (int k = 0; k < 8; k++) amount += te__sample_amount(r, key[k], token + k, sum);
+            amount = te_warp_sum_u64(amount);
+            if (t->g.id % TE__SAMPLE_WARP == 0 && amount) te__sample_add(t->s, v / TE__SAMPLE_CHUNK, amount);
+        } else
             TE_UNROLL for (int k = 0; k < 8; k++)
                 left_out += te__sample_digit_add(r, d, key[k], (uint64_t)key[k] << 32 | (uint32_t)(token + k), sum, t);
-        }
-    if (sum != TE__SAMPLE_MASS || !r->least_mass || d.shift != 21) return;
-    left_out = te__sample_warp_sum(left_out);
-    if (t->id % TE__SAMPLE_WARP == 0 && left_out) te__sample_add(t->s, 0, left_out);
-}
-/* The histogram of the tokens in the order of the row: a bin is a chunk of vectors, and the vectors of a warp lie in
- * one. */
-TE_FN void te__sample_chunks(const te__sample_row *r, te__sample_sum sum, const te__sample_team *t) {
-    te__sample_clear(t);
-    TE_UNROLL_1 for (int v0 = r->begin; v0 < r->end; v0 += t->count) {
-        const int v = v0 + t->id;
-        uint64_t amount = 0;
-        if (v < r->end) {
-            uint32_t key[8];
-            int token;
-            te__sample_keys(key, &token, r, v);
-            TE_UNROLL for (int k = 0; k < 8; k++) amount += te__sample_amount(r, key[k], token + k, sum);
-        }
-        amount = te__sample_warp_sum(amount);
-        if (t->id % TE__SAMPLE_WARP == 0 && amount) te__sample_add(t->s, v / TE__SAMPLE_CHUNK, amount);
     }
+    if (sum != TE__SAMPLE_MASS || !r->least_mass || d.shift != 21) return;
+    left_out = te_warp_sum_u64(left_out);
+    if (t->g.id % TE__SAMPLE_WARP == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* How much is wished for: `amount`, or the fraction / 2^64 of the total and `more`. At least 1, at most the total. */
-typedef struct te__sample_wish { uint64_t amount, fraction; int is_fraction, more; } te__sample_wish;
-TE_FN te__sample_wish te__sample_wish_amount(uint64_t amount) {
+/* How much is wished for: fraction / 2^64 of the total, and `amount`. At least 1, at most the total. */
+typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
+TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
-    w.amount = amount, w.fraction = 0, w.is_fraction = 0, w.more = 0;
-    return w;
-}
-TE_FN te__sample_wish te__sample_wish_fraction(uint64_t fraction, int more) {
-    te__sample_wish w;
-    w.amount = 0, w.fraction = fraction, w.is_fraction = 1, w.more = more;
+    w.fraction = fraction, w.amount = amount;
     return w;
 }
 /* The sum of a bin over all blocks. */
@@ -503,15 +442,15 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
 /* The bin in which the cumulative sum of the histogram reaches the wish; from the last bin on (descending) or from the
  * first. Every lane of every block gets the same. An empty histogram: bin 0, inside 0. */
 TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
-    const int each = (TE__SAMPLE_BINS + t->count - 1) / t->count, last = TE__SAMPLE_BINS - 1;
-    const int from = t->id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
+    const int each = (TE__SAMPLE_BINS + t->g.count - 1) / t->g.count, last = TE__SAMPLE_BINS - 1;
+    const int from = t->g.id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
     uint64_t mine = 0, total;
     te__sample_sync(t); /* the histograms of all blocks are complete */
     for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
-    uint64_t before = te__sample_scan(&total, mine, t);
-    uint64_t wish = w.is_fraction ? te__sample_high(w.fraction, total) + (uint64_t)w.more : w.amount;
+    uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
+    uint64_t wish = te_mul_high(w.fraction, total) + w.amount;
     wish = wish < 1 ? 1 : wish > total ? total : wish;
-    if (!total && !t->id) t->s->found.bin = 0, t->s->found.rest = t->s->found.inside = 0;
+    if (!total && !t->g.id) t->s->found.bin = 0, t->s->found.rest = t->s->found.inside = 0;
     if (before < wish && wish <= before + mine)
         for (int j = from; j < to; j++) {
             const int bin = descending ? last - j : j;
@@ -523,51 +462,40 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
     te__sample_sync(t); /* nobody reads another block's histogram any more */
     return t->s->found;
 }
-/* A selection that has come to the digit of `level`, with the digits before it. */
-typedef struct te__sample_selection { int level; uint32_t prefix; te__sample_wish wish; } te__sample_selection;
-TE_FN te__sample_selection te__sample_selection_of(int level, uint32_t prefix, te__sample_wish wish) {
+/* What is to be found: the number (a key, or a token) at which the sum reaches the wish, over larger keys or lower
+ * tokens and itself. Levels [level, end) of its digits, behind those of the prefix. */
+typedef struct te__sample_selection {
+    te__sample_sum sum;
+    int of_tokens, level, end;
+    int counted; /* the histogram of the first level is there */
+    uint32_t prefix;
+    te__sample_wish wish;
+} te__sample_selection;
+TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int level, uint32_t prefix,
+                                                    te__sample_wish wish) {
     te__sample_selection s;
-    s.level = level, s.prefix = prefix, s.wish = wish;
+    s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
     return s;
 }
-/* The number (a key; a token counted from the end) at which the sum over larger ones and itself reaches the wish. */
-TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, int of_tokens, te__sample_sum sum,
-                                         te__sample_selection s, const te__sample_team *t) {
-    te__sample_found f = {0, 0, 0};
-    *value = s.prefix;
-    TE_UNROLL_1 for (int level = s.level; level < 3; level++) {
-        const te__sample_digit d = te__sample_digit_of(level, *value);
-        te__sample_histogram(r, d, of_tokens, sum, t);
-        f = te__sample_find(1, s.wish, t);
-        *value = *value << d.bits | (uint32_t)f.bin, s.wish = te__sample_wish_amount(f.rest);
-    }
-    return f;
+TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* bits 21 to 31 of a token are 0 */
+    s.of_tokens = 1;
+    return s;
 }
-/* The first token at which the cumulative sum in the order of the tokens reaches the wish; -1: all amounts are 0. */
-TE_FN int te__sample_locate(const te__sample_row *r, te__sample_sum sum, te__sample_wish w,
-                            const te__sample_team *t) {
-    if (r->listed) {
-        uint32_t value;
-        const te__sample_selection tokens = te__sample_selection_of(1, 0, w); /* bits 21 to 31 are 0 */
-        const te__sample_found f = te__sample_select(&value, r, 1, sum, tokens, t);
-        return f.inside ? (int)(0x1fffffu - value) : -1;
-    }
-    te__sample_chunks(r, sum, t);
-    const te__sample_found f = te__sample_find(0, w, t);
+/* The token in chunk f.bin of the row at which the sum reaches f.rest. Every block does this: the chunk is short. */
+TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
-    if (!t->id) t->s->token = -1;
-    te_block_sync();
-    TE_UNROLL_1 for (int v0 = from; v0 < to; v0 += t->count) { /* in every block of the row: the chunk is short */
+    TE_UNROLL_1 for (int v0 = from; v0 < to; v0 += t->g.count) {
         uint32_t key[8];
         uint64_t amount[8], mine = 0, total;
         int token = 0;
-        if (v0 + t->id < to) te__sample_keys(key, &token, r, v0 + t->id);
+        if (v0 + t->g.id < to) te__sample_keys(key, &token, r, v0 + t->g.id);
         TE_UNROLL for (int k = 0; k < 8; k++) {
-            amount[k] = v0 + t->id < to ? te__sample_amount(r, key[k], token + k, sum) : 0;
+            amount[k] = v0 + t->g.id < to ? te__sample_amount(r, key[k], token + k, sum) : 0;
             mine += amount[k];
         }
-        uint64_t before = te__sample_scan(&total, mine, t);
+        uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
         if (before < rest && rest <= before + mine)
             TE_UNROLL for (int k = 0; k < 8; k++) {
                 if (before < rest && rest <= before + amount[k]) t->s->token = token + k;
@@ -581,17 +509,34 @@ TE_FN int te__sample_locate(const te__sample_row *r, te__sample_sum sum, te__sam
     te_block_sync();
     return token;
 }
-/* Move the cut of r so that the most likely tokens whose counts or masses reach the wish are kept. Of equal logits
- * those with the lowest tokens. */
-TE_FN void te__sample_cut(te__sample_row *r, te__sample_sum sum, te__sample_selection s, const te__sample_team *t) {
-    uint32_t key;
-    const te__sample_found f = te__sample_select(&key, r, 0, sum, s, t);
-    if (!f.inside) return;
+/* Runs a selection. *value: the key, or the token. found.inside is 0 where all amounts are 0. */
+TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, te__sample_selection s,
+                                         const te__sample_team *t) {
+    te__sample_found f = {0, 0, 0};
+    const int chunks = s.of_tokens && !r->listed;
+    uint32_t digits = s.prefix;
+    TE_UNROLL_1 for (int level = s.level; level < s.end; level++) {
+        const te__sample_digit d = te__sample_digit_of(level, digits);
+        if (!s.counted) te__sample_histogram(r, d, s.of_tokens, s.sum, t);
+        f = te__sample_find(!chunks, s.wish, t);
+        if (chunks) {
+            *value = (uint32_t)te__sample_walk(r, s.sum, f, t);
+            return f;
+        }
+        digits = digits << d.bits | (uint32_t)f.bin, s.wish = te__sample_wish_of(0, f.rest);
+    }
+    *value = s.of_tokens ? TE__SAMPLE_LAST_TOKEN - digits : digits;
+    return f;
+}
+/* Move the cut of r to the key that a selection has found. Of equal logits those with the lowest tokens are kept:
+ * returns how many; 0: all. */
+TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
+    if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
     const uint64_t ties = f.inside / each, wanted = (f.rest + each - 1) / each;
     if (key != r->cut_key) r->cut_token = TE__SAMPLE_ALL_TOKENS;
     r->cut_key = key;
-    if (wanted < ties) r->cut_token = te__sample_locate(r, TE__SAMPLE_TIES, te__sample_wish_amount(wanted), t);
+    return wanted < ties ? wanted : 0;
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -601,52 +546,24 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* The most likely tokens of the model, in order, into top_token; top_log_prob gets their logits. */
-TE_FN void te__sample_top(const te__sample_row *of, uint32_t raw_top, const te__sample_team *t) {
-    const te_sampling *o = &of->a->of;
-    te__sample_row r = te__sample_raw_row(*of, raw_top);
-    te__sample_shared *first = te__sample_peer(t, 0);
-    const int usable = raw_top > TE__SAMPLE_KEY_MINUS_INF && raw_top != TE__SAMPLE_KEY_NAN;
-    if (usable) {
-        te__sample_cut(&r, TE__SAMPLE_COUNT,
-                       te__sample_selection_of(0, 0, te__sample_wish_amount((uint64_t)o->top)), t);
-        TE_UNROLL_1 for (int v = r.begin + t->id; v < r.end; v += t->count) {
-            uint32_t key[8];
-            int token;
-            te__sample_keys(key, &token, &r, v);
-            TE_UNROLL for (int k = 0; k < 8; k++)
-                if (te__sample_amount(&r, key[k], token + k, TE__SAMPLE_COUNT))
-                    te__sample_append(first, key[k], token + k);
-        }
-        te__sample_sync(t);
-    }
-    const int64_t at = (int64_t)r.row * o->top;
-    const int found = (int)first->listed;
-    for (int i = t->id; i < o->top && !t->rank; i += t->count) {
-        if (i >= found) {
-            o->top_token[at + i] = -1, o->top_log_prob[at + i] = usable ? -INFINITY : NAN;
-            continue;
-        }
-        const uint64_t entry = first->list[i];
-        const uint64_t best = te__sample_best((uint32_t)(entry >> 32), (int)(uint32_t)entry);
-        int place = 0;
-        for (int j = 0; j < found; j++)
-            place += te__sample_best((uint32_t)(first->list[j] >> 32), (int)(uint32_t)first->list[j]) > best;
-        o->top_token[at + place] = (int)(uint32_t)entry;
-    }
-    te__sample_sync(t);
-    if (!t->id) t->s->listed = 0;
-    te__sample_sync(t);
-}
-TE_FN void te__sample_top_log_probs(const te__sample_row *r, uint32_t raw_top, uint64_t mass,
-                                    const te__sample_team *t) {
+/* The most likely tokens of the model, which r keeps, in order. */
+TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
-    for (int i = t->id; i < o->top && !t->rank; i += t->count) {
-        const int64_t at = (int64_t)r->row * o->top + i;
-        const int token = o->top_token[at];
-        if (token < 0) continue;
-        o->top_log_prob[at] =
-            te__sample_log_prob(te__sample_key(te_load(r->a->x, r->at + token, r->dtype)), raw_top, mass);
+    te__sample_shared *first = te__sample_peer(t, 0);
+    const int usable = te__sample_is_usable(r->top);
+    if (usable) te__sample_gather(first->top, &first->top_listed, TE_SAMPLE_MAX_TOP, r, 0, t);
+    const int64_t at = (int64_t)r->row * o->top;
+    const int found = usable && !t->rank ? (int)t->s->top_listed : 0;
+    TE_UNROLL_1 for (int i = t->g.id; i < o->top && !t->rank; i += t->g.count) {
+        int place = i;
+        if (i < found) {
+            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* of equal keys the lowest token comes first */
+            place = 0;
+            TE_UNROLL_1 for (int j = 0; j < found; j++) place += (t->s->top[j] ^ 0xffffffffu) > entry;
+        }
+        o->top_token[at + place] = i < found ? (int)(uint32_t)t->s->top[i] : -1;
+        o->top_log_prob[at + place] = i < found ? te__sample_log_prob((uint32_t)(t->s->top[i] >> 32), r->top, mass)
+                                      : usable ? -INFINITY : NAN;
     }
 }
 /* Store the results of a row; one lane does. */
@@ -659,96 +576,132 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (o->counter) o->counter[r->row]++;
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
-/* Put the tokens with keys from `least` on that r keeps into the list, if they fit. */
-TE_FN void te__sample_try_list(te__sample_row *r, uint32_t least, const te__sample_team *t) {
-    te__sample_shared *first = te__sample_peer(t, 0);
-    TE_UNROLL_1 for (int v = r->begin + t->id; v < r->end; v += t->count) {
-        uint32_t key[8];
-        int token;
-        te__sample_keys(key, &token, r, v);
-        TE_UNROLL for (int k = 0; k < 8; k++)
-            if (key[k] >= least && te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT))
-                te__sample_append(first, key[k], token + k);
+
+/* What the selections of a row are for, in their order; those that a row does not need are left out. One loop runs
+ * them all, so that the code of a selection is there once. A cut by keys is followed by one by tokens if it goes
+ * through equal logits. */
+typedef enum te__sample_task {
+    TE__SAMPLE_TASK_k_digit, /* the first digit of the cut of top-k, from the counts of the first pass */
+    TE__SAMPLE_TASK_top,     /* the most likely tokens of the model */
+    TE__SAMPLE_TASK_k,
+    TE__SAMPLE_TASK_p_digit, /* the first digit of the cut of top-p */
+    TE__SAMPLE_TASK_p,
+    TE__SAMPLE_TASK_draw
+} te__sample_task;
+/* The cuts of a row that is not greedy. */
+typedef struct te__sample_cuts {
+    te__sample_selection k, p; /* as far as they are known */
+    int top_k;                 /* 0: there is none */
+    float top_p;               /* 1 or more: there is none */
+    uint64_t uniform;
+} te__sample_cuts;
+TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int width, int greedy) {
+    te__sample_cuts c;
+    c.top_k = o->top_k && !greedy ? o->top_k[row] : 0, c.top_p = te__sample_param(o->top_p, row, 1.0f), c.uniform = 0;
+    if (c.top_k < 0 || c.top_k >= width) c.top_k = 0;
+    const uint64_t fraction = c.top_p > 0 ? (uint64_t)(c.top_p * 4294967296.0f) << 32 : 0;
+    c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)c.top_k));
+    c.p = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, te__sample_wish_of(c.top_p < 1.0f ? fraction : 0, 0));
+    c.k.end = 1, c.k.counted = 1;
+    if (!greedy) {
+        uint32_t random[4];
+        te_philox(random, o->seed[row], 0, TE__SAMPLE_STREAM, o->counter[row]);
+        c.uniform = (uint64_t)random[0] << 32 | random[1];
     }
-    te__sample_sync(t);
-    r->listed = first->listed <= TE__SAMPLE_LIST;
-    te__sample_sync(t);
+    return c;
 }
-/* Cut by top-p. The first digit of the cut comes from the row. Then the tokens down to this digit go to the list if
- * they fit; of a peaked distribution they do. */
-TE_FN void te__sample_cut_mass(te__sample_row *r, float top_p, te__sample_team *t) {
-    const uint64_t fraction = top_p > 0 ? (uint64_t)(top_p * 4294967296.0f) << 32 : 0;
-    te__sample_selection s = te__sample_selection_of(0, 0, te__sample_wish_fraction(fraction, 0));
-    if (!r->listed) {
-        /* all tokens below it together have less than 1 - p of the likeliest token's mass */
-        r->least_mass = te__sample_high(~fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)r->width;
-        te__sample_histogram(r, te__sample_digit_of(0, 0), 0, TE__SAMPLE_MASS, t);
-        const te__sample_found f = te__sample_find(1, s.wish, t);
-        s = te__sample_selection_of(1, (uint32_t)f.bin, te__sample_wish_amount(f.rest));
-        te__sample_try_list(r, s.prefix << 21, t);
-        if (r->listed && t->rank) return;
-        if (r->listed) t->blocks = 1;
+/* The task behind `task`, and its selection. */
+TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task task, const te__sample_cuts *c,
+                                      const te__sample_row *r) {
+    if (task < TE__SAMPLE_TASK_k && c->top_k) return *s = c->k, TE__SAMPLE_TASK_k;
+    if (task < TE__SAMPLE_TASK_p_digit && c->top_p < 1.0f) {
+        *s = c->p;
+        if (r->listed) return TE__SAMPLE_TASK_p;
+        s->end = 1;
+        return TE__SAMPLE_TASK_p_digit;
     }
-    te__sample_cut(r, TE__SAMPLE_MASS, s, t);
-}
-enum { TE__SAMPLE_NOT_MINE = -2 }; /* the token is found by the row's first block, and this is another one */
-/* The token of a row that is not greedy. s: the cut of top-k, as far as it is known (if there is one). */
-TE_FN int te__sample_draw(te__sample_row r, int top_k, te__sample_selection s, te__sample_team *t) {
-    const te_sampling *o = &r.a->of;
-    const float top_p = te__sample_param(o->top_p, r.row, 1.0f), min_p = te__sample_param(o->min_p, r.row, 0.0f);
-    if (top_k) te__sample_cut(&r, TE__SAMPLE_COUNT, s, t);
-    if (top_p < 1.0f) te__sample_cut_mass(&r, top_p, t);
-    if (r.listed && t->rank) return TE__SAMPLE_NOT_MINE;
-    if (min_p > 0) r.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
-    uint32_t random[4];
-    te_philox(random, o->seed[r.row], 0, TE__SAMPLE_STREAM, o->counter[r.row]);
-    const uint64_t uniform = (uint64_t)random[0] << 32 | random[1];
-    return te__sample_locate(&r, TE__SAMPLE_DRAW, te__sample_wish_fraction(uniform, 1), t);
+    if (task == TE__SAMPLE_TASK_p_digit) return *s = c->p, TE__SAMPLE_TASK_p;
+    *s = te__sample_token_selection(TE__SAMPLE_DRAW, te__sample_wish_of(c->uniform, 1));
+    return TE__SAMPLE_TASK_draw;
 }
 /* A row, or this block's part of it. */
-TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *s, int width, te_dtype dtype) {
+TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *shared, int width,
+                           te_dtype dtype) {
     const te_sampling *o = &a->of;
     te__sample_team t;
     int group;
-    const te_lanes g = te_lanes_here(TE_SAMPLE_THREADS, &group);
-    t.s = s, t.id = g.id, t.count = g.count, t.blocks = a->blocks, t.rank = b.x % a->blocks;
+    t.g = te_lanes_here(TE_SAMPLE_THREADS, &group);
+    t.s = shared, t.blocks = a->blocks, t.rank = b.x % a->blocks;
     te__sample_row r = te__sample_row_of(a, &t, b.x / a->blocks, width, dtype);
     const float temperature = te__sample_param(o->temperature, r.row, 0.0f);
-    int top_k = o->top_k ? o->top_k[r.row] : 0;
-    if (top_k < 0 || top_k >= width) top_k = 0;
-    const int greedy = !(temperature >= 1e-5f) || top_k == 1;
-    uint64_t raw, best;
+    const float min_p = te__sample_param(o->min_p, r.row, 0.0f);
+    const int greedy = !(temperature >= 1e-5f) || (o->top_k && o->top_k[r.row] == 1);
+    te__sample_cuts c = te__sample_cuts_of(o, r.row, width, greedy);
+    uint64_t raw, best, mass = 0;
 
     te__sample_prefetch(&r, &t);
-    te__sample_clear(&t);
-    if (!t.id) s->listed = 0;
-    te__sample_largest(&raw, &best, &r, top_k && !greedy, &t);
+    for (int i = t.g.id; i < TE__SAMPLE_BINS; i += t.g.count) shared->low[i] = 0, shared->high[i] = 0;
+    if (!t.g.id) shared->listed = shared->top_listed = 0, shared->token = -1;
+    te_block_sync();
+    te__sample_largest(&raw, &best, &r, c.top_k, &t);
     const uint32_t raw_top = (uint32_t)(raw >> 32);
     r.top = (uint32_t)(best >> 32);
-    const int usable = r.top > TE__SAMPLE_KEY_MINUS_INF && r.top != TE__SAMPLE_KEY_NAN, draws = usable && !greedy;
+    const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
+    int token = usable ? te__sample_best_token(best) : -1;
+    if (!draws) c.top_k = 0;
 
-    te__sample_selection cut = te__sample_selection_of(0, 0, te__sample_wish_amount(0));
-    uint32_t least = 0; /* the least key with the first digit of that cut, if the tokens from there fit the list */
-    if (draws && top_k) {
-        const te__sample_found f = te__sample_find(1, te__sample_wish_amount((uint64_t)top_k), &t);
-        cut = te__sample_selection_of(1, (uint32_t)f.bin, te__sample_wish_amount(f.rest));
-        /* the tokens down to this digit, or more where there are fewer than top_k */
-        if ((uint64_t)top_k - f.rest + f.inside <= TE__SAMPLE_LIST) least = (uint32_t)f.bin << 21;
+    te__sample_row v = r; /* as the current task sees the row */
+    te__sample_task task = TE__SAMPLE_TASK_k_digit;
+    te__sample_selection s = c.k;
+    TE_UNROLL_1 for (int runs = c.top_k != 0;;) {
+        te__sample_found f = {0, 0, 0};
+        uint32_t value = 0;
+        if (runs) f = te__sample_select(&value, &v, s, &t);
+        runs = 1;
+        if (task == TE__SAMPLE_TASK_draw) {
+            token = f.inside ? (int)value : -1;
+            break;
+        }
+        if (task == TE__SAMPLE_TASK_k_digit) {
+            /* how many tokens there are down to this digit, or more where there are fewer than top_k */
+            const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
+            c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
+            mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
+            r.listed = fits;
+            if (o->top) {
+                v = te__sample_raw_row(r, raw_top), task = TE__SAMPLE_TASK_top;
+                s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
+                continue;
+            }
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* of a peaked distribution the tokens down to it fit the list */
+            te__sample_shared *first = te__sample_peer(&t, 0);
+            c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
+            te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
+            v.listed = first->listed <= TE__SAMPLE_LIST;
+            te__sample_sync(&t);
+        } else if (s.of_tokens) {
+            v.cut_token = (int)value;
+        } else {
+            const uint64_t wanted = te__sample_cut_at(&v, s.sum, value, f);
+            s = te__sample_token_selection(TE__SAMPLE_TIES, te__sample_wish_of(0, wanted));
+            if (wanted) continue;
+        }
+        if (task == TE__SAMPLE_TASK_top) te__sample_store_top(&v, mass, &t);
+        if (!draws) break;
+        if (task <= TE__SAMPLE_TASK_top) {
+            v = r, v.scale = te__sample_divide(1.4426950408889634f, temperature);
+            /* all tokens below it together have less than 1 - p of the likeliest token's mass */
+            v.least_mass = te_mul_high(~c.p.wish.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
+            if (min_p > 0) v.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
+        }
+        if (v.listed) { /* the rest is the work of the row's first block */
+            if (t.rank) return;
+            t.blocks = 1;
+        }
+        task = te__sample_next(&s, task, &c, &v);
     }
-    if (o->top) te__sample_top(&r, raw_top, &t);
-    const uint64_t mass = te__sample_model_mass(&r, raw_top, least, &t);
-    if (o->top) te__sample_top_log_probs(&r, raw_top, mass, &t);
-    int token = !usable ? -1 : te__sample_best_token(best);
-    if (draws) {
-        r.listed = least != 0;
-        if (r.listed && t.rank) return; /* the rest is the first block's work */
-        if (r.listed) t.blocks = 1;
-        r.scale = te__sample_divide(1.4426950408889634f, temperature);
-        token = te__sample_draw(r, top_k, cut, &t);
-        if (token == TE__SAMPLE_NOT_MINE) return;
-        if (t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
-    }
-    if (!t.rank && !t.id) te__sample_store(&r, token, raw_top, mass);
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
+    if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
