@@ -14,8 +14,9 @@ struct subject_of {
     int vocabulary;
     te_status (*infer)(te_tensor y, te_tensor x, const te_batch *b, te_context *c);
 };
-#define VOCABULARIES(X, D) X(1, D) X(2, D) X(17, D) X(1000, D) X(50257, D) X(152064, D)
-#define LISTS(X) VOCABULARIES(X, f32) VOCABULARIES(X, bf16) VOCABULARIES(X, f16)
+#define LISTS(X)                                                                                          \
+    X(1, f32) X(2, bf16) X(17, f32) X(17, bf16) X(17, f16) X(1000, f32) X(1000, bf16) X(1000, f16)        \
+    X(50257, f32) X(50257, bf16) X(50257, f16) X(152064, f32) X(152064, bf16) X(152064, f16)
 #define DEFINE_LIST(V, D)                                                                                 \
     TE_INFERENCE(of_##V##_##D, D, (sample, s, V))                                                         \
     static te_status infer_##V##_##D(te_tensor y, te_tensor x, const te_batch *b, te_context *c) {              \
@@ -520,8 +521,23 @@ TEST_CASE("the most likely tokens of the model", "[sample]") {
     }
 }
 
+/* [sampling] */
 TE_INFERENCE(end, bf16, (embedding, e, 61, 40), (rmsnorm, n, 40), (last_token, last), (linear, lm, 40, 61), (sample, next, 61))
+
+/* A token for each sequence of the batch; all pointers are to target memory. */
+static te_status next_tokens(int32_t *token, te_tensor log_prob, const float *temperature, const float *top_p,
+                             const uint64_t *seed, uint64_t *counter, const end *m, te_batch batch, te_context *ctx) {
+    te_sampling sampling;
+    memset(&sampling, 0, sizeof sampling);
+    sampling.token = token;
+    sampling.temperature = temperature, sampling.top_p = top_p; /* [sequences] */
+    sampling.seed = seed, sampling.counter = counter;           /* [sequences]; the counters advance by one */
+    batch.sampling = &sampling;
+    return end_infer(log_prob, te_none(), m, &batch, ctx);
+}
+/* [sampling] */
 TE_INFERENCE(logits, bf16, (embedding, e, 61, 40), (rmsnorm, n, 40), (last_token, last), (linear, lm, 40, 61))
+
 TEST_CASE("the end of a list: one token for each sequence", "[sample]") {
     source random(fresh_seed());
     const context own;
@@ -551,6 +567,20 @@ TEST_CASE("the end of a list: one token for each sequence", "[sample]") {
         r.logits = x.read(TE_bf16, (size_t)i * 61, 61), r.temperature = 0;
         CHECK(is_right(r, got[(size_t)i]));
         CHECK(std::fabs(y.read(TE_f32)[(size_t)i] - log_prob(r.logits, got[(size_t)i]).is) <= log_prob(r.logits, got[(size_t)i]).error);
+    }
+    std::vector<float> temperature(batch, 0.8f), top_p(batch, 0.9f);
+    std::vector<uint64_t> seed(batch, 5), counter(batch, 0);
+    buffer t(ctx, batch * 4), p(ctx, batch * 4), of_seed(ctx, batch * 8), of_counter(ctx, batch * 8);
+    upload(t, temperature), upload(p, top_p), upload(of_seed, seed), upload(of_counter, counter);
+    for (int step = 0; step < 3; step++) {
+        REQUIRE(next_tokens((int32_t *)out.data(), te_matrix(y.data(), TE_f32, batch, 1), (const float *)t.data(), (const float *)p.data(),
+                            (const uint64_t *)of_seed.data(), (uint64_t *)of_counter.data(), &m, b, ctx) == TE_OK);
+        const std::vector<int32_t> drawn = download<int32_t>(out, batch);
+        for (int i = 0; i < batch; i++) {
+            row r;
+            r.logits = x.read(TE_bf16, (size_t)i * 61, 61), r.temperature = 0.8f, r.top_p = 0.9f, r.seed = 5, r.counter = (uint64_t)step;
+            CHECK(is_right(r, drawn[(size_t)i]));
+        }
     }
 }
 
