@@ -70,11 +70,12 @@ uint32_t bits_of(float f) {
     return u;
 }
 
-// All rows in one call. `top`: how many likely tokens. Null arrays are passed where no row uses the parameter.
-std::vector<result> sample(const subject_of &s, const std::vector<row> &rows, int top = 0, bool update_history = false) {
+// All rows in one call. `top`: how many likely tokens; `processors`: not the device's. Null arrays are passed where no row uses the parameter.
+std::vector<result> sample(const subject_of &s, const std::vector<row> &rows, int top = 0, bool update_history = false, int processors = 0) {
     const size_t n = rows.size(), v = (size_t)s.vocabulary, words = (v + 31) / 32;
     const context own;
     te_context *const ctx = (te_context *)&own.c;
+    if (processors) ctx->processors = processors; // CUDA: so many blocks
     const auto column = [&](auto member) {
         std::vector<std::decay_t<decltype(rows[0].*member)>> all;
         for (const row &r : rows) all.push_back(r.*member);
@@ -433,7 +434,9 @@ TEST_CASE("a token depends on its row, seed and counter alone", "[sample]") {
         const std::vector<result> reversed = sample(s, backwards, 4);
         for (size_t i = 0; i < rows.size(); i++) {
             const result alone = sample(s, {rows[i]}, 4)[0], &other = reversed[rows.size() - 1 - i];
-            for (const result *r : {&again[i], &alone, &other}) {
+            const result one = sample(s, {rows[i]}, 4, false, 1)[0], two = sample(s, {rows[i]}, 4, false, 2)[0]; // blocks
+            const result four = sample(s, {rows[i]}, 4, false, 4)[0];
+            for (const result *r : {&again[i], &alone, &other, &one, &two, &four}) {
                 CHECK(r->token == all[i].token);
                 CHECK(bits_of(r->log_prob) == bits_of(all[i].log_prob));
                 CHECK(r->top_token == all[i].top_token);
