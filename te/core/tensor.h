@@ -67,7 +67,35 @@ typedef struct te_batch {
     const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
     int memory_seq; /* rows per sequence of the cross-attention memory, an (input, .., (rows, memory)): row
                      * b * memory_seq + t is row t of sequence b's memory */
+    const struct te_sampling *sampling; /* of a list that ends in (sample, ..) */
 } te_batch;
+
+/* What a list that ends in (sample, ..) takes beside the logits, and where it stores tokens (te/ops/sample.h). Every
+ * array lies in target memory, with an entry for each row of logits; null: as the comment says. All that the kernel
+ * reads there may change between replays of a captured graph. */
+typedef struct te_sampling {
+    /* results */
+    int32_t *token;        /* [rows]; required. -1: nothing can be drawn, because no token is allowed, all logits are
+                            * -infinity, or one of an allowed token is NaN; y is NaN then */
+    int32_t *top_token;    /* [rows, top]: the most likely tokens of the model, the likeliest first */
+    float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
+    /* state of a row */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
+    const uint64_t *seed;  /* [rows], of Philox; required where there is a temperature */
+    uint64_t *counter;     /* [rows]: which draw of that seed; the op adds 1. Required where there is a temperature */
+    /* parameters */
+    const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
+    const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */
+    const float *top_p;       /* keep the fewest most likely tokens that have p of the mass; null or 1: all */
+    const float *min_p;       /* keep tokens with at least min_p of the likeliest token's probability; null or 0: all */
+    const float *repetition_penalty; /* positive logits of tokens that occurred are divided by it, others multiplied */
+    const float *frequency_penalty;  /* is subtracted for each occurrence in history */
+    const float *presence_penalty;   /* is subtracted once where history has an occurrence */
+    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
+    const uint32_t *prompt;   /* the same layout: tokens that the repetition penalty takes to have occurred as well */
+    int update_history;       /* 1: add the chosen token to history */
+    int top;                  /* 0 to 128, and at most the vocabulary */
+} te_sampling;
 
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
