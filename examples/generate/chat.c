@@ -12,10 +12,14 @@ chat_format chat_format_named(const char *name) {
         if (!strcmp(name, formats[i].name)) return (chat_format)i;
     return CHAT_none;
 }
+/* Whether this text is one token, wherever it stands. */
+static int is_token(const tokenizer *t, const char *name) {
+    int32_t id = -1;
+    return tokenizer_encode(t, name, strlen(name), 0, &id, 1) == 1 && id == tokenizer_token_id(t, name);
+}
 chat_format chat_format_of(const tokenizer *t) {
     for (int i = 1; i < CHAT_COUNT; i++) /* of two formats with the same tokens the one with more of them is first */
-        if (*formats[i].mark && tokenizer_token_id(t, formats[i].mark) >= 0 && tokenizer_token_id(t, formats[i].end) >= 0)
-            return (chat_format)i;
+        if (*formats[i].mark && is_token(t, formats[i].mark) && is_token(t, formats[i].end)) return (chat_format)i;
     return CHAT_none;
 }
 const char *chat_format_name(chat_format format) { return formats[format].name; }

@@ -122,7 +122,7 @@ static cJSON *parse(loader *l, int may_be_missing) {
                 /* cJSON would end a string at the character that \u0000 stands for. */
                 if (text[at] == '\\' && at + 5 < n) {
                     if (!memcmp(text + at, "\\u0000", 6)) break;
-                    at++; /* with the character behind it, which may be another backslash */
+                    at += text[at + 1] == '\\' ? 2 : 1; /* another backslash begins nothing */
                     continue;
                 }
                 if (state == 1) at += (size_t)bytes;
