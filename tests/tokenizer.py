@@ -1,8 +1,11 @@
 """examples/generate/tokenizer.h against the package `tokenizers`: tokenizers of each family, with vocabularies trained here
 on text made here, encode and decode the same texts in both.
 
-    python3 tests/tokenizer.py DRIVER [WORK [STRINGS]]    DRIVER: tests/tokenizer_driver.c; STRINGS: random ones a family
+    python3 tests/tokenizer.py DRIVER WORK STRINGS [time]
+
+DRIVER is tests/tokenizer_driver.c, WORK a folder for files and STRINGS how many random ones a family. time: measures it, too.
 """
+
 import json
 import os
 import random
@@ -12,204 +15,13 @@ import sys
 import unicodedata
 
 import tokenizers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, normalizers
+
+from tokenizer_families import *
 
 DRIVER = sys.argv[1]
-WORK = sys.argv[2] if len(sys.argv) > 2 else "."
-STRINGS = int(sys.argv[3]) if len(sys.argv) > 3 else 2000
-RANDOM = random.Random(1)
-
-# ---- texts ------------------------------------------------------------------------------------------------------------
-
-SENTENCES = """The quick brown fox jumps over the lazy dog, and it's said they'll do it again; we've seen 1234567 of them!
-In the beginning was the word. I'm sure you're right: he'd said "no", they WEREN'T and IT'S THE SAME, DON'T YOU'LL.
-Übermäßig größere Straßen führen nach Österreich, où l'été déjà passé a brûlé les forêts; ¿qué pasó mañana, señor?
-Łódź żółć gęślą jaźń, příliš žluťoučký kůň úpěl ďábelské ódy, İstanbul'da ışık, naïve coöperation façade
-Съешь же ещё этих мягких французских булок, да выпей чаю. Ёжик живёт в лесу, а ещё в городе № 5.
-Ξεσκεπάζω την ψυχοφθόρα βδελυγμία. Ὦ ἄνδρες Ἀθηναῖοι, στίχος ΣΊΣΥΦΟΣ
-我能吞下玻璃而不伤身体。今天天气很好，我们去公园散步吧！人工智能的发展非常迅速，２０２４年。
-いろはにほへと ちりぬるを 色は匂へど 散りぬるを。カタカナとひらがなを混ぜる「テスト」です。ｶﾀｶﾅ
-키스의 고유조건은 입술끼리 만나야 하고 특별한 기술은 필요치 않다. 한글 자모
-نص حكيم له سر قاطع وذو شأن عظيم مكتوب على ثوب أخضر ومغلف بجلد أزرق، ١٢٣٤٥٦٧٨٩٠ ؟ اَلْعَرَبِيَّةُ
-दुनिया के सभी लोग समान हैं और उन्हें सम्मान मिलना चाहिए। क्षत्रिय ज्ञान १२३४५ हिन्दी में लिखा हुआ।
-เป็นมนุษย์สุดประเสริฐเลิศคุณค่า กว่าบรรดาฝูงสัตว์เดรัจฉาน จงฝ่าฟันพัฒนาวิชาการ ๑๒๓๔
-עברית שפה יפה, אך קשה. בְּרֵאשִׁית בָּרָא אֱלֹהִים
-Tiếng Việt có nhiều dấu thanh: ă â đ ê ô ơ ư ấ ầ ẩ ẫ ậ
-👩‍👩‍👧‍👦 family, 👍🏽 thumbs, 🏳️‍🌈 flag 🇩🇪🇫🇷, 🤷🏻‍♀️ shrug ❤️‍🔥 1️⃣ ☃ ✈️
-e\u0301 a\u0308 o\u0302\u0323 n\u0303 \u1100\u1161\u11a8 \u212b \ufb01 \u00bd \u2167 \u1e9b\u0323 q\u0307\u0323 \u0344
-int main(void) { for (int i = 0; i < 10; i++) printf("%d\\n", x[i] += 0x1F); return 0; } // ok
-def f(self, *args, **kwargs):\n    if not args:\n        return None\n\n\n    return [a ** 2 for a in args]\r\n\r\n
-<html><body class="x">a &amp; b</body></html>\t\tSELECT * FROM t WHERE a='b' AND c<>3;
-3.14159 1,000,000 -42 1e-05 0xdeadbeef 192.168.0.1 ½ ⅓ ² ³ Ⅷ ① 12:30 2024-01-01 1234 12345678901234567890
-""".split("\n")
-SENTENCES = [s.encode().decode("unicode_escape").encode("latin-1").decode() if "\\u" in s or "\\r" in s else s for s in SENTENCES if s]
-SPACES = [" ", "  ", "   ", "     ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "   \n\n  ", "\u00a0", "\u3000", "\u2003", "\u200b", "\u0085", "\u2028", "\u180e"]
-ODD = ["\x00", "\x01", "\x7f", "\ufeff", "\ufffd", "\u200d", "\ufe0f", "\u0301", "\u0308\u0323", "ſ", "'ſ", "'S", "'LL", "'Re", "İ", "ß", "▁", "▁▁", "Ġ", "Ċ", "<0x41>", "<0xE2>", "'", "''", "\U0010ffff", "\ue000", "\U000e0101", "K", "’s"]
-WORDS = sorted({w for s in SENTENCES for w in s.split()})
-# Characters that random texts consist of; main() removes those that are too new for one of the libraries.
-ASSIGNED = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
-ASSIGNED_SMALL = []
-
-
-def corpus(count):
-    r = random.Random(2)
-    for _ in range(count):
-        parts = []
-        for _ in range(r.randint(1, 30)):
-            parts.append(r.choice(WORDS) if r.random() < .8 else r.choice(SENTENCES))
-            parts.append(r.choice(SPACES) if r.random() < .2 else " " if r.random() < .9 else "")
-        yield "".join(parts)
-
-
-def random_text(r, added):
-    """Pieces of all kinds; lengths from 0 on."""
-    parts = []
-    for _ in range(r.choice([0, 1, 1, 2, 3, 5, 8, 13])):
-        kind = r.random()
-        if kind < .2:
-            parts.append(r.choice(WORDS))
-        elif kind < .35:
-            parts.append(r.choice(SPACES))
-        elif kind < .45:
-            parts.append(r.choice(ODD))
-        elif kind < .6:
-            parts.append("".join(r.choice(ASSIGNED) for _ in range(r.randint(1, 6))))
-        elif kind < .75:
-            parts.append("".join(r.choice(ASSIGNED_SMALL) for _ in range(r.randint(1, 6))))
-        elif kind < .85:
-            parts.append("".join(r.choice(" \n\ta'sL1.-_\r,é▁") for _ in range(r.randint(1, 12))))
-        elif kind < .92 and added:
-            parts.append(r.choice(added)[:r.choice([99, 99, 99, 3])])
-        else:
-            parts.append(r.choice(["a", " ", "\n", "ab", "1", "é", "\u0301", "▁", "=", "the ", "我"]) * r.randint(1, 70))
-    return "".join(parts)
-
-
-# ---- tokenizers, each as its family's tokenizer.json has it -----------------------------------------------------------------
-
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN = LLAMA3.replace("{1,3}", "")
-GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-DEEPSEEK = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
-            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
-
-
-def split(pattern, behavior="Isolated", invert=False, kind="Regex"):
-    return {"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": invert}
-
-
-def byte_level(add_prefix_space=False, use_regex=False, trim_offsets=True):
-    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": trim_offsets, "use_regex": use_regex}
-
-
-def sequence(name, *parts):
-    return {"type": "Sequence", name: list(parts)}
-
-
-def replace(a, b, kind="String"):
-    return {"type": "Replace", "pattern": {kind: a}, "content": b}
-
-
-def metaspace(scheme="always", cut=True):
-    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": cut}
-
-
-def template(before, ids, after=()):
-    token = lambda t: {"SpecialToken": {"id": t, "type_id": 0}}
-    a, b = ({"Sequence": {"id": x, "type_id": i}} for i, x in enumerate("AB"))
-    return {"type": "TemplateProcessing", "single": [*map(token, before), a, *map(token, after)],
-            "pair": [*map(token, before), a, b, *map(token, after)],
-            "special_tokens": {t: {"id": t, "ids": [ids[t]], "tokens": [t]} for t in [*before, *after]}}
-
-
-def train(byte, size, specials=()):
-    """(vocab, merges) of BPE. byte: over bytes; else over characters, of which some are left out."""
-    t = Tokenizer(models.BPE(unk_token=None if byte else "<unk>"))
-    if byte:
-        t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
-    else:
-        t.normalizer = normalizers.Replace(" ", "▁")
-        t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-        trainer = trainers.BpeTrainer(vocab_size=size, limit_alphabet=400, special_tokens=list(specials), show_progress=False)
-    t.train_from_iterator(list(corpus(1500)), trainer)
-    model = json.loads(t.to_str())["model"]
-    return model["vocab"], model["merges"]
-
-
-BYTE_MODEL = train(True, 3000)
-TEXT_SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>"]
-TEXT_MODEL = train(False, 3000, TEXT_SPECIALS + ["<0x%02X>" % b for b in range(256)])
-
-
-def added(content, special=True, **options):
-    return {"content": content, "special": special, **options}
-
-
-def family(model, tokens, normalizer=None, pre_tokenizer=None, post_processor=None, decoder=None, old_merges=False, **options):
-    vocab, merges = dict(model[0]), model[1]
-    listed = []
-    for t in tokens:
-        t = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, **t}
-        t["id"] = vocab.get(t["content"], max(len(vocab), *(x["id"] + 1 for x in listed)) if listed else len(vocab))
-        listed.append(t)
-    ids = {t["content"]: t["id"] for t in listed}
-    listed.sort(key=lambda t: t["id"])
-    if callable(post_processor):
-        post_processor = post_processor(ids)
-    if old_merges:
-        merges = ["%s %s" % tuple(m) for m in merges]
-    settings = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **options}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": listed, "normalizer": normalizer,
-            "pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder,
-            "model": {"type": "BPE", **settings, "vocab": vocab, "merges": merges}}
-
-
-LLAMA_TOKENS = [added("<|%s|>" % t) for t in "begin_of_text end_of_text start_header_id end_header_id eot_id reserved_special_token_0".split()]
-QWEN_TOKENS = [added("<|%s|>" % t) for t in "endoftext im_start im_end".split()] + [added(t, False) for t in ("<tool_call>", "</tool_call>", "<think>", "</think>")]
-GEMMA_TOKENS = ([added(t) for t in TEXT_SPECIALS if t not in ("<s>", "</s>", "[INST]", "[/INST]")] +
-                [added("\n" * n, False) for n in range(1, 20)] + [added("▁" * n, False) for n in range(2, 20)] + [added("<h1>", False)])
-MISTRAL_TOKENS = [added(t) for t in ("<unk>", "<s>", "</s>")]
-TEXT_DECODER = [replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-TEXT_OPTIONS = dict(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-ADDED_OPTIONS = [added("<mask>", lstrip=True), added("<right>", rstrip=True), added("<both>", lstrip=True, rstrip=True),
-                 added("word", False, single_word=True), added("Été", False, normalized=True), added("the", False, normalized=True, single_word=True),
-                 added("wordy", False), added("<mas", False), added(" x ", False, normalized=True, lstrip=True)]
-
-
-def families():
-    b = byte_level
-    yield "gpt2", family(BYTE_MODEL, [added("<|endoftext|>")], pre_tokenizer=b(use_regex=True), post_processor=b(trim_offsets=False), decoder=b(True, True), old_merges=True)
-    yield "llama3", family(BYTE_MODEL, LLAMA_TOKENS, pre_tokenizer=sequence("pretokenizers", split(LLAMA3), b()),
-                           post_processor=lambda ids: sequence("processors", b(), template(["<|begin_of_text|>"], ids)), decoder=b(True, True), ignore_merges=True)
-    yield "qwen2.5", family(BYTE_MODEL, QWEN_TOKENS, {"type": "NFC"}, sequence("pretokenizers", split(QWEN), b()), b(), b())
-    yield "gemma2", family(TEXT_MODEL, GEMMA_TOKENS, replace(" ", "▁"), split(" ", "MergedWithPrevious", kind="String"),
-                           lambda ids: template(["<bos>"], ids), sequence("decoders", *TEXT_DECODER), **TEXT_OPTIONS)
-    yield "mistral", family(TEXT_MODEL, MISTRAL_TOKENS, sequence("normalizers", {"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")), None,
-                            lambda ids: template(["<s>"], ids), sequence("decoders", *TEXT_DECODER, STRIP), old_merges=True, **TEXT_OPTIONS)
-    yield "mistral-metaspace", family(TEXT_MODEL, MISTRAL_TOKENS + [added("[INST]"), added("[/INST]")], None, metaspace("first", False),
-                                      lambda ids: template(["<s>"], ids), sequence("decoders", *TEXT_DECODER, STRIP), **TEXT_OPTIONS)
-    yield "gpt-4o", family(BYTE_MODEL, QWEN_TOKENS, None, sequence("pretokenizers", split(GPT4O, "Removed", True), b()), b(), b(), ignore_merges=True)
-    yield "deepseek", family(BYTE_MODEL, QWEN_TOKENS, sequence("normalizers"), sequence("pretokenizers", *map(split, DEEPSEEK), b()), b(), b())
-    # options that no family above has
-    yield "metaspace", family(TEXT_MODEL, MISTRAL_TOKENS, None, metaspace("always"), lambda ids: template(["<s>"], ids, ["</s>"]), metaspace("always"), unk_token="<unk>")
-    yield "metaspace never", family(TEXT_MODEL, MISTRAL_TOKENS, None, metaspace("never"), None, metaspace("never"), unk_token="<unk>", fuse_unk=True)
-    yield "metaspace old", family(TEXT_MODEL, MISTRAL_TOKENS, None, {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}, None,
-                                  {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}, byte_fallback=True)
-    yield "whitespace", family(TEXT_MODEL, MISTRAL_TOKENS, {"type": "Lowercase"}, {"type": "Whitespace"}, unk_token="<unk>")
-    yield "whitespace split", family(TEXT_MODEL, MISTRAL_TOKENS, {"type": "NFKC"}, sequence("pretokenizers", {"type": "WhitespaceSplit"}, {"type": "Digits", "individual_digits": False}), unk_token="<unk>")
-    yield "digits", family(TEXT_MODEL, ADDED_OPTIONS, {"type": "NFD"}, sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, metaspace("first")), None, None, **TEXT_OPTIONS)
-    yield "added", family(BYTE_MODEL, ADDED_OPTIONS, sequence("normalizers", {"type": "NFKD"}, {"type": "Lowercase"}), b(True, True), None, b())
-    yield "added text", family(TEXT_MODEL, ADDED_OPTIONS, {"type": "Prepend", "prepend": "▁"}, None, None, sequence("decoders", *TEXT_DECODER), **TEXT_OPTIONS)
-    yield "regex normalizer", family(TEXT_MODEL, ADDED_OPTIONS, sequence("normalizers", replace(r"\s{2,}", "▁", "Regex"), replace(r"(?<=\d)[.,]", "", "Regex")), split(r"\w+|\W", "Isolated"), None, None, unk_token="<unk>")
-    for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"):
-        for invert in (False, True):
-            yield "split %s %d" % (behavior, invert), family(BYTE_MODEL, [], None, sequence("pretokenizers", split(r"[aeiou ]|\d", behavior, invert), split("e", behavior, invert, "String"), split(r"(?=n)|x*", behavior), b()), None, b())
-
+WORK = sys.argv[2]
+STRINGS = int(sys.argv[3])
 
 # Of these every character that all know is compared, behind and in front of letters, digits, spaces and itself.
 EVERY_CHARACTER = ("gpt2", "llama3", "qwen2.5", "gpt-4o", "deepseek", "whitespace", "regex normalizer")
@@ -236,7 +48,7 @@ def ask(path, requests):
 
 
 def take_ids(data, at):
-    n, = struct.unpack_from("i", data, at)
+    (n,) = struct.unpack_from("i", data, at)
     return list(struct.unpack_from("%di" % max(n, 0), data, at + 4)) if n >= 0 else n, at + 4 + 4 * max(n, 0)
 
 
@@ -247,12 +59,16 @@ def byte_fallback_text(t, ids, skip, specials):
         token = t.id_to_token(i)
         if token is None or (skip and token in specials):
             continue
-        out += bytes([int(token[3:5], 16)]) if len(token) == 6 and token.startswith("<0x") else token.replace("▁", " ").encode()
+        out += (
+            bytes([int(token[3:5], 16)])
+            if len(token) == 6 and token.startswith("<0x")
+            else token.replace("▁", " ").encode()
+        )
     text, at = "", 0
     while at < len(out):
         for n in (1, 2, 3, 4):
             try:
-                text += out[at:at + n].decode()
+                text += out[at : at + n].decode()
                 at += n
                 break
             except UnicodeDecodeError:
@@ -273,7 +89,9 @@ def save(config, name="tokenizer.json", **options):
 def keep_what_all_know():
     """Unicode grows: the package, PCRE2, utf8proc and Python may have tables of different years. What one of them takes for
     unassigned, or normalizes in another way, is in no test."""
-    config = family(BYTE_MODEL, [], None, sequence("pretokenizers", split(r"\p{Cn}", "Removed"), byte_level()), None, byte_level())
+    config = family(
+        BYTE_MODEL, [], None, sequence("pretokenizers", split(r"\p{Cn}", "Removed"), byte_level()), None, byte_level()
+    )
     text = "".join(ASSIGNED)
     ids = Tokenizer.from_str(json.dumps(config)).encode(text).ids
     theirs = set(Tokenizer.from_str(json.dumps(config)).decode(ids))
@@ -283,7 +101,11 @@ def keep_what_all_know():
     known = []
     for c in ASSIGNED:
         around = c + "\u0334" + c  # a mark that goes in front of all others
-        if c in theirs and c in ours and all(n.normalize_str(around) == unicodedata.normalize(f, around) for n, f in forms):
+        if (
+            c in theirs
+            and c in ours
+            and all(n.normalize_str(around) == unicodedata.normalize(f, around) for n, f in forms)
+        ):
             known.append(c)
     print("%d of %d assigned characters are known to all libraries" % (len(known), len(ASSIGNED)))
     ASSIGNED[:] = known
@@ -301,11 +123,21 @@ def compare(name, config, count):
     texts = SENTENCES + list(corpus(count // 4)) + [random_text(r, contents) for _ in range(count)]
     if name in EVERY_CHARACTER:
         around = ["a%s1%s %s\n%s%s\u0301" % (c, c, c, c, c) for c in ASSIGNED]
-        texts += ["".join(around[i:i + 500]) for i in range(0, len(around), 500)]
+        texts += ["".join(around[i : i + 500]) for i in range(0, len(around), 500)]
     requests = [("E" if i % 2 else "e", len(s.encode()), s.encode()) for i, s in enumerate(texts)]
     # bytes that are not UTF-8: as Python's errors="replace"
     for _ in range(count // 4):
-        odd = b"".join(r.choice([bytes([r.randrange(256)]), r.choice(WORDS).encode()[:r.randint(1, 9)], "é我👍".encode()[r.randrange(4):r.randint(4, 9)], b" "]) for _ in range(r.randint(1, 12)))
+        odd = b"".join(
+            r.choice(
+                [
+                    bytes([r.randrange(256)]),
+                    r.choice(WORDS).encode()[: r.randint(1, 9)],
+                    "é我👍".encode()[r.randrange(4) : r.randint(4, 9)],
+                    b" ",
+                ]
+            )
+            for _ in range(r.randint(1, 12))
+        )
         requests.append(("E" if len(texts) % 2 else "e", len(odd), odd))
         texts.append(odd.decode("utf-8", "replace"))
     want = [t.encode(s, add_special_tokens=bool(i % 2)).ids for i, s in enumerate(texts)]
@@ -314,30 +146,52 @@ def compare(name, config, count):
         ids, at = take_ids(answer, at)
         compared += 1
         if ids != want[i]:
-            k = next((k for k, (a, b) in enumerate(zip(ids, want[i])) if a != b), min(len(ids), len(want[i]))) if isinstance(ids, list) else 0
-            bad(name, "encode %r" % s[:200], "token", k, "got", ids[k:k + 6] if isinstance(ids, list) else ids, "want", want[i][k:k + 6],
-                [t.id_to_token(x) for x in want[i][max(0, k - 2):k + 4]])
+            k = (
+                next((k for k, (a, b) in enumerate(zip(ids, want[i])) if a != b), min(len(ids), len(want[i])))
+                if isinstance(ids, list)
+                else 0
+            )
+            bad(
+                name,
+                "encode %r" % s[:200],
+                "token",
+                k,
+                "got",
+                ids[k : k + 6] if isinstance(ids, list) else ids,
+                "want",
+                want[i][k : k + 6],
+                [t.id_to_token(x) for x in want[i][max(0, k - 2) : k + 4]],
+            )
     # decoding: those ids, and random ones
-    lists = want + [[r.randrange(-1, t.get_vocab_size() + 2) for _ in range(r.randint(0, 12))] for _ in range(count // 2)]
-    answer, at = ask(path, [("D" if i % 2 else "d", len(x), struct.pack("%di" % len(x), *x)) for i, x in enumerate(lists)]), 0
+    lists = want + [
+        [r.randrange(-1, t.get_vocab_size() + 2) for _ in range(r.randint(0, 12))] for _ in range(count // 2)
+    ]
+    answer, at = (
+        ask(path, [("D" if i % 2 else "d", len(x), struct.pack("%di" % len(x), *x)) for i, x in enumerate(lists)]),
+        0,
+    )
     fallback = "ByteFallback" in text
     for i, ids in enumerate(lists):
         parts = struct.unpack_from("%di" % (len(ids) + 1), answer, at)
         at += 4 * len(parts)
-        got = answer[at:at + sum(parts)]
+        got = answer[at : at + sum(parts)]
         at += len(got)
         compared += 1
         text = t.decode([x for x in ids if x >= 0], skip_special_tokens=bool(i % 2))
         if got != text.encode():
-            other = byte_fallback_text(t, [x for x in ids if x >= 0], bool(i % 2), specials) if fallback and "\ufffd" in text else None
+            other = (
+                byte_fallback_text(t, [x for x in ids if x >= 0], bool(i % 2), specials)
+                if fallback and "\ufffd" in text
+                else None
+            )
             if other is not None and STRIP in config["decoder"]["decoders"]:
-                other = other[other.startswith(" "):]
+                other = other[other.startswith(" ") :]
             if other is None or got != other.encode():
                 bad(name, "decode", ids[:20], "got", got[:200], "want", text.encode()[:200])
         start = 0
         for n in parts:  # each part is whole characters
             try:
-                got[start:start + n].decode()
+                got[start : start + n].decode()
             except UnicodeDecodeError:
                 bad(name, "a part of a character was written", ids[:20])
             start += n
@@ -345,6 +199,7 @@ def compare(name, config, count):
 
 
 # ---- names, ends of texts, chat formats ---------------------------------------------------------------------------------
+
 
 def expect(what, got, want):
     global compared
@@ -354,26 +209,61 @@ def expect(what, got, want):
 
 
 CHAT = {
-    ("llama3", ""): ("llama3", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
-                     "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHow are you?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
-    ("qwen2.5", ""): ("qwen3", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello!\n<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nHow are you?<|im_end|>\n<|im_start|>assistant\n"),
-    ("gemma2", ""): ("gemma", "<bos><start_of_turn>user\nBe brief.\n\nHello!<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n<start_of_turn>user\nHow are you?<end_of_turn>\n<start_of_turn>model\n"),
+    ("llama3", ""): (
+        "llama3",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHow are you?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    ("qwen2.5", ""): (
+        "qwen3",
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello!\n<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nHow are you?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    ("gemma2", ""): (
+        "gemma",
+        "<bos><start_of_turn>user\nBe brief.\n\nHello!<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n<start_of_turn>user\nHow are you?<end_of_turn>\n<start_of_turn>model\n",
+    ),
     ("mistral-metaspace", ""): ("mistral", "<s>[INST] Hello!\n[/INST] Hi.</s>[INST] Be brief.\n\nHow are you?[/INST]"),
-    ("mistral", "mistral_v1"): ("mistral_v1", "<s> [INST] Be brief.\n\nHello!\n [/INST] Hi.</s> [INST] How are you? [/INST]"),
+    ("mistral", "mistral_v1"): (
+        "mistral_v1",
+        "<s> [INST] Be brief.\n\nHello!\n [/INST] Hi.</s> [INST] How are you? [/INST]",
+    ),
 }
 
 
 def check_names(configs):
+    def chat(chosen, first=0, end=4):
+        run = subprocess.run([DRIVER, "--chat", path, chosen, str(first), str(end)], capture_output=True, text=True)
+        return tuple(run.stdout.split("\n", 1)) if not run.returncode else run.stderr
+
     for (name, chosen), want in CHAT.items():
         path = save(configs[name])
-        run = subprocess.run([DRIVER, "--chat", path, chosen], capture_output=True, text=True)
-        expect("chat " + name, tuple(run.stdout.split("\n", 1)), want)
+        expect("chat " + name, chat(chosen), want)
         t = Tokenizer.from_str(json.dumps(configs[name]))
-        names = [a["content"] for a in configs[name]["added_tokens"]] + list(configs[name]["model"]["vocab"])[::50] + ["no such token"]
+        names = (
+            [a["content"] for a in configs[name]["added_tokens"]]
+            + list(configs[name]["model"]["vocab"])[::50]
+            + ["no such token"]
+        )
         answer = ask(path, [("T", len(n.encode()), n.encode()) for n in names])
         ids = list(struct.unpack("%di" % len(names), answer))
         expect("token ids " + name, ids, [-1 if t.token_to_id(n) is None else t.token_to_id(n) for n in names])
     path = save(configs["llama3"])
+    expect(
+        "Qwen 2.5's system message",
+        chat("qwen2", 3),
+        (
+            "qwen2",
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\nHow are you?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    )
+    expect(
+        "no message", chat("", 0, 0), ("llama3", "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n")
+    )
+    expect("another role", chat("gemma", 3, 5), ("gemma", "refused"))
+    expect("a late system message", chat("", 5, 6)[1][:17], "<|begin_of_text|>")
+    expect("a late system message", chat("mistral", 2, 6), ("mistral", "refused"))
+    expect("another format", chat("vicuna"), "no such format\n")
     ids = {a["content"]: a["id"] for a in configs["llama3"]["added_tokens"]}
     expect("eos by name", take_ids(ask(path, [("S", 0, b"")]), 0)[0], [ids["<|end_of_text|>"], ids["<|eot_id|>"]])
     for value, want in ((7, [7]), ([9, 8], [9, 8])):
@@ -385,6 +275,7 @@ def check_names(configs):
 
 
 # ---- files that are wrong ---------------------------------------------------------------------------------------------
+
 
 def opened(*paths):
     run = subprocess.run([DRIVER, "--open", *paths], capture_output=True, text=True)
@@ -403,8 +294,14 @@ def refused(what, path, words):
 def check_wrong_files():
     model = (dict(list(BYTE_MODEL[0].items())[:300]), [])
     model[1].extend(m for m in BYTE_MODEL[1] if all(x in model[0] for x in (*m, "".join(m))))
-    base = family(model, LLAMA_TOKENS, {"type": "NFC"}, sequence("pretokenizers", split(QWEN), byte_level()),
-                  lambda ids: template(["<|begin_of_text|>"], ids), byte_level())
+    base = family(
+        model,
+        LLAMA_TOKENS,
+        {"type": "NFC"},
+        sequence("pretokenizers", split(QWEN), byte_level()),
+        lambda ids: template(["<|begin_of_text|>"], ids),
+        byte_level(),
+    )
     expect("a small file", opened(save(base)), ["ok"])
 
     def wrong(what, words, *where):
@@ -418,6 +315,7 @@ def check_wrong_files():
         else:
             at[keys[-1]] = value
         refused(what, save(changed), words)
+
     a, b = list(model[0])[:2]
     wrong("no model", 'has no "model"', "model", None)
     wrong("no vocabulary", 'the model has no "vocab"', "model", "vocab", None)
@@ -433,25 +331,58 @@ def check_wrong_files():
         wrong("an added token's id of %r" % value, "should be a whole number from 0 to", "added_tokens", 0, "id", value)
     wrong("a long token", "has more than 65536 bytes", "model", "vocab", "x" * 70000, 5)
     wrong("another model", 'the model "Unigram" is not supported', "model", "type", "Unigram")
-    wrong("dropout", '"dropout" of the model is not supported', "model", "dropout", .1)
+    wrong("dropout", '"dropout" of the model is not supported', "model", "dropout", 0.1)
     wrong("a suffix", '"end_of_word_suffix" of the model is not supported', "model", "end_of_word_suffix", "</w>")
     wrong("a flag that is none", '"byte_fallback" should be true or false', "model", "byte_fallback", "yes")
     wrong("a normalizer", 'the normalizer "BertNormalizer" is not supported', "normalizer", {"type": "BertNormalizer"})
     wrong("a normalizer without a type", 'the normalizer "" is not supported', "normalizer", {"a": 1})
     wrong("a normalizer that is none", 'a part of "normalizers" should be an object', "normalizer", "NFC")
-    wrong("a pre_tokenizer", 'the pre_tokenizer "UnicodeScripts" is not supported', "pre_tokenizer", {"type": "UnicodeScripts"})
+    wrong(
+        "a pre_tokenizer",
+        'the pre_tokenizer "UnicodeScripts" is not supported',
+        "pre_tokenizer",
+        {"type": "UnicodeScripts"},
+    )
     wrong("a decoder", 'the decoder "WordPiece" is not supported', "decoder", {"type": "WordPiece"})
-    wrong("a decoder behind Fuse", "behind Fuse or ByteLevel only", "decoder", sequence("decoders", {"type": "Fuse"}, replace("a", "b")))
-    wrong("a post_processor", 'the post_processor "BertProcessing" is not supported', "post_processor", {"type": "BertProcessing"})
-    wrong("a template's token", 'a template with a token that "special_tokens" lacks', "post_processor", "special_tokens", {})
+    wrong(
+        "a decoder behind Fuse",
+        "behind Fuse or ByteLevel only",
+        "decoder",
+        sequence("decoders", {"type": "Fuse"}, replace("a", "b")),
+    )
+    wrong(
+        "a post_processor",
+        'the post_processor "BertProcessing" is not supported',
+        "post_processor",
+        {"type": "BertProcessing"},
+    )
+    wrong(
+        "a template's token",
+        'a template with a token that "special_tokens" lacks',
+        "post_processor",
+        "special_tokens",
+        {},
+    )
     wrong("a template without a text", "a template should have the sequence A once", "post_processor", "single", [])
     wrong("many steps", "more than 32 steps", "normalizer", sequence("normalizers", *[{"type": "NFC"}] * 33))
     wrong("a behavior", 'no such "behavior": Joined', "pre_tokenizer", split("a", "Joined"))
     wrong("an empty pattern", '"pattern" is an empty string', "pre_tokenizer", split("", kind="String"))
     wrong("an added token without content", 'an added token without "content"', "added_tokens", 0, "content", None)
-    for pattern, words in ((r"a(", "missing closing parenthesis"), (r"[a[bc]]", "a class inside a class"), (r"[a&&b]", "&& is not"), (r"\bx", "this escape"),
-                           (r"(?m:.)", "this group"), (r"a{2}+", "}+ is not"), (r"[\W]", r"\W in a class"), (r"\p{", r"this \p{..}"), ("x\\", "a \\ at the end"),
-                           (r"\p{Klingon}", "unknown property"), (r"\u12", r"this \u"), (r"(?<n>a)", "this group"), (r"[]a]", "a class that begins with ]")):
+    for pattern, words in (
+        (r"a(", "missing closing parenthesis"),
+        (r"[a[bc]]", "a class inside a class"),
+        (r"[a&&b]", "&& is not"),
+        (r"\bx", "this escape"),
+        (r"(?m:.)", "this group"),
+        (r"a{2}+", "}+ is not"),
+        (r"[\W]", r"\W in a class"),
+        (r"\p{", r"this \p{..}"),
+        ("x\\", "a \\ at the end"),
+        (r"\p{Klingon}", "unknown property"),
+        (r"\u12", r"this \u"),
+        (r"(?<n>a)", "this group"),
+        (r"[]a]", "a class that begins with ]"),
+    ):
         wrong("the pattern " + pattern, words, "pre_tokenizer", split(pattern))
     refused("no file", os.path.join(WORK, "none.json"), "cannot open it")
     refused("something behind", save(json.dumps(base) + "}"), "is not JSON from byte")
@@ -471,10 +402,12 @@ def check_wrong_files():
     good, r, paths = json.dumps(base, ensure_ascii=False).encode(), random.Random(3), []
     for i in range(300):
         paths.append(os.path.join(WORK, "wrong%d.json" % i))
-        data = bytearray(good[:r.randrange(len(good))] if i % 3 == 0 else good)
+        data = bytearray(good[: r.randrange(len(good))] if i % 3 == 0 else good)
         for _ in range(r.randint(1, 4) if i % 3 else 0):
             k = r.randrange(len(data)) if i % 2 else r.choice([r.randrange(3000), len(data) - 1 - r.randrange(2000)])
-            data[k:k + r.randint(0, 3)] = r.choice([b"", b'"', b"[", b"}", b"0", b"9", b"-", b"null", b"\\", b",", bytes([data[k] ^ 1]), b'{"a":1}'])
+            data[k : k + r.randint(0, 3)] = r.choice(
+                [b"", b'"', b"[", b"}", b"0", b"9", b"-", b"null", b"\\", b",", bytes([data[k] ^ 1]), b'{"a":1}']
+            )
         with open(paths[-1], "wb") as f:
             f.write(data)
     lines = opened(*paths)
@@ -488,6 +421,7 @@ def check_wrong_files():
 
 # ---- time -------------------------------------------------------------------------------------------------------------
 
+
 def check_time():
     """A vocabulary of the size of Gemma's; and texts that would take n^2 steps if anything did."""
     r = random.Random(4)
@@ -499,33 +433,54 @@ def check_time():
         word = "".join(r.choice(letters) for _ in range(7))
         for n in range(2, 8):
             for k in range(0, 8 - n):
-                if word[k:k + n] not in vocab:
-                    vocab[word[k:k + n]] = len(vocab)
-                    tokens.append(word[k:k + n])
+                if word[k : k + n] not in vocab:
+                    vocab[word[k : k + n]] = len(vocab)
+                    tokens.append(word[k : k + n])
     for t in sorted(tokens, key=len):  # as in Gemma's, all ways to make a token
         for k in range(1, len(t)):
             if len(merges) < 580000 and t[:k] in vocab and t[k:] in vocab and (t[:k], t[k:]) not in seen:
                 merges.append([t[:k], t[k:]])
-    config = family((vocab, merges), GEMMA_TOKENS, replace(" ", "▁"), split(" ", "MergedWithPrevious", kind="String"),
-                    lambda ids: template(["<bos>"], ids), sequence("decoders", *TEXT_DECODER), **TEXT_OPTIONS)
+    config = family(
+        (vocab, merges),
+        GEMMA_TOKENS,
+        replace(" ", "▁"),
+        split(" ", "MergedWithPrevious", kind="String"),
+        lambda ids: template(["<bos>"], ids),
+        sequence("decoders", *TEXT_DECODER),
+        **TEXT_OPTIONS
+    )
     large = save(config, "large.json", ensure_ascii=False, indent=2)
     text = "\n".join(corpus(6000))
     configs = dict(families())
-    texts = {"text": text, "spaces": " " * 1000000, "one letter": "a" * 1000000, "one word": "".join(r.choice("etaoinshrdlu") for _ in range(1000000)),
-             "marks": "a" + "\u0323\u0301" * 200000, "lines": "\n" * 1000000}
+    texts = {
+        "text": text,
+        "spaces": " " * 1000000,
+        "one letter": "a" * 1000000,
+        "one word": "".join(r.choice("etaoinshrdlu") for _ in range(1000000)),
+        "marks": "a" + "\u0323\u0301" * 200000,
+        "lines": "\n" * 1000000,
+    }
     print("%d tokens, %d merges, %.0f MB" % (len(vocab), len(merges), os.path.getsize(large) / 1e6))
-    for name, path in (("large", large), *((n, save(configs[n], n + ".json")) for n in ("gpt2", "llama3", "qwen2.5", "gemma2", "mistral"))):
+    for name, path in (
+        ("large", large),
+        *((n, save(configs[n], n + ".json")) for n in ("gpt2", "llama3", "qwen2.5", "gemma2", "mistral")),
+    ):
         for what, text in texts.items():
             size = len(text.encode())
             with open(os.path.join(WORK, "text"), "w", newline="") as f:
                 f.write(text)
-            run = subprocess.run([DRIVER, "--time", path, os.path.join(WORK, "text")], capture_output=True, text=True, timeout=300)
+            run = subprocess.run(
+                [DRIVER, "--time", path, os.path.join(WORK, "text")], capture_output=True, text=True, timeout=300
+            )
             if run.returncode:
                 bad(name, what, run.stderr[:1000])
                 continue
             load, encode, decode, count = map(float, run.stdout.split())
             if what == "text" or name == "large":
-                print("%s, %s: load %.2f s, encode %.1f MB/s, decode %.1f MB/s, %.2f bytes a token" % (name, what, load, size / encode / 1e6, size / decode / 1e6, size / count))
+                print(
+                    "%s, %s: load %.2f s, encode %.1f MB/s, decode %.1f MB/s, %.2f bytes a token"
+                    % (name, what, load, size / encode / 1e6, size / decode / 1e6, size / count)
+                )
             # 1 MB at the slowest rate seen takes 0.3 s; n^2 steps would take an hour
             if encode > 60:
                 bad(name, what, "took %.0f s" % encode)
@@ -539,8 +494,12 @@ def main():
         compare(name, config, STRINGS if name.split()[0] == name else STRINGS // 4)
     check_names(configs)
     check_wrong_files()
-    check_time()
-    print("%s: %d texts compared with tokenizers %s, %d differ" % ("failed" if failed else "passed", compared, tokenizers.__version__, failed))
+    if "time" in sys.argv:
+        check_time()
+    print(
+        "%s: %d texts compared with tokenizers %s, %d differ"
+        % ("failed" if failed else "passed", compared, tokenizers.__version__, failed)
+    )
     sys.exit(failed > 0)
 
 

@@ -3,7 +3,8 @@
  *     tokenizer_driver FILE                   answers requests from the standard input, see answer()
  *     tokenizer_driver --open FILE...         opens and closes each; prints "ok" or the error
  *     tokenizer_driver --time FILE TEXT       prints seconds to load, to encode and to decode, and the number of tokens
- *     tokenizer_driver --chat FILE FORMAT     a conversation of fixed messages, as text
+ *     tokenizer_driver --chat FILE FORMAT FIRST END
+ *                                             the fixed messages from FIRST to before END as text; FORMAT may be ""
  */
 #include <stdio.h>  /* fread */
 #include <stdlib.h> /* malloc */
@@ -43,7 +44,8 @@ static size_t decode(const tokenizer *t, const int32_t *ids, int count, int skip
         if (n + capacity > size && !(*text = (char *)realloc(*text, size *= 2))) die("no memory");
         /* Memory of exactly the promised capacity: a sanitizer sees what is written behind it. */
         char *piece = (char *)memory(capacity);
-        const size_t part = i < count ? tokenizer_decode_next(&stream, ids[i], piece) : tokenizer_decode_end(&stream, piece);
+        const size_t part =
+            i < count ? tokenizer_decode_next(&stream, ids[i], piece) : tokenizer_decode_end(&stream, piece);
         memcpy(*text + n, piece, part), n += part;
         free(piece);
         if (bytes) bytes[i] = (int32_t)part;
@@ -66,7 +68,8 @@ static int answer(const tokenizer *t) {
         /* Twice: first the count alone, as of a program that allocates afterwards. */
         reply = tokenizer_encode(t, in, (size_t)n, kind == 'E', NULL, 0);
         int32_t *ids = (int32_t *)memory((size_t)(reply > 0 ? reply : 0) * sizeof *ids);
-        if (tokenizer_encode(t, in, (size_t)n, kind == 'E', ids, reply) != reply) die("another count at the second call");
+        const int second = tokenizer_encode(t, in, (size_t)n, kind == 'E', ids, reply);
+        if (second != reply) die("another count at the second call");
         put(&reply, sizeof reply);
         if (reply > 0) put(ids, (size_t)reply * sizeof *ids);
         free(ids);
@@ -112,24 +115,26 @@ static void time_it(const char *file, const char *path) {
     tokenizer_close(t);
 }
 
-static void chat(const char *file, const char *name) {
-    static const chat_message messages[] = {
-        {"system", "Be brief."}, {"user", "Hello!\n"}, {"assistant", "Hi."}, {"user", "How are you?"}};
-    char error[256], text[1024];
+static void chat(const char *file, const char *name, int first, int end) {
+    static const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!\n"}, {"assistant", "Hi."},
+                                            {"user", "How are you?"}, {"tool", "-"}, {"system", "-"}};
+    char error[256];
     tokenizer *t = tokenizer_open(file, error);
     if (!t) die(error);
     const chat_format format = *name ? chat_format_named(name) : chat_format_of(t);
     if (format == CHAT_none) die("no such format");
-    const int system = strcmp(name, "no system") != 0;
-    const size_t n = chat_text(format, messages + !system, 4 - !system, 1, text, sizeof text);
-    printf("%s\n%s", chat_format_name(format), n < sizeof text ? text : "");
+    const size_t n = chat_text(format, messages + first, end - first, 1, NULL, 0);
+    char *text = (char *)memory(n + 1);
+    if (chat_text(format, messages + first, end - first, 1, text, n + 1) != n) die("another length at the second call");
+    printf("%s\n%s", chat_format_name(format), n ? text : "refused");
+    free(text);
     tokenizer_close(t);
 }
 
 int main(int argc, char **argv) {
     char error[256];
     if (argc == 4 && !strcmp(argv[1], "--time")) return time_it(argv[2], argv[3]), 0;
-    if (argc == 4 && !strcmp(argv[1], "--chat")) return chat(argv[2], argv[3]), 0;
+    if (argc == 6 && !strcmp(argv[1], "--chat")) return chat(argv[2], argv[3], atoi(argv[4]), atoi(argv[5])), 0;
     const int opens = argc > 2 && !strcmp(argv[1], "--open");
     for (int i = 2; opens && i < argc; i++) {
         tokenizer *t = tokenizer_open(argv[i], error);

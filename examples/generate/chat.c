@@ -67,7 +67,8 @@ static void put_message(output *o, chat_format format, const chat_message *m, co
     }
 }
 
-size_t chat_text(chat_format format, const chat_message *messages, int count, int add_answer, char *text, size_t capacity) {
+size_t chat_text(chat_format format, const chat_message *messages, int count, int add_answer, char *text,
+                 size_t capacity) {
     static const chat_message own = {"system", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."};
     output o = {text, 0, capacity};
     const char *system = NULL; /* of formats that have no such role, until a user message has taken it */

@@ -1,4 +1,5 @@
-/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, Gemma and Mistral.
+/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, Gemma and
+ * Mistral.
  *
  * Do this:
  *     const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!"}};
@@ -6,8 +7,8 @@
  *     size_t n = chat_text(format, messages, 2, 1, text, capacity);   // n >= capacity: that many bytes and one are needed
  *     int count = tokenizer_encode(t, text, n, 0, ids, capacity);     // 0: the text has its bos already
  *
- * The model's answer ends with chat_end_token(format) or a token of tokenizer_eos. A message that spells out a special token
- * becomes that token: a program that takes messages from strangers has to look for them first.
+ * The model's answer ends with chat_end_token(format) or a token of tokenizer_eos. A message that spells out a special
+ * token becomes that token: a program that takes messages from strangers has to look for them first.
  *
  * What depends on the day or on tools is left out: Llama 3.1's "Today Date", definitions and calls of functions.
  */
@@ -41,9 +42,10 @@ const char *chat_format_name(chat_format format);
 const char *chat_end_token(chat_format format);
 
 /* The text of a conversation, bos included; with add_answer it ends where the assistant's answer begins. Writes up to
- * capacity bytes, the last of them NUL, and returns the bytes of the whole text without NUL. 0: a role is not known, or a
- * system message is not the first. */
-size_t chat_text(chat_format format, const chat_message *messages, int count, int add_answer, char *text, size_t capacity);
+ * capacity bytes, the last of them NUL, and returns the bytes of the whole text without NUL. 0: a role is not known,
+ * or a system message is not the first. */
+size_t chat_text(chat_format format, const chat_message *messages, int count, int add_answer, char *text,
+                 size_t capacity);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 /* tokenizer.c -- encoding and decoding with a tokenizer that tokenizer_file.c has read (tokenizer.h).
  *
- * Encoding goes: added tokens are cut out of the text; the rest is normalized and searched for those added tokens that are
- * normalized, too; what is left is split into pieces by the pre-tokenizer, one step after the other, and each piece becomes
- * tokens by BPE: all pairs of neighbours with a merge are in a heap by rank, so a piece of n characters takes n log n steps.
+ * Encoding goes: added tokens are cut out of the text; the rest is normalized and searched for those added tokens that
+ * are normalized, too; what is left is split into pieces by the pre-tokenizer, one step after the other, and each
+ * piece becomes tokens by BPE: all pairs of neighbours with a merge are in a heap by rank, so a piece of n characters
+ * takes n log n steps.
  */
+#include <limits.h> /* INT_MAX */
 #include <stdlib.h> /* realloc */
 #include <string.h> /* memcpy */
 
@@ -130,6 +132,8 @@ int tokenizer_eos(const tokenizer *t, int32_t *ids, int capacity) {
 
 typedef struct symbol { int32_t id; int next, previous; } symbol; /* of a piece; id -1: merged into the one before it */
 
+enum { MAX_SYMBOLS = 1 << 29 };
+
 typedef struct encoding {
     const tokenizer *t;
     int32_t *ids;
@@ -149,7 +153,8 @@ static int failed(encoding *e, int error) {
 }
 static void put_id(encoding *e, int32_t id) {
     if (e->count < e->capacity) e->ids[e->count] = id;
-    e->count++;
+    if (e->count < INT_MAX) e->count++;
+    else e->error = TOKENIZER_NO_MEMORY;
 }
 
 /* ---- BPE --------------------------------------------------------------------------------------------------------- */
@@ -180,7 +185,8 @@ static uint64_t heap_pop(encoding *e) {
 static int push_symbol(encoding *e, int32_t id) {
     if (e->symbol_count == e->symbol_capacity) {
         const int capacity = 2 * e->symbol_capacity + 64;
-        symbol *grown = (symbol *)realloc(e->symbols, (size_t)capacity * sizeof *grown);
+        symbol *grown = NULL; /* a normalizer may make any text long */
+        if (e->symbol_capacity < MAX_SYMBOLS) grown = (symbol *)realloc(e->symbols, (size_t)capacity * sizeof *grown);
         if (!grown) return failed(e, TOKENIZER_NO_MEMORY);
         e->symbols = grown, e->symbol_capacity = capacity;
     }
@@ -194,8 +200,8 @@ static int push_pair(encoding *e, int left) {
     return !m || heap_push(e, (uint64_t)m->rank << 32 | (uint32_t)left);
 }
 /* The tokens of the characters of a piece, before any merge. A character that has none becomes its bytes' tokens, the
- * unknown token or nothing. `tokenizers` writes an unknown token only when the next character is known, so behind the bytes
- * of others; with fuse_unk it is one for a run of them. */
+ * unknown token or nothing. `tokenizers` writes an unknown token only when the next character is known, so behind the
+ * bytes of others; with fuse_unk it is one for a run of them. */
 static int characters(encoding *e, const char *p, size_t n) {
     const tokenizer *t = e->t;
     int unknown = 0;
@@ -277,7 +283,10 @@ static int next_match(const tokenizer_step *step, tokenizer_text text, pcre2_mat
         return 0;
     }
     while (s->from <= text.n) {
-        const int found = pcre2_match(step->regex, (PCRE2_SPTR)text.p, text.n, s->from, PCRE2_NO_UTF_CHECK, match, NULL);
+        const PCRE2_SPTR subject = (PCRE2_SPTR)text.p;
+        int found = pcre2_match(step->regex, subject, text.n, s->from, PCRE2_NO_UTF_CHECK, match, NULL);
+        if (found == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter has memory of the heap */
+            found = pcre2_match(step->regex, subject, text.n, s->from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
         if (found == PCRE2_ERROR_NOMATCH) return 0;
         if (found == PCRE2_ERROR_NOMEMORY) return TOKENIZER_NO_MEMORY;
         if (found < 0) return TOKENIZER_NO_MATCH;
@@ -374,8 +383,9 @@ int tokenizer_normalize(const tokenizer *t, tokenizer_text text, tokenizer_buffe
                         tokenizer_text *out) {
     for (int i = 0; i < t->normalizer.count && text.n; i++) {
         const tokenizer_step *step = &t->normalizer.step[i];
+        const int is_nfc = step->kind == STEP_UTF8PROC && step->options == (UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         int error = 0;
-        if (step->kind == STEP_UTF8PROC && step->options == (UTF8PROC_STABLE | UTF8PROC_COMPOSE) && is_plain(text)) continue;
+        if (is_nfc && is_plain(text)) continue;
         tokenizer_buffer *to = text.p == a->p ? b : a;
         to->n = 0;
         if (step->kind == STEP_REPLACE) error = tokenizer_replace(step, text, to);
@@ -399,8 +409,8 @@ static int pass_on(encoding *e, int k, tokenizer_text text, int first, size_t st
     const tokenizer_text part = {text.p + start, end - start};
     return pre_tokenize(e, k + 1, part, first && !start);
 }
-/* Split a text at the matches of step k. A segment is a match or what lies between two; one is held back as long as the next
- * may be joined to it. */
+/* Split a text at the matches of step k. A segment is a match or what lies between two; one is held back as long as
+ * the next may be joined to it. */
 static int split(encoding *e, int k, tokenizer_text text, int first) {
     const tokenizer_step *step = &e->t->pre_tokenizer.step[k];
     search s = {0, SIZE_MAX, 0, 0};
@@ -447,7 +457,8 @@ static int pre_tokenize(encoding *e, int k, tokenizer_text text, int first) {
     int ok = 1;
     to->n = 0;
     if (step->kind == STEP_BYTES) ok = spell_bytes(text, to);
-    else if (step->kind == STEP_SPACE_FIRST) ok = (*text.p == ' ' || tokenizer_append(to, " ", 1)) && tokenizer_append(to, text.p, text.n);
+    else if (step->kind == STEP_SPACE_FIRST)
+        ok = (*text.p == ' ' || tokenizer_append(to, " ", 1)) && tokenizer_append(to, text.p, text.n);
     else {
         const tokenizer_text sign = step->content;
         const int there = *text.p == ' ' || (text.n >= sign.n && !memcmp(text.p, sign.p, sign.n));
@@ -509,7 +520,8 @@ static int cut(encoding *e, const tokenizer_added_set *set, tokenizer_text text,
             if (start < done) start = done;
         }
         if (token->rstrip)
-            while (end < text.n && is_space(tokenizer_get_utf8(text.p + end))) end += (size_t)tokenizer_utf8_bytes(text.p + end);
+            while (end < text.n && is_space(tokenizer_get_utf8(text.p + end)))
+                end += (size_t)tokenizer_utf8_bytes(text.p + end);
         if (done < start) {
             const tokenizer_text part = {text.p + done, start - done};
             if (!encode_rest(e, part, is_normal, first && !done)) return 0;
@@ -533,8 +545,8 @@ static int clean(encoding *e, tokenizer_text *text) {
         int state;
         const int n = tokenizer_utf8(text->p + at, text->n - at, &state);
         if (state != 1) {
-            if (!tokenizer_append(&e->clean, text->p + done, at - done) || !tokenizer_append(&e->clean, "\xef\xbf\xbd", 3))
-                return failed(e, TOKENIZER_NO_MEMORY);
+            if (!tokenizer_append(&e->clean, text->p + done, at - done) ||
+                !tokenizer_append(&e->clean, "\xef\xbf\xbd", 3)) return failed(e, TOKENIZER_NO_MEMORY);
             done = at + (size_t)n;
         }
         at += (size_t)n;
@@ -549,7 +561,7 @@ int tokenizer_encode(const tokenizer *t, const char *text, size_t bytes, int add
     tokenizer_text all = {text, bytes};
     encoding e;
     memset(&e, 0, sizeof e);
-    if (bytes > (size_t)1 << 30) return TOKENIZER_NO_MEMORY;
+    if (bytes > (size_t)1 << 28) return TOKENIZER_NO_MEMORY;
     e.t = t, e.ids = ids, e.capacity = capacity;
     for (int i = 0; add_special && i < t->before.count; i++) put_id(&e, t->before.id[i]);
     e.match = pcre2_match_data_create(1, NULL);
@@ -565,7 +577,9 @@ int tokenizer_encode(const tokenizer *t, const char *text, size_t bytes, int add
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
 /* Every byte may become U+FFFD, three bytes; with those held back and a space between tokens. */
-size_t tokenizer_decode_capacity(const tokenizer *t) { return 3 * (t->longest + sizeof((tokenizer_stream *)0)->hold) + 1; }
+size_t tokenizer_decode_capacity(const tokenizer *t) {
+    return 3 * (t->longest + sizeof((tokenizer_stream *)0)->hold) + 1;
+}
 
 void tokenizer_decode_begin(tokenizer_stream *s, const tokenizer *t, int skip_special) {
     memset(s, 0, sizeof *s);

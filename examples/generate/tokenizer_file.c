@@ -1,7 +1,8 @@
-/* tokenizer_file.c -- reads a tokenizer.json (tokenizer.h). cJSON parses it; what is kept is copied, and the rest freed.
+/* tokenizer_file.c -- reads a tokenizer.json (tokenizer.h). cJSON parses it; what is kept is copied, and the rest
+ * freed.
  *
- * A file may come from anybody: each value is checked for its type, and what this code does not know is refused by name.
- * Functions return 0 after an error, whose text is then in l->error.
+ * A file may come from anybody: each value is checked for its type, and what this code does not know is refused by
+ * name. Functions return 0 after an error, whose text is then in l->error.
  */
 #include <errno.h>  /* errno */
 #include <limits.h> /* INT_MAX */
@@ -55,7 +56,10 @@ static tokenizer_text keep(loader *l, const char *p, size_t n) {
     if (!b || b->capacity - b->used < n + 1) {
         const size_t capacity = n + 1 > BLOCK ? n + 1 : (size_t)BLOCK;
         b = (struct tokenizer_block *)malloc(sizeof *b + capacity);
-        if (!b) return (void)no_memory(l), text;
+        if (!b) {
+            (void)no_memory(l);
+            return text;
+        }
         b->next = l->t->block, b->used = 0, b->capacity = capacity, l->t->block = b;
     }
     char *to = (char *)(b + 1) + b->used;
@@ -141,7 +145,10 @@ static cJSON *parse(loader *l, int may_be_missing) {
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static tokenizer_step *add_step(loader *l, tokenizer_steps *steps, tokenizer_step_kind kind) {
-    if (steps->count == TOKENIZER_MAX_STEPS) return (void)fail(l, "more than %d steps", TOKENIZER_MAX_STEPS), (tokenizer_step *)NULL;
+    if (steps->count == TOKENIZER_MAX_STEPS) {
+        (void)fail(l, "more than %d steps", TOKENIZER_MAX_STEPS);
+        return NULL;
+    }
     tokenizer_step *step = &steps->step[steps->count++];
     memset(step, 0, sizeof *step);
     step->kind = kind;
@@ -191,7 +198,8 @@ static int add_normalizer(loader *l, tokenizer_steps *steps, const cJSON *part) 
     if (is(part, "Prepend"))
         return (step = add_step(l, steps, STEP_PREPEND)) && get_text(l, part, "prepend", &step->content);
     if (is(part, "Replace"))
-        return (step = add_step(l, steps, STEP_REPLACE)) && get_pattern(l, part, step) && get_text(l, part, "content", &step->content);
+        return (step = add_step(l, steps, STEP_REPLACE)) && get_pattern(l, part, step) &&
+               get_text(l, part, "content", &step->content);
     return fail(l, "the normalizer \"%.60s\" is not supported", type_of(part));
 }
 
@@ -217,24 +225,25 @@ static int get_metaspace(loader *l, const cJSON *part, tokenizer_step *step) {
     static const char *const schemes[] = {"always", "first", "never"};
     const cJSON *value = member(part, "prepend_scheme");
     int prefix = 1, scheme = 0;
-    if (!get_text(l, part, "replacement", &step->content) || !get_bool(l, part, "add_prefix_space", 1, &prefix)) return 0;
+    if (!get_text(l, part, "replacement", &step->content)) return 0;
+    if (!get_bool(l, part, "add_prefix_space", 1, &prefix)) return 0;
     if (!step->content.n || (size_t)tokenizer_utf8_bytes(step->content.p) != step->content.n)
         return fail(l, "the \"replacement\" of Metaspace should be one character");
     while (value && (!is_text(value) || strcmp(value->valuestring, schemes[scheme])))
         if (++scheme == 3) return fail(l, "no such \"prepend_scheme\"");
     step->scheme = prefix ? (tokenizer_scheme)scheme : PREPEND_never;
-    if (!prefix && value && scheme != PREPEND_never) return fail(l, "\"add_prefix_space\" and \"prepend_scheme\" differ");
-    return 1;
+    const int differ = !prefix && value && scheme != PREPEND_never;
+    return differ ? fail(l, "\"add_prefix_space\" and \"prepend_scheme\" differ") : 1;
 }
 static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const cJSON *part) {
     tokenizer_step *step;
+    static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     tokenizer_behavior behavior = SPLIT_Removed;
     int flag, other;
     if (is(part, "ByteLevel")) {
         if (!get_bool(l, part, "add_prefix_space", 1, &flag) || !get_bool(l, part, "use_regex", 1, &other)) return 0;
         if (flag && !add_step(l, steps, STEP_SPACE_FIRST)) return 0;
-        if (other && !add_split(l, steps, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-                                SPLIT_Isolated, 0)) return 0;
+        if (other && !add_split(l, steps, gpt2, SPLIT_Isolated, 0)) return 0;
         return add_step(l, steps, STEP_BYTES) != NULL;
     }
     if (is(part, "Split")) {
@@ -248,7 +257,8 @@ static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const cJSON *par
         if (!get_bool(l, part, "split", 1, &flag)) return 0;
         const tokenizer_text sign = step->content;
         step->literal = keep(l, " ", 1);
-        if (!step->literal.p || !flag) return step->literal.p != NULL;
+        if (!step->literal.p) return 0;
+        if (!flag) return 1;
         if (!(step = add_step(l, steps, STEP_SPLIT))) return 0;
         step->behavior = SPLIT_MergedWithNext, step->literal = sign;
         return 1;
@@ -354,7 +364,8 @@ static int get_merge(loader *l, const cJSON *item, int number, tokenizer_text pa
         return 1;
     }
     const char *space = is_text(item) ? strchr(item->valuestring, ' ') : NULL;
-    if (!space || strchr(space + 1, ' ')) return fail(l, "merge %d is not of two strings with one space between", number);
+    if (!space || strchr(space + 1, ' '))
+        return fail(l, "merge %d is not of two strings with one space between", number);
     pair[0].p = item->valuestring, pair[0].n = (size_t)(space - item->valuestring);
     pair[1].p = space + 1, pair[1].n = strlen(space + 1);
     return 1;
@@ -394,7 +405,7 @@ static int load_merges(loader *l, const cJSON *merges) {
 /* An option that would change the ids and that no model of these families uses: it may only be empty. */
 static int check_unused(loader *l, const cJSON *model, const char *key) {
     const cJSON *value = member(model, key);
-    const int empty = !value || (is_text(value) && !*value->valuestring) || (cJSON_IsNumber(value) && value->valuedouble == 0);
+    const int empty = is_text(value) ? !*value->valuestring : cJSON_IsNumber(value) ? value->valuedouble == 0 : !value;
     return empty ? 1 : fail(l, "\"%s\" of the model is not supported", key);
 }
 static int load_model(loader *l, const cJSON *root) {
@@ -402,17 +413,19 @@ static int load_model(loader *l, const cJSON *root) {
     const cJSON *model = member(root, "model"), *unk = member(model, "unk_token");
     const cJSON *vocabulary = member(model, "vocab"), *merges = member(model, "merges");
     if (!cJSON_IsObject(model)) return fail(l, "has no \"model\"");
-    if (member(model, "type") && !is(model, "BPE")) return fail(l, "the model \"%.60s\" is not supported, only BPE is", type_of(model));
+    if (member(model, "type") && !is(model, "BPE"))
+        return fail(l, "the model \"%.60s\" is not supported, only BPE is", type_of(model));
     if (!cJSON_IsObject(vocabulary)) return fail(l, "the model has no \"vocab\"");
     if (!cJSON_IsArray(merges)) return fail(l, "the model has no \"merges\"");
     if (!check_unused(l, model, "dropout") || !check_unused(l, model, "continuing_subword_prefix") ||
         !check_unused(l, model, "end_of_word_suffix")) return 0;
-    if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) || !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) ||
-        !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
+    if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) ||
+        !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) || !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
     if (!load_vocabulary(l, vocabulary, member(root, "added_tokens")) || !load_merges(l, merges)) return 0;
     t->unk = -1;
     if (unk && !is_text(unk)) return fail(l, "\"unk_token\" should be a string");
-    if (unk && (t->unk = tokenizer_find(t, unk->valuestring, strlen(unk->valuestring))) < 0) t->unk = TOKENIZER_NO_TOKEN;
+    if (unk) t->unk = tokenizer_find(t, unk->valuestring, strlen(unk->valuestring));
+    if (unk && t->unk < 0) t->unk = TOKENIZER_NO_TOKEN;
     return 1;
 }
 
@@ -542,7 +555,8 @@ static int load_eos(loader *l) {
 /* ---- the decoder ------------------------------------------------------------------------------------------------- */
 
 static int hex(int c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    const int lower = c | 0x20; /* if c is a letter */
+    return c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 /* The byte of the token <0xHH>, or -1. */
 static int byte_token(tokenizer_text s) {
@@ -570,8 +584,8 @@ static tokenizer_text strip(tokenizer_text text, const tokenizer_step *step) {
     return text;
 }
 /* The steps that see each token by itself. A token that none of them changes is not copied. */
-static int decode_token(loader *l, const tokenizer_steps *steps, const short byte[TOKENIZER_DIRECT], tokenizer_token *token,
-                        tokenizer_buffer buffer[2]) {
+static int decode_token(loader *l, const tokenizer_steps *steps, const short byte[TOKENIZER_DIRECT],
+                        tokenizer_token *token, tokenizer_buffer buffer[2]) {
     tokenizer_text text = token->spelling;
     for (int i = 0; i < steps->count; i++) {
         const tokenizer_step *step = &steps->step[i];
@@ -600,13 +614,15 @@ static int decode_token(loader *l, const tokenizer_steps *steps, const short byt
     if (token->spelling.n > l->t->longest) l->t->longest = token->spelling.n;
     return token->decoded.p != NULL;
 }
-/* Whether a stream can do these steps: each token by itself, then the bytes of all, of which the first may be stripped. */
+/* Whether a stream can do these steps: each token by itself, then the bytes of all, of which the first may be
+ * stripped. */
 static int check_decoder(loader *l, const tokenizer_steps *steps) {
     tokenizer_step_kind before = STEP_REPLACE;
     int fused = 0;
     for (int i = 0; i < steps->count; i++) {
         const tokenizer_step *step = &steps->step[i];
-        if (step->kind == STEP_METASPACE && steps->count > 1) return fail(l, "a Metaspace among other decoders is not supported");
+        if (step->kind == STEP_METASPACE && steps->count > 1)
+            return fail(l, "a Metaspace among other decoders is not supported");
         if (before == STEP_BYTE_FALLBACK && step->kind != STEP_FUSE)
             return fail(l, "a decoder between ByteFallback and Fuse is not supported");
         if (fused && step->kind != STEP_FUSE) {
@@ -665,7 +681,10 @@ tokenizer *tokenizer_open(const char *path, char error[256]) {
     tokenizer *t = (tokenizer *)calloc(1, sizeof *t);
     loader l = {t, path, error};
     *error = 0;
-    if (!t) return (void)no_memory(&l), (tokenizer *)NULL;
+    if (!t) {
+        (void)no_memory(&l);
+        return NULL;
+    }
     cJSON *root = parse(&l, 0);
     const int ok = root && load(&l, root);
     cJSON_Delete(root);

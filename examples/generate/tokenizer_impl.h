@@ -132,8 +132,8 @@ uint32_t tokenizer_byte_character(int byte);
 
 /* Compile a pattern of Oniguruma's syntax, as `tokenizers` does. Null after an error, which `error` has the text of. */
 pcre2_code *tokenizer_regex(tokenizer_text pattern, char error[160]);
-/* The inside of a class, \w: Unicode's Alphabetic, marks, decimal digits and connectors. The ranges are symbols that are
- * alphabetic. \w of Rust has U+200C and U+200D, too. */
+/* The inside of a class, \w: Unicode's Alphabetic, marks, decimal digits and connectors. The ranges are symbols that
+ * are alphabetic. \w of Rust has U+200C and U+200D, too. */
 #define TOKENIZER_WORD               \
     "\\p{L}\\p{M}\\p{Nl}\\p{Nd}\\p{Pc}" \
     "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"

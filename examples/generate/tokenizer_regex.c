@@ -72,8 +72,8 @@ static int escape(translation *x) {
         return put(x, "[^" TOKENIZER_WORD "]");
     case 'p': case 'P': return property(x);
     case 'u': /* \u4e00 */
-        for (int i = 2; i < 6; i++)
-            if (!strchr("0123456789abcdefABCDEF", peek(x, (size_t)i)) || !peek(x, (size_t)i)) return refuse(x, "this \\u");
+        for (size_t i = 2; i < 6; i++)
+            if (!peek(x, i) || !strchr("0123456789abcdefABCDEF", peek(x, i))) return refuse(x, "this \\u");
         x->at += 2;
         return put(x, "\\x{") && copy(x, 4) && put(x, "}");
     case 'x': { /* with its braces, so that no quantifier is seen in them */
