@@ -449,6 +449,7 @@ def check_time():
         sequence("decoders", *TEXT_DECODER),
         **TEXT_OPTIONS
     )
+    compare("large", config, STRINGS // 4)
     large = save(config, "large.json", ensure_ascii=False, indent=2)
     text = "\n".join(corpus(6000))
     configs = dict(families())
