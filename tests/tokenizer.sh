@@ -12,13 +12,13 @@ for candidate in "${PYTHON:-python3}" python3 /usr/bin/python3; do
     "$candidate" -c 'import tokenizers' 2>/dev/null && python=$candidate && break
 done
 [[ -n $python ]] || { echo "skipped: no Python with tokenizers" && exit; }
-libraries=(libpcre2-8 libutf8proc libcjson)
+libraries=(libpcre2-8 libutf8proc)
 pkg-config --exists "${libraries[@]}" || { echo "skipped: pkg-config does not find all of ${libraries[*]}" && exit; }
 read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
+sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_json,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
 warnings=(-Wall -Wextra -Wshadow -pedantic -Werror)
 "${CC:-gcc}" -std=c11 -O2 "${warnings[@]}" "${sources[@]}" -o "$work/driver" "${flags[@]}"
 "${CC:-gcc}" -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all "${sources[@]}" -o "$work/sanitized" "${flags[@]}"

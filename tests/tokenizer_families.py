@@ -215,6 +215,10 @@ TEXT_SPECIALS = [
     "<end_of_turn>",
 ]
 TEXT_MODEL = train(False, 3000, TEXT_SPECIALS + ["<0x%02X>" % b for b in range(256)])
+for pair in ("\0", "a"), ("\0", "\0"):  # NUL in a token
+    for t in (*pair, "".join(pair)):
+        TEXT_MODEL[0].setdefault(t, len(TEXT_MODEL[0]))
+    TEXT_MODEL[1].append(list(pair))
 
 
 def added(content, special=True, **options):

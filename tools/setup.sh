@@ -27,9 +27,8 @@ need bazel-bootstrap command -v bazel
 need cmake command -v cmake
 need make command -v make # cmake only recommends it
 need pkgconf command -v pkg-config
-need libpcre2-dev links gcc pcre2posix.h -lpcre2-8 # examples/generate's tokenizer, with the next two
+need libpcre2-dev links gcc pcre2posix.h -lpcre2-8 # examples/generate's tokenizer, with the next one
 need libutf8proc-dev links gcc utf8proc.h -lutf8proc
-need libcjson-dev links gcc cjson/cJSON.h -lcjson
 need python3-numpy /usr/bin/python3 -c 'import numpy'
 # Packages that are not in Debian: safetensors reads a checkpoint in one test, and tokenizers is what another compares with.
 # Without them these tests say that they are skipped.

@@ -14,8 +14,8 @@
  *     fwrite(piece, 1, tokenizer_decode_end(&stream, piece), stdout);
  *     tokenizer_close(t);
  *
- * Build: tokenizer.c, tokenizer_file.c and tokenizer_regex.c, by a C11 or C++17 compiler, with the packages of Debian
- * libpcre2-dev, libutf8proc-dev and libcjson-dev: `pkg-config --cflags --libs libpcre2-8 libutf8proc libcjson`.
+ * Build: tokenizer.c and tokenizer_*.c, by a C11 or C++17 compiler, with PCRE2 and utf8proc, also as -static:
+ * `pkg-config --cflags --libs libpcre2-8 libutf8proc` (Debian: libpcre2-dev, libutf8proc-dev).
  *
  * A tokenizer does not change once it is open: threads may share it. A part of tokenizer.json that this code does not
  * know is refused by its name, so that no other ids come out. `truncation` and `padding` of the file are ignored.

@@ -1,4 +1,4 @@
-/* tokenizer_file.c -- reads a tokenizer.json (tokenizer.h). cJSON parses it; what is kept is copied, and the rest
+/* tokenizer_file.c -- reads a tokenizer.json (tokenizer.h). What is kept is copied, and the rest
  * freed.
  *
  * A file may come from anybody: each value is checked for its type, and what this code does not know is refused by
@@ -11,8 +11,7 @@
 #include <stdlib.h> /* malloc */
 #include <string.h> /* memcpy */
 
-#include <cjson/cJSON.h> /* cJSON_ParseWithLengthOpts */
-#include <utf8proc.h>    /* UTF8PROC_COMPOSE */
+#include <utf8proc.h> /* UTF8PROC_COMPOSE */
 
 #include "tokenizer_impl.h" /* tokenizer */
 
@@ -20,6 +19,8 @@ enum { MAX_FILE = 256 << 20, MAX_VOCABULARY = 1 << 24, MAX_TOKEN = 1 << 16, BLOC
 
 /* Strings are in a list of blocks, which are freed together. */
 struct tokenizer_block { struct tokenizer_block *next; size_t used, capacity; };
+
+typedef tokenizer_json json;
 
 typedef struct loader {
     tokenizer *t;
@@ -70,76 +71,75 @@ static tokenizer_text keep(loader *l, const char *p, size_t n) {
 
 /* ---- values of the file ------------------------------------------------------------------------------------------ */
 
-static const cJSON *member(const cJSON *object, const char *key) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsNull(value) ? NULL : value;
+static int is_kind(const json *value, tokenizer_json_kind kind) { return value && value->kind == kind; }
+static int is_text(const json *value) { return is_kind(value, JSON_string); }
+
+/* Null if there is none, or it is null. */
+static const json *member(const json *object, const char *key) {
+    const size_t n = strlen(key);
+    const json *value = is_kind(object, JSON_object) ? object->child : NULL;
+    while (value && (value->key.n != n || memcmp(value->key.p, key, n))) value = value->next;
+    return is_kind(value, JSON_null) ? NULL : value;
 }
-static int is_text(const cJSON *value) { return cJSON_IsString(value) && value->valuestring; }
 
 /* A string of `object`, which has to be there. */
-static int get_text(loader *l, const cJSON *object, const char *key, tokenizer_text *out) {
-    const cJSON *value = member(object, key);
+static int get_text(loader *l, const json *object, const char *key, tokenizer_text *out) {
+    const json *value = member(object, key);
     if (!is_text(value)) return fail(l, "\"%s\" should be a string", key);
-    *out = keep(l, value->valuestring, strlen(value->valuestring));
+    *out = keep(l, value->text.p, value->text.n);
     return out->p != NULL;
 }
-static int get_bool(loader *l, const cJSON *object, const char *key, int otherwise, int *out) {
-    const cJSON *value = member(object, key);
-    *out = value ? cJSON_IsTrue(value) : otherwise;
-    return !value || cJSON_IsBool(value) ? 1 : fail(l, "\"%s\" should be true or false", key);
+static int get_bool(loader *l, const json *object, const char *key, int otherwise, int *out) {
+    const json *value = member(object, key);
+    *out = value ? is_kind(value, JSON_true) : otherwise;
+    return !value || is_kind(value, JSON_true) || is_kind(value, JSON_false) ? 1 : fail(l, "\"%s\" should be true or false", key);
 }
-static int get_count(loader *l, const cJSON *object, const char *key, int max, int *out) {
-    const cJSON *value = member(object, key);
-    if (!cJSON_IsNumber(value) || !(value->valuedouble >= 0 && value->valuedouble <= max) ||
-        value->valuedouble != (int)value->valuedouble)
+static int get_count(loader *l, const json *object, const char *key, int max, int *out) {
+    const json *value = member(object, key);
+    if (!is_kind(value, JSON_number) || !(value->number >= 0 && value->number <= max) ||
+        value->number != (int)value->number)
         return fail(l, "\"%s\" should be a whole number from 0 to %d", key, max);
-    *out = (int)value->valuedouble;
+    *out = (int)value->number;
     return 1;
 }
-static const char *type_of(const cJSON *object) {
-    const cJSON *type = member(object, "type");
-    return is_text(type) ? type->valuestring : "";
+static const char *type_of(const json *object) {
+    const json *type = member(object, "type");
+    return is_text(type) ? type->text.p : "";
 }
-static int is(const cJSON *object, const char *type) { return !strcmp(type_of(object), type); }
+static int is(const json *object, const char *type) { return !strcmp(type_of(object), type); }
 
-/* Read all of a file and parse it. Null after an error, or if there is no file and it may be missing. */
-static cJSON *parse(loader *l, int may_be_missing) {
-    FILE *file = fopen(l->path, "rb");
-    if (!file) {
-        if (!may_be_missing) (void)fail(l, "cannot open it: %s", strerror(errno));
-        return NULL;
-    }
-    cJSON *json = NULL;
-    char *text = NULL;
-    const char *end = NULL;
+/* A file in memory: its bytes, and their tree. */
+typedef struct json_file { char *text; tokenizer_json_document document; } json_file;
+
+static void close_json(json_file *f) {
+    tokenizer_json_free(&f->document);
+    free(f->text);
+}
+static int read_bytes(loader *l, FILE *file, json_file *f, size_t *n) {
+    const long size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
+    if (size < 0 || fseek(file, 0, SEEK_SET)) return fail(l, "cannot read it: %s", strerror(errno));
+    if (size > MAX_FILE) return fail(l, "has %ld bytes, %d at most are read", size, MAX_FILE);
+    f->text = (char *)malloc((size_t)size + 1);
+    if (!f->text) return no_memory(l);
+    *n = fread(f->text, 1, (size_t)size, file), f->text[*n] = 0;
+    return *n == (size_t)size ? 1 : fail(l, "cannot read it");
+}
+/* Read all of a file and parse it. The document has no root if there is no such file, which is an error unless it may be
+ * missing. close_json in any case. */
+static int open_json(loader *l, json_file *f, int may_be_missing) {
     size_t n = 0, at = 0;
-    long size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
-    if (size < 0 || fseek(file, 0, SEEK_SET)) (void)fail(l, "cannot read it: %s", strerror(errno));
-    else if (size > MAX_FILE) (void)fail(l, "has %ld bytes, %d at most are read", size, MAX_FILE);
-    else if ((text = (char *)allocate(l, (size_t)size + 1, 1)) != NULL) {
-        n = fread(text, 1, (size_t)size, file), text[n] = 0;
-        if (ferror(file) || n != (size_t)size) (void)fail(l, "cannot read it");
-        else {
-            int state = 1;
-            while (at < n && state == 1) {
-                const int bytes = tokenizer_utf8(text + at, n - at, &state);
-                /* cJSON would end a string at the character that \u0000 stands for. */
-                if (text[at] == '\\' && at + 5 < n) {
-                    if (!memcmp(text + at, "\\u0000", 6)) break;
-                    at += text[at + 1] == '\\' ? 2 : 1; /* another backslash begins nothing */
-                    continue;
-                }
-                if (state == 1) at += (size_t)bytes;
-            }
-            if (state != 1) (void)fail(l, "byte %zu is not UTF-8", at);
-            else if (at < n) (void)fail(l, "byte %zu is a NUL in a string", at);
-            else if (!(json = cJSON_ParseWithLengthOpts(text, n + 1, &end, 1)))
-                (void)fail(l, "is not JSON from byte %ld on", end ? (long)(end - text) : 0L);
-        }
-    }
-    free(text);
+    memset(f, 0, sizeof *f);
+    FILE *file = fopen(l->path, "rb");
+    if (!file) return may_be_missing ? 1 : fail(l, "cannot open it: %s", strerror(errno));
+    const int ok = read_bytes(l, file, f, &n);
     fclose(file);
-    return json;
+    if (!ok) return 0;
+    for (int state = 1; at < n;) {
+        const int bytes = tokenizer_utf8(f->text + at, n - at, &state);
+        if (state != 1) return fail(l, "byte %zu is not UTF-8", at);
+        at += (size_t)bytes;
+    }
+    return tokenizer_json_parse(&f->document, f->text, n, &at) ? 1 : fail(l, "is not JSON from byte %zu on", at);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
@@ -161,26 +161,26 @@ static int set_regex(loader *l, tokenizer_step *step, const char *pattern) {
     return step->regex ? 1 : fail(l, "\"%.40s\": %s", pattern, error);
 }
 /* {"String": ".."} or {"Regex": ".."} */
-static int get_pattern(loader *l, const cJSON *object, tokenizer_step *step) {
-    const cJSON *pattern = member(object, "pattern"), *regex = member(pattern, "Regex");
-    if (is_text(regex)) return set_regex(l, step, regex->valuestring);
+static int get_pattern(loader *l, const json *object, tokenizer_step *step) {
+    const json *pattern = member(object, "pattern"), *regex = member(pattern, "Regex");
+    if (is_text(regex)) return set_regex(l, step, regex->text.p);
     if (!pattern || !get_text(l, pattern, "String", &step->literal))
         return fail(l, "\"pattern\" should be a Regex or a String");
     return step->literal.n ? 1 : fail(l, "\"pattern\" is an empty string");
 }
 /* Add the steps of `value`, or of all members of a Sequence. one: adds those of a part that is no Sequence. */
-typedef int (*add_part)(loader *l, tokenizer_steps *steps, const cJSON *part);
-static int add_parts(loader *l, tokenizer_steps *steps, const cJSON *value, const char *list, add_part one) {
+typedef int (*add_part)(loader *l, tokenizer_steps *steps, const json *part);
+static int add_parts(loader *l, tokenizer_steps *steps, const json *value, const char *list, add_part one) {
     if (!value) return 1;
-    if (!cJSON_IsObject(value)) return fail(l, "a part of \"%s\" should be an object", list);
+    if (!is_kind(value, JSON_object)) return fail(l, "a part of \"%s\" should be an object", list);
     if (!is(value, "Sequence")) return one(l, steps, value);
-    const cJSON *parts = member(value, list), *part;
-    if (!cJSON_IsArray(parts)) return fail(l, "a Sequence without \"%s\"", list);
-    cJSON_ArrayForEach(part, parts) if (!add_parts(l, steps, part, list, one)) return 0;
+    const json *parts = member(value, list), *part;
+    if (!is_kind(parts, JSON_array)) return fail(l, "a Sequence without \"%s\"", list);
+    for (part = parts->child; part; part = part->next) if (!add_parts(l, steps, part, list, one)) return 0;
     return 1;
 }
 
-static int add_normalizer(loader *l, tokenizer_steps *steps, const cJSON *part) {
+static int add_normalizer(loader *l, tokenizer_steps *steps, const json *part) {
     static const struct { const char *name; int options; } forms[] = {
         {"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
         {"NFD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
@@ -209,33 +209,33 @@ static int add_split(loader *l, tokenizer_steps *steps, const char *pattern, tok
     step->behavior = behavior, step->invert = invert;
     return set_regex(l, step, pattern);
 }
-static int get_behavior(loader *l, const cJSON *part, tokenizer_behavior *out) {
+static int get_behavior(loader *l, const json *part, tokenizer_behavior *out) {
 #define BEHAVIOR_NAME(name) #name,
     static const char *const names[] = {TOKENIZER_BEHAVIORS(BEHAVIOR_NAME)};
-    const cJSON *value = member(part, "behavior");
+    const json *value = member(part, "behavior");
     for (int i = 0; is_text(value) && i < SPLIT_COUNT; i++)
-        if (!strcmp(value->valuestring, names[i])) {
+        if (!strcmp(value->text.p, names[i])) {
             *out = (tokenizer_behavior)i;
             return 1;
         }
-    return fail(l, "no such \"behavior\": %.40s", is_text(value) ? value->valuestring : "");
+    return fail(l, "no such \"behavior\": %.40s", is_text(value) ? value->text.p : "");
 }
 /* The character of Metaspace, and when one of it is put in front; older files say the latter by add_prefix_space. */
-static int get_metaspace(loader *l, const cJSON *part, tokenizer_step *step) {
+static int get_metaspace(loader *l, const json *part, tokenizer_step *step) {
     static const char *const schemes[] = {"always", "first", "never"};
-    const cJSON *value = member(part, "prepend_scheme");
+    const json *value = member(part, "prepend_scheme");
     int prefix = 1, scheme = 0;
     if (!get_text(l, part, "replacement", &step->content)) return 0;
     if (!get_bool(l, part, "add_prefix_space", 1, &prefix)) return 0;
     if (!step->content.n || (size_t)tokenizer_utf8_bytes(step->content.p) != step->content.n)
         return fail(l, "the \"replacement\" of Metaspace should be one character");
-    while (value && (!is_text(value) || strcmp(value->valuestring, schemes[scheme])))
+    while (value && (!is_text(value) || strcmp(value->text.p, schemes[scheme])))
         if (++scheme == 3) return fail(l, "no such \"prepend_scheme\"");
     step->scheme = prefix ? (tokenizer_scheme)scheme : PREPEND_never;
     const int differ = !prefix && value && scheme != PREPEND_never;
     return differ ? fail(l, "\"add_prefix_space\" and \"prepend_scheme\" differ") : 1;
 }
-static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const cJSON *part) {
+static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const json *part) {
     tokenizer_step *step;
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     tokenizer_behavior behavior = SPLIT_Removed;
@@ -275,7 +275,7 @@ static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const cJSON *par
     return fail(l, "the pre_tokenizer \"%.60s\" is not supported", type_of(part));
 }
 
-static int add_decoder(loader *l, tokenizer_steps *steps, const cJSON *part) {
+static int add_decoder(loader *l, tokenizer_steps *steps, const json *part) {
     tokenizer_step *step;
     if (is(part, "ByteLevel")) return add_step(l, steps, STEP_BYTES) != NULL;
     if (is(part, "ByteFallback")) return add_step(l, steps, STEP_BYTE_FALLBACK) != NULL;
@@ -302,45 +302,45 @@ static uint32_t table_mask(size_t count) {
     return size - 1;
 }
 /* The id of a token, a number of the file. */
-static int get_id(loader *l, const cJSON *value, const char *name, int32_t *id) {
-    if (!cJSON_IsNumber(value) || !(value->valuedouble >= 0 && value->valuedouble < MAX_VOCABULARY) ||
-        value->valuedouble != (int32_t)value->valuedouble)
+static int get_id(loader *l, const json *value, const char *name, int32_t *id) {
+    if (!is_kind(value, JSON_number) || !(value->number >= 0 && value->number < MAX_VOCABULARY) ||
+        value->number != (int32_t)value->number)
         return fail(l, "the id of \"%.40s\" should be a whole number from 0 to %d", name, MAX_VOCABULARY - 1);
-    *id = (int32_t)value->valuedouble;
+    *id = (int32_t)value->number;
     return 1;
 }
 /* Make t->token and its hash table; added tokens may have ids beyond those of the vocabulary. */
-static int load_vocabulary(loader *l, const cJSON *vocabulary, const cJSON *added) {
+static int load_vocabulary(loader *l, const json *vocabulary, const json *added) {
     tokenizer *t = l->t;
-    const cJSON *item;
+    const json *item;
     size_t count = 0;
     int32_t id = 0;
-    cJSON_ArrayForEach(item, vocabulary) {
-        if (!get_id(l, item, item->string, &id)) return 0;
+    for (item = vocabulary ? vocabulary->child : NULL; item; item = item->next) {
+        if (!get_id(l, item, item->key.p, &id)) return 0;
         if (id >= t->vocabulary) t->vocabulary = id + 1;
         count++;
     }
-    cJSON_ArrayForEach(item, added) {
-        const cJSON *content = member(item, "content");
+    for (item = added ? added->child : NULL; item; item = item->next) {
+        const json *content = member(item, "content");
         if (!is_text(content)) return fail(l, "an added token without \"content\"");
-        if (!get_id(l, member(item, "id"), content->valuestring, &id)) return 0;
+        if (!get_id(l, member(item, "id"), content->text.p, &id)) return 0;
         if (id >= t->vocabulary) t->vocabulary = id + 1;
     }
     t->slot_mask = table_mask(count);
     t->slot = (tokenizer_slot *)allocate(l, (size_t)t->slot_mask + 1, sizeof *t->slot);
     t->token = (tokenizer_token *)allocate(l, (size_t)t->vocabulary, sizeof *t->token);
     if (!t->slot || !t->token) return 0;
-    cJSON_ArrayForEach(item, vocabulary) {
-        const size_t n = strlen(item->string);
-        if (n > MAX_TOKEN) return fail(l, "\"%.40s..\" has more than %d bytes", item->string, MAX_TOKEN);
-        const tokenizer_text name = keep(l, item->string, n);
+    for (item = vocabulary ? vocabulary->child : NULL; item; item = item->next) {
+        const size_t n = item->key.n;
+        if (n > MAX_TOKEN) return fail(l, "\"%.40s..\" has more than %d bytes", item->key.p, MAX_TOKEN);
+        const tokenizer_text name = keep(l, item->key.p, n);
         if (!name.p) return 0;
         const uint32_t hash = tokenizer_hash(name.p, n);
         uint32_t at = hash & t->slot_mask;
         while (t->slot[at].p && (t->slot[at].hash != hash || t->slot[at].n != n || memcmp(t->slot[at].p, name.p, n)))
             at = (at + 1) & t->slot_mask;
         tokenizer_slot *s = &t->slot[at];
-        s->p = name.p, s->n = (uint32_t)n, s->hash = hash, s->id = (int32_t)item->valuedouble;
+        s->p = name.p, s->n = (uint32_t)n, s->hash = hash, s->id = (int32_t)item->number;
         t->token[s->id].spelling = name;
     }
     for (int c = 0; c < TOKENIZER_DIRECT; c++) {
@@ -355,27 +355,28 @@ static int load_vocabulary(loader *l, const cJSON *vocabulary, const cJSON *adde
     return 1;
 }
 /* The two tokens of a merge, "a b" or ["a", "b"]. */
-static int get_merge(loader *l, const cJSON *item, int number, tokenizer_text pair[2]) {
-    if (cJSON_IsArray(item)) {
-        const cJSON *a = item->child, *b = a ? a->next : NULL;
+static int get_merge(loader *l, const json *item, int number, tokenizer_text pair[2]) {
+    if (is_kind(item, JSON_array)) {
+        const json *a = item->child, *b = a ? a->next : NULL;
         if (!is_text(a) || !is_text(b) || b->next) return fail(l, "merge %d is not of two strings", number);
-        pair[0].p = a->valuestring, pair[0].n = strlen(a->valuestring);
-        pair[1].p = b->valuestring, pair[1].n = strlen(b->valuestring);
+        pair[0].p = a->text.p, pair[0].n = a->text.n;
+        pair[1].p = b->text.p, pair[1].n = b->text.n;
         return 1;
     }
-    const char *space = is_text(item) ? strchr(item->valuestring, ' ') : NULL;
-    if (!space || strchr(space + 1, ' '))
+    const char *end = is_text(item) ? item->text.p + item->text.n : NULL;
+    const char *space = end ? (const char *)memchr(item->text.p, ' ', item->text.n) : NULL;
+    if (!space || memchr(space + 1, ' ', (size_t)(end - space - 1)))
         return fail(l, "merge %d is not of two strings with one space between", number);
-    pair[0].p = item->valuestring, pair[0].n = (size_t)(space - item->valuestring);
-    pair[1].p = space + 1, pair[1].n = strlen(space + 1);
+    pair[0].p = item->text.p, pair[0].n = (size_t)(space - item->text.p);
+    pair[1].p = space + 1, pair[1].n = (size_t)(end - space - 1);
     return 1;
 }
-static int load_merges(loader *l, const cJSON *merges) {
+static int load_merges(loader *l, const json *merges) {
     tokenizer *t = l->t;
-    const cJSON *item;
+    const json *item;
     size_t count = 0;
     char *both = (char *)malloc(2 * MAX_TOKEN);
-    cJSON_ArrayForEach(item, merges) count++;
+    for (item = merges ? merges->child : NULL; item; item = item->next) count++;
     t->merge_mask = table_mask(count);
     t->merge = (tokenizer_merge *)allocate(l, (size_t)t->merge_mask + 1, sizeof *t->merge);
     int ok = both && t->merge ? 1 : no_memory(l), rank = 0;
@@ -403,20 +404,20 @@ static int load_merges(loader *l, const cJSON *merges) {
     return ok;
 }
 /* An option that would change the ids and that no model of these families uses: it may only be empty. */
-static int check_unused(loader *l, const cJSON *model, const char *key) {
-    const cJSON *value = member(model, key);
-    const int empty = is_text(value) ? !*value->valuestring : cJSON_IsNumber(value) ? value->valuedouble == 0 : !value;
+static int check_unused(loader *l, const json *model, const char *key) {
+    const json *value = member(model, key);
+    const int empty = is_text(value) ? !*value->text.p : is_kind(value, JSON_number) ? value->number == 0 : !value;
     return empty ? 1 : fail(l, "\"%s\" of the model is not supported", key);
 }
-static int load_model(loader *l, const cJSON *root) {
+static int load_model(loader *l, const json *root) {
     tokenizer *t = l->t;
-    const cJSON *model = member(root, "model"), *unk = member(model, "unk_token");
-    const cJSON *vocabulary = member(model, "vocab"), *merges = member(model, "merges");
-    if (!cJSON_IsObject(model)) return fail(l, "has no \"model\"");
+    const json *model = member(root, "model"), *unk = member(model, "unk_token");
+    const json *vocabulary = member(model, "vocab"), *merges = member(model, "merges");
+    if (!is_kind(model, JSON_object)) return fail(l, "has no \"model\"");
     if (member(model, "type") && !is(model, "BPE"))
         return fail(l, "the model \"%.60s\" is not supported, only BPE is", type_of(model));
-    if (!cJSON_IsObject(vocabulary)) return fail(l, "the model has no \"vocab\"");
-    if (!cJSON_IsArray(merges)) return fail(l, "the model has no \"merges\"");
+    if (!is_kind(vocabulary, JSON_object)) return fail(l, "the model has no \"vocab\"");
+    if (!is_kind(merges, JSON_array)) return fail(l, "the model has no \"merges\"");
     if (!check_unused(l, model, "dropout") || !check_unused(l, model, "continuing_subword_prefix") ||
         !check_unused(l, model, "end_of_word_suffix")) return 0;
     if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) ||
@@ -424,7 +425,7 @@ static int load_model(loader *l, const cJSON *root) {
     if (!load_vocabulary(l, vocabulary, member(root, "added_tokens")) || !load_merges(l, merges)) return 0;
     t->unk = -1;
     if (unk && !is_text(unk)) return fail(l, "\"unk_token\" should be a string");
-    if (unk) t->unk = tokenizer_find(t, unk->valuestring, strlen(unk->valuestring));
+    if (unk) t->unk = tokenizer_find(t, unk->text.p, unk->text.n);
     if (unk && t->unk < 0) t->unk = TOKENIZER_NO_TOKEN;
     return 1;
 }
@@ -445,7 +446,7 @@ static void sort_set(tokenizer_added_set *set) {
         set->first[b] = i;
     }
 }
-static int load_added_token(loader *l, const cJSON *item) {
+static int load_added_token(loader *l, const json *item) {
     tokenizer *t = l->t;
     tokenizer_added a;
     tokenizer_text name;
@@ -474,15 +475,15 @@ static int load_added_token(loader *l, const cJSON *item) {
     set->token[set->count++] = a;
     return 1;
 }
-static int load_added(loader *l, const cJSON *list) {
-    const cJSON *item;
+static int load_added(loader *l, const json *list) {
+    const json *item;
     size_t count = 0;
-    if (list && !cJSON_IsArray(list)) return fail(l, "\"added_tokens\" should be an array");
-    cJSON_ArrayForEach(item, list) count++;
+    if (list && !is_kind(list, JSON_array)) return fail(l, "\"added_tokens\" should be an array");
+    for (item = list ? list->child : NULL; item; item = item->next) count++;
     l->t->exact.token = (tokenizer_added *)allocate(l, count, sizeof(tokenizer_added));
     l->t->normalized.token = (tokenizer_added *)allocate(l, count, sizeof(tokenizer_added));
     if (!l->t->exact.token || !l->t->normalized.token) return 0;
-    cJSON_ArrayForEach(item, list) if (!load_added_token(l, item)) return 0;
+    for (item = list ? list->child : NULL; item; item = item->next) if (!load_added_token(l, item)) return 0;
     sort_set(&l->t->exact), sort_set(&l->t->normalized);
     return 1;
 }
@@ -496,23 +497,23 @@ static int add_id(loader *l, tokenizer_ids *ids, int32_t id) {
     return 1;
 }
 /* One template around what is there already: its tokens before the text come first of all. */
-static int add_template(loader *l, const cJSON *part) {
+static int add_template(loader *l, const json *part) {
     tokenizer *t = l->t;
     tokenizer_ids before = {NULL, 0};
-    const cJSON *piece, *single = member(part, "single"), *specials = member(part, "special_tokens"), *id;
-    int sequences = 0, ok = cJSON_IsArray(single) ? 1 : fail(l, "TemplateProcessing without \"single\"");
+    const json *piece, *single = member(part, "single"), *specials = member(part, "special_tokens"), *id;
+    int sequences = 0, ok = is_kind(single, JSON_array) ? 1 : fail(l, "TemplateProcessing without \"single\"");
     for (piece = ok ? single->child : NULL; ok && piece; piece = piece->next) {
-        const cJSON *token = member(piece, "SpecialToken"), *name = member(token, "id");
-        const cJSON *sequence = member(member(piece, "Sequence"), "id");
-        if (is_text(sequence) && !strcmp(sequence->valuestring, "A")) {
+        const json *token = member(piece, "SpecialToken"), *name = member(token, "id");
+        const json *sequence = member(member(piece, "Sequence"), "id");
+        if (is_text(sequence) && !strcmp(sequence->text.p, "A")) {
             sequences++;
             continue;
         }
-        const cJSON *ids = is_text(name) ? member(member(specials, name->valuestring), "ids") : NULL;
-        if (!cJSON_IsArray(ids)) ok = fail(l, "a template with a token that \"special_tokens\" lacks");
+        const json *ids = is_text(name) ? member(member(specials, name->text.p), "ids") : NULL;
+        if (!is_kind(ids, JSON_array)) ok = fail(l, "a template with a token that \"special_tokens\" lacks");
         for (id = ok ? ids->child : NULL; ok && id; id = id->next) {
             int32_t number = 0;
-            ok = get_id(l, id, name->valuestring, &number) && add_id(l, sequences ? &t->behind : &before, number);
+            ok = get_id(l, id, name->text.p, &number) && add_id(l, sequences ? &t->behind : &before, number);
         }
     }
     for (int i = 0; ok && i < t->before.count; i++) ok = add_id(l, &before, t->before.id[i]);
@@ -520,7 +521,7 @@ static int add_template(loader *l, const cJSON *part) {
     t->before = before;
     return ok && sequences != 1 ? fail(l, "a template should have the sequence A once") : ok;
 }
-static int add_post_processor(loader *l, tokenizer_steps *steps, const cJSON *part) {
+static int add_post_processor(loader *l, tokenizer_steps *steps, const json *part) {
     (void)steps;
     if (is(part, "ByteLevel")) return 1; /* changes offsets, not ids */
     if (is(part, "TemplateProcessing")) return add_template(l, part);
@@ -530,16 +531,17 @@ static int add_post_processor(loader *l, tokenizer_steps *steps, const cJSON *pa
 static int load_eos(loader *l) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
                                         "<eos>", "<end_of_turn>", "</s>"};
-    const char *slash = strrchr(l->path, '/'), file[] = "generation_config.json";
+    const char *slash = strrchr(l->path, '/'), name[] = "generation_config.json";
     const size_t folder = slash ? (size_t)(slash + 1 - l->path) : 0;
-    char *path = (char *)allocate(l, folder + sizeof file, 1);
+    char *path = (char *)allocate(l, folder + sizeof name, 1);
     if (!path) return 0;
-    memcpy(path, l->path, folder), memcpy(path + folder, file, sizeof file);
+    memcpy(path, l->path, folder), memcpy(path + folder, name, sizeof name);
     loader config = {l->t, path, l->error};
-    cJSON *json = parse(&config, 1);
-    const cJSON *value = member(json, "eos_token_id"), *first = cJSON_IsArray(value) ? value->child : value;
-    int ok = !*l->error;
-    for (const cJSON *item = first; ok && item; item = value == first ? NULL : item->next) {
+    json_file file;
+    int ok = open_json(&config, &file, 1);
+    const json *value = ok ? member(file.document.root, "eos_token_id") : NULL;
+    const json *first = is_kind(value, JSON_array) ? value->child : value;
+    for (const json *item = first; ok && item; item = value == first ? NULL : item->next) {
         int32_t id = 0;
         ok = get_id(&config, item, "eos_token_id", &id) && add_id(&config, &l->t->eos, id);
     }
@@ -547,7 +549,7 @@ static int load_eos(loader *l) {
         const int32_t id = tokenizer_token_id(l->t, names[i]);
         if (id >= 0 && l->t->token[id].special) ok = add_id(l, &l->t->eos, id);
     }
-    cJSON_Delete(json);
+    close_json(&file);
     free(path);
     return ok;
 }
@@ -636,7 +638,7 @@ static int check_decoder(loader *l, const tokenizer_steps *steps) {
     }
     return 1;
 }
-static int load_decoder(loader *l, tokenizer_steps *steps, const cJSON *decoder) {
+static int load_decoder(loader *l, tokenizer_steps *steps, const json *decoder) {
     tokenizer *t = l->t;
     short byte[TOKENIZER_DIRECT]; /* the byte that a character stands for, or -1 */
     tokenizer_buffer buffer[2];
@@ -662,11 +664,11 @@ static int load_decoder(loader *l, tokenizer_steps *steps, const cJSON *decoder)
 static void free_steps(tokenizer_steps *steps) {
     for (int i = 0; i < steps->count; i++) pcre2_code_free(steps->step[i].regex);
 }
-static int load(loader *l, const cJSON *root) {
+static int load(loader *l, const json *root) {
     tokenizer *t = l->t;
     tokenizer_steps decoder, none;
     decoder.count = none.count = 0;
-    if (!cJSON_IsObject(root)) return fail(l, "should be an object");
+    if (!is_kind(root, JSON_object)) return fail(l, "should be an object");
     const int ok = load_model(l, root) &&
                    add_parts(l, &t->normalizer, member(root, "normalizer"), "normalizers", add_normalizer) &&
                    add_parts(l, &t->pre_tokenizer, member(root, "pre_tokenizer"), "pretokenizers", add_pre_tokenizer) &&
@@ -685,9 +687,9 @@ tokenizer *tokenizer_open(const char *path, char error[256]) {
         (void)no_memory(&l);
         return NULL;
     }
-    cJSON *root = parse(&l, 0);
-    const int ok = root && load(&l, root);
-    cJSON_Delete(root);
+    json_file file;
+    const int ok = open_json(&l, &file, 0) && load(&l, file.document.root);
+    close_json(&file);
     if (ok) return t;
     tokenizer_close(t);
     return NULL;

@@ -128,6 +128,29 @@ int tokenizer_utf8_bytes(const char *p);        /* of valid UTF-8, by its first 
 /* The character that byte-level BPE writes for a byte. */
 uint32_t tokenizer_byte_character(int byte);
 
+/* ---- tokenizer_json.c ---- */
+
+typedef enum tokenizer_json_kind {
+    JSON_null, JSON_false, JSON_true, JSON_number, JSON_string, JSON_array, JSON_object
+} tokenizer_json_kind;
+typedef struct tokenizer_json {
+    tokenizer_json_kind kind;
+    struct tokenizer_json *next;  /* member of the same array or object */
+    struct tokenizer_json *child; /* the first member of this one */
+    tokenizer_text key;           /* of a member of an object; ends with NUL, as text */
+    tokenizer_text text;          /* of a string */
+    double number;                /* of a number */
+} tokenizer_json;
+typedef struct tokenizer_json_document {
+    tokenizer_json *root;
+    struct tokenizer_json_block *block;
+} tokenizer_json_document;
+
+/* Parse a text of n bytes of UTF-8 and a NUL behind them. It is overwritten, and has to live as long as the document.
+ * Returns 0 where there is no memory or the text is not JSON from byte *at on. tokenizer_json_free in any case. */
+int tokenizer_json_parse(tokenizer_json_document *document, char *text, size_t n, size_t *at);
+void tokenizer_json_free(tokenizer_json_document *document);
+
 /* ---- tokenizer_regex.c ---- */
 
 /* Compile a pattern of Oniguruma's syntax, as `tokenizers` does. Null after an error, which `error` has the text of. */
