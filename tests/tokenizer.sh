@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# examples/generate/tokenizer.h gives the ids and the texts of the Python package `tokenizers` (tests/tokenizer.py), and says
-# what is wrong with a file; once as users compile it and once with the address and undefined-behaviour sanitizers. Prints
-# `skipped: ...` and exits with 0 where that package or a library is missing; tools/setup.sh installs them.
+# examples/generate/tokenizer.h has the ids and the texts of the Python package `tokenizers` (tests/tokenizer.py), and
+# says what is wrong with a file; once as users compile it and once with the address and undefined-behaviour sanitizers.
+# Prints `skipped: ...` and exits with 0 where that package or a library is missing; tools/setup.sh installs them.
 #
-#     tests/tokenizer.sh [STRINGS]          random strings a family (default 1000); PYTHON=python3.12 and CC=clang choose others
+#     tests/tokenizer.sh [STRINGS]      random strings a family (default 1000); PYTHON and CC choose others
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,8 @@ trap 'rm -rf "$work"' EXIT
 sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_json,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
 warnings=(-Wall -Wextra -Wshadow -pedantic -Werror)
 "${CC:-gcc}" -std=c11 -O2 "${warnings[@]}" "${sources[@]}" -o "$work/driver" "${flags[@]}"
-"${CC:-gcc}" -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all "${sources[@]}" -o "$work/sanitized" "${flags[@]}"
+sanitize=(-g -fsanitize=address,undefined -fno-sanitize-recover=all)
+"${CC:-gcc}" -std=c11 -O1 "${sanitize[@]}" "${sources[@]}" -o "$work/sanitized" "${flags[@]}"
 "${CXX:-g++}" -std=c++17 -x c++ -O1 "${warnings[@]}" "${sources[@]}" -o "$work/as_cpp" "${flags[@]}"
 
 "$python" tests/tokenizer.py "$work/driver" "$work" "${1:-1000}" time

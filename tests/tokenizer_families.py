@@ -7,7 +7,7 @@ import unicodedata
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-# ---- texts ------------------------------------------------------------------------------------------------------------
+# ---- texts ---
 
 SENTENCES = """The quick brown fox jumps over the lazy dog, and it's said they'll do it again; we've seen 1234567 of them!
 In the beginning was the word. I'm sure you're right: he'd said "no", they WEREN'T and IT'S THE SAME, DON'T YOU'LL.
@@ -130,7 +130,7 @@ def random_text(r, added):
     return "".join(parts)
 
 
-# ---- tokenizers, each as its family's tokenizer.json has it -----------------------------------------------------------------
+# ---- tokenizers, each as its family's tokenizer.json has it ---
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN = LLAMA3.replace("{1,3}", "")

@@ -4,7 +4,7 @@
  * Do this:
  *     const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!"}};
  *     chat_format format = chat_format_of(t);                         // or chat_format_named("llama3")
- *     size_t n = chat_text(format, messages, 2, 1, text, capacity);   // n >= capacity: that many bytes and one are needed
+ *     size_t n = chat_text(format, messages, 2, 1, text, capacity);   // n >= capacity: n + 1 bytes are needed
  *     int count = tokenizer_encode(t, text, n, 0, ids, capacity);     // 0: the text has its bos already
  *
  * The model's answer ends with chat_end_token(format) or a token of tokenizer_eos. A message that spells out a special

@@ -39,7 +39,7 @@ void tokenizer_close(tokenizer *t); /* null is fine */
 
 enum {
     TOKENIZER_NO_MEMORY = -1, /* or a text of more than 2^28 bytes */
-    TOKENIZER_NO_TOKEN = -2,  /* a character has no token, and the unk_token that the file names is not in its vocabulary */
+    TOKENIZER_NO_TOKEN = -2,  /* a character has no token, and the file's vocabulary lacks its own unk_token */
     TOKENIZER_NO_MATCH = -3   /* a pattern of the file needs too many steps for this text (PCRE2's limit) */
 };
 /* The ids of a text of `bytes` bytes; with add_special also those that the file's post_processor puts around it (bos,

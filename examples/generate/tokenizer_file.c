@@ -92,7 +92,8 @@ static int get_text(loader *l, const json *object, const char *key, tokenizer_te
 static int get_bool(loader *l, const json *object, const char *key, int otherwise, int *out) {
     const json *value = member(object, key);
     *out = value ? is_kind(value, JSON_true) : otherwise;
-    return !value || is_kind(value, JSON_true) || is_kind(value, JSON_false) ? 1 : fail(l, "\"%s\" should be true or false", key);
+    if (!value || is_kind(value, JSON_true) || is_kind(value, JSON_false)) return 1;
+    return fail(l, "\"%s\" should be true or false", key);
 }
 static int get_count(loader *l, const json *object, const char *key, int max, int *out) {
     const json *value = member(object, key);
@@ -124,8 +125,8 @@ static int read_bytes(loader *l, FILE *file, json_file *f, size_t *n) {
     *n = fread(f->text, 1, (size_t)size, file), f->text[*n] = 0;
     return *n == (size_t)size ? 1 : fail(l, "cannot read it");
 }
-/* Read all of a file and parse it. The document has no root if there is no such file, which is an error unless it may be
- * missing. close_json in any case. */
+/* Read all of a file and parse it. The document has no root if there is no such file, which is an error unless it may
+ * be missing. close_json in any case. */
 static int open_json(loader *l, json_file *f, int may_be_missing) {
     size_t n = 0, at = 0;
     memset(f, 0, sizeof *f);
@@ -421,7 +422,8 @@ static int load_model(loader *l, const json *root) {
     if (!check_unused(l, model, "dropout") || !check_unused(l, model, "continuing_subword_prefix") ||
         !check_unused(l, model, "end_of_word_suffix")) return 0;
     if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) ||
-        !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) || !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
+        !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) ||
+        !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
     if (!load_vocabulary(l, vocabulary, member(root, "added_tokens")) || !load_merges(l, merges)) return 0;
     t->unk = -1;
     if (unk && !is_text(unk)) return fail(l, "\"unk_token\" should be a string");
