@@ -229,6 +229,7 @@ typedef struct te_attention_cache {
 } te_attention_cache;
 
 enum {
+    TE_CACHE_MIN_PAGE = 16,   /* rows of a page */
     TE_CACHE_SPLIT = 256,     /* keys that a block of a decoding attention reads (impl/attention_sm90_decode.h) */
     TE__DECODE_GROUP = 16,    /* splits that are summed first when they are merged */
     TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
@@ -248,8 +249,8 @@ TE_BOTH int te__decode_tiles(int rows, int group) { return (rows * group + TE__D
 
 /* Whether the chunks of a row of d elements are stored in another order. */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
-/* The element of a cache's `pages` where the row of a key begins. head_rows: the element of a page where the head's rows
- * begin; d: elements of a row. */
+/* The element of a cache's `pages` where the row of a key begins. head_rows: the element of a page where the rows of
+ * the head begin; d: elements of a row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
     return pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows + (int64_t)in_page * d;

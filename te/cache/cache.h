@@ -28,7 +28,6 @@
 
 enum {
     TE_CACHE_MAX_LAYERS = 256,
-    TE_CACHE_MIN_PAGE = 16,  /* rows */
     TE_CACHE_MAX_PAGES = 1 << 24
 };
 
@@ -158,8 +157,8 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
 TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *models, int count, te_context *ctx) {
     TE_REQUIRE(c && models && count > 0, ctx, TE_ERROR_NULL, "te_cache: config or models is null, or count is 0");
     TE_REQUIRE(c->sequences > 0 && c->capacity > 0 && c->capacity <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_VALUE,
-               "te_cache: %d sequences of %d tokens; both must be positive, and a sequence has at most %d", c->sequences,
-               c->capacity, (int)TE_ATTENTION_MAX_SEQ);
+               "te_cache: %d sequences of %d tokens; both must be positive, and a sequence has at most %d",
+               c->sequences, c->capacity, (int)TE_ATTENTION_MAX_SEQ);
     TE_REQUIRE(!c->page_rows || (c->page_rows >= TE_CACHE_MIN_PAGE && !(c->page_rows & (c->page_rows - 1))), ctx,
                TE_ERROR_VALUE, "te_cache: page_rows %d is neither 0 nor a power of two of at least %d", c->page_rows,
                (int)TE_CACHE_MIN_PAGE);
@@ -369,7 +368,8 @@ TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model
     TE_REQUIRE(c->layer_count > 0 && c->layer_count <= TE_CACHE_MAX_LAYERS, ctx, TE_ERROR_VALUE,
                "te_cache_init: the models have %d attentions with (cache, 1); 1 to %d can be", c->layer_count,
                (int)TE_CACHE_MAX_LAYERS);
-    TE_REQUIRE(needs <= bytes, ctx, TE_ERROR_MEMORY, "te_cache_init: %zu bytes are needed, there are %zu", needs, bytes);
+    TE_REQUIRE(needs <= bytes, ctx, TE_ERROR_MEMORY, "te_cache_init: %zu bytes are needed, there are %zu", needs,
+               bytes);
     c->t.sequences = complete.sequences, c->t.capacity = complete.capacity, c->t.pages = complete.pages;
     c->t.page_rows = complete.page_rows, c->t.page_shift = config->page_rows ? 0 : 31;
     while (config->page_rows && 1 << c->t.page_shift < config->page_rows) c->t.page_shift++;

@@ -1,19 +1,21 @@
-/* attention_sm90_decode.h -- attention of a few new rows of each sequence over a cache, bf16 and f16 on compute
- * capability 9.0: decoding. Split keys: Dao et al. 2023 (Flash-Decoding).
+/* attention_sm90_decode.h -- decoding: attention of a few new rows of each sequence over a cache, in bf16 and f16 on
+ * compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
- * The query heads that share a head of keys are the rows of one tile: 16 rows, (query, head of the group). The keys of a
- * tile are divided into splits of TE_CACHE_SPLIT, by their position alone, so a row has the same bits whatever the batch
- * is. Blocks are persistent: block b takes the work items b, b + grid, .. of the list (split, head of keys, tile), whose
- * length te_cache_begin has left in te_attention_cache.first_split; the host knows no length. A second kernel merges the
- * splits of sequences that have several: while the memory is busy each fence, atomic or load waits behind the copies, 5
- * us on an H200, so a block that merged would be idle for 15 us.
+ * The query heads that share one head of keys form a tile of 16 rows, (query, head of the group). The keys of a tile
+ * are divided into splits of TE_CACHE_SPLIT keys by their position alone, so that the result of a row is bitwise
+ * identical in every batch. Blocks are persistent: block b processes the work items b, b + grid, .. of the list (split,
+ * head of keys, tile). te_cache_begin has stored the length of that list in te_attention_cache.first_split, because the
+ * host knows no sequence length.
  *
- *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys of either at a time, as they lie
- *     consumers  four warps: each computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P through
- *                shared memory; each adds P V for a quarter of O's columns
+ * A second kernel merges the splits of sequences that have several. A block cannot merge them at low cost: while the
+ * memory is saturated, each of its fences, atomics and loads waits behind the queued copies, 5 us on an H200.
  *
- * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. With 16 rows to 64
- * keys the tensor cores are busy for a fifth of that time.
+ *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
+ *     consumers  four warps: each computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P
+ *                through shared memory; each adds P V for a quarter of O's columns
+ *
+ * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. The tensor cores
+ * are busy for a fifth of that time.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -35,7 +37,8 @@ template <int D, int V> struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 64 ? 4 : WIDEST <= 128 ? 3 : 2; /* on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
     static constexpr int COLUMNS = V / TE__DECODE_WARPS; /* of O, of a warp */
-    static constexpr int P_BYTES = TE__DECODE_ROWS * TE__DECODE_KEYS * 2, STATS_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * 4;
+    static constexpr int P_BYTES = TE__DECODE_ROWS * TE__DECODE_KEYS * 2;
+    static constexpr int STATS_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * 4;
     static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - P_BYTES - STATS_BYTES - LENGTHS_BYTES;
     static constexpr int STAGES =
@@ -105,17 +108,24 @@ struct te__decode_ring { int stage, phase; };
 template <int STAGES> TE_FN void te__decode_advance(te__decode_ring &r) {
     if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
 }
-/* `rows` rows of one head from `key` on, of d elements, to a stage. pages: of lane l, the page of key origin + 16 l. */
-TE_FN void te__decode_copy(const te_attention_cache &c, uint32_t to, uint32_t full, int pages, int origin, int key,
-                           int rows, int64_t head_rows, int d) {
-    const int lane = (int)threadIdx.x % 32, chunk = c.page_rows < TE__DECODE_KEYS ? c.page_rows : (int)TE__DECODE_KEYS;
+/* Where the warp copies from. page: lane l holds the page of key origin + 16 l. head_rows: the element of a page where
+ * the rows of the head begin; d: elements of a row. */
+struct te__decode_source {
+    int page, origin, d;
+    int64_t head_rows;
+};
+/* Copy `rows` rows from `key` on to the stage at `to`; `full` is the stage's barrier. */
+TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_source &s, int key, int rows, uint32_t to,
+                           uint32_t full) {
+    const int d = s.d, lane = (int)threadIdx.x % 32;
+    const int chunk = c.page_rows < TE__DECODE_KEYS ? c.page_rows : (int)TE__DECODE_KEYS;
     const int from = key + lane * chunk, left = rows - lane * chunk;
-    const int page = __shfl_sync(~0u, pages, ((from - origin) / TE_CACHE_MIN_PAGE) & 31);
+    const int page = __shfl_sync(~0u, s.page, ((from - s.origin) / TE_CACHE_MIN_PAGE) & 31);
     if (lane == 0) te__barrier_arrive_expect_tx(full, rows * d * 2);
     __syncwarp();
     if (left <= 0) return;
     const int in_page = (int)((unsigned)from & ((1u << c.page_shift) - 1));
-    const int64_t at = page * c.page_elements + head_rows + (int64_t)in_page * d;
+    const int64_t at = page * c.page_elements + s.head_rows + (int64_t)in_page * d;
     te__bulk_copy(to + (uint32_t)(lane * chunk * d * 2), (const uint16_t *)c.pages + at,
                   (left < chunk ? left : chunk) * d * 2, full);
 }
@@ -130,17 +140,18 @@ TE_FN void te__decode_produce(const te_attention_args *a, const te__decode_lengt
         const te__decode_item w = te__decode_item_of<HEADS, KV_HEADS, F>(n, a->batch, tiles, index);
         if (!w.is_needed || w.stop <= w.begin) continue;
         const int origin = w.split * TE_CACHE_SPLIT, key = origin + lane % 16 * TE_CACHE_MIN_PAGE;
-        const int pages = key < w.stop && key + TE_CACHE_MIN_PAGE > w.begin
+        const int page = key < w.stop && key + TE_CACHE_MIN_PAGE > w.begin
                               ? te__cache_pages(&a->cache, w.i)[(unsigned)key >> a->cache.page_shift]
                               : 0;
         for (int k0 = w.begin; k0 < w.stop; k0 += TE__DECODE_KEYS) {
             const int left = (w.stop - k0 + TE_CACHE_MIN_PAGE - 1) / TE_CACHE_MIN_PAGE * TE_CACHE_MIN_PAGE;
             const int rows = left < TE__DECODE_KEYS ? left : (int)TE__DECODE_KEYS;
             TE_UNROLL for (int value = 0; value < 2; value++) {
-                const int d = value ? V : D;
+                const te__decode_source from = {page, origin, value ? V : D,
+                                                te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V)};
                 te__barrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
-                te__decode_copy(a->cache, stages + ring.stage * traits::STAGE_BYTES, full + ring.stage * 8, pages,
-                                origin, k0, rows, te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V), d);
+                te__decode_copy(a->cache, from, k0, rows, stages + ring.stage * traits::STAGE_BYTES,
+                                full + ring.stage * 8);
                 te__decode_advance<traits::STAGES>(ring);
             }
         }
@@ -228,7 +239,8 @@ TE_FN void te__decode_exchange_max(const te__decode_exchange &x, const float (&s
                                    float (&rescale)[2]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     TE_UNROLL for (int half = 0; half < 2; half++) {
-        float v = fmaxf(fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]), fmaxf(s[0][1][2 * half], s[0][1][2 * half + 1]));
+        float v = fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]);
+        v = fmaxf(v, fmaxf(s[0][1][2 * half], s[0][1][2 * half + 1]));
         v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
         v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
         if (t == 0) x.max[warp * TE__DECODE_ROWS + g + half * 8] = v;
@@ -346,8 +358,8 @@ TE_FN float te__decode_scale(float max, float sum, float sink) {
 }
 /* Store two columns of a row of the tile. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_store(const te_attention_args *a, const te__decode_item &w, int r, int column, float2 o, float max,
-                            float sum) {
+TE_FN void te__decode_store(const te_attention_args *a, const te__decode_item &w, int r, int column, float2 o,
+                            float max, float sum) {
     constexpr int V = te__attn_value_dim<D, F>();
     const te__decode_row<HEADS, KV_HEADS> row(w, r);
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
@@ -440,9 +452,9 @@ template <int N> struct te__decode_merged {
         TE_UNROLL for (int i = 0; i < N; i++) o[i] = o[i] * before + other[i] * factor;
     }
 };
-/* Grid: blocks of TE__MERGE_WARPS warps. A row of a head is merged by one warp or by the whole block (warps: so many), in
- * groups of TE__DECODE_GROUP splits, and its groups in order: the same sums either way. Bytes: the partial results
- * once. */
+/* Grid: blocks of TE__MERGE_WARPS warps. One warp or the whole block merges a row of a head (warps: how many of them).
+ * The splits are summed in groups of TE__DECODE_GROUP, and the groups in order, so the result does not depend on
+ * `warps`. Memory traffic: the partial results are read once. */
 enum { TE__MERGE_WARPS = 8 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
@@ -456,10 +468,12 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
     const int i = te_sequence_of(&s, row, 0), first_row = te_sequence_first(&s, i), query = row - first_row;
     const int queries = te_sequence_first(&s, i + 1) - first_row, past = a->cache.past[i];
     /* the splits of this row's tile, as te__decode_item_of has them */
-    const int in_tiles = query * GROUP + head % GROUP, tile = in_tiles / TE__DECODE_ROWS, r = in_tiles % TE__DECODE_ROWS;
+    const int in_tiles = query * GROUP + head % GROUP;
+    const int tile = in_tiles / TE__DECODE_ROWS, r = in_tiles % TE__DECODE_ROWS;
     const te__attn_mask mask = te__attn_mask_between(queries, past < 0 ? 0 : past + queries, F::LEFT, F::RIGHT);
     const int tile_query = tile * TE__DECODE_ROWS / GROUP;
-    const int left = queries * GROUP - tile * TE__DECODE_ROWS, tile_rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
+    const int left = queries * GROUP - tile * TE__DECODE_ROWS;
+    const int tile_rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
     const te__attn_range seen =
         te__attn_keys_of(mask, tile_query, (tile * TE__DECODE_ROWS + tile_rows - 1) / GROUP - tile_query + 1);
     const int end = seen.end < mask.keys ? seen.end : mask.keys, first = seen.first / TE_CACHE_SPLIT;
