@@ -235,7 +235,7 @@ enum {
     TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
     TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
 };
-/* The floats of a split's partial result: O of `rows` rows, not divided by the sum; then the maximum and the sum of each
+/* The floats of a split's partial result: O of `rows` rows, not divided by the sum; then maximum and sum of each
  * row. */
 TE_BOTH int64_t te__decode_partial_floats(int rows, int value_dim) {
     return te_round_up((int64_t)rows * (value_dim + 2), 4);
