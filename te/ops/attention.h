@@ -180,16 +180,9 @@
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
-/* The kernels that read keys and values from a cache, and store them there. */
-typedef struct te__attention_cached_kernels {
-    te_attention_launch_fn launch, store;
-} te__attention_cached_kernels;
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-    TE_ATTENTION_CACHE_STORE(name##_store, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
-        (int)(TE_ARG3(op, 0)), (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))                                              \
-    static const te__attention_cached_kernels name##_cache = {name##_cached_launch, name##_store_launch};
 /* te/attention/attention_options.h: varlen, cached, and what the op says; without dropout. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
@@ -201,7 +194,7 @@ typedef struct te__attention_cached_kernels {
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                          \
         return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0), \
                                      TE__ATTENTION_FP8_OUTPUT_FORWARD(model),                           \
-                                     TE__IF_CACHED(op, &name##_cache, 0));                              \
+                                     TE__IF_CACHED(op, name##_cached_launch, 0));                              \
     }
 #define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
@@ -364,7 +357,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
 }
 /* Point *a at the cache of the batch. cached: null, if the op was declared without (cache, 1). */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
-                                         const te__attention_cached_kernels *cached) {
+                                         te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
     const char *name = r->plan->name, *op = r->plan->op[i].name;
     TE_REQUIRE(cached, r->ctx, TE_ERROR_STATE,
@@ -379,10 +372,10 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     return TE_OK;
 }
 /* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. cached:
- * the kernels that read keys and values from a cache, or null. */
+ * the launch of the kernels that store and read keys and values in a cache, or null. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
-                                       int fp8_output, const te__attention_cached_kernels *cached) {
+                                       int fp8_output, te_attention_launch_fn cached) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
@@ -410,8 +403,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     a.amax = te__attention_amax(r, s, i + 1, y, fp8_output);
     TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &max_logit, r, op));
-    if (!r->dry && is_cached) TE_TRY(cached->store(r->ctx, &a));
-    if (!r->dry) TE_TRY((is_cached ? cached->launch : launch)(r->ctx, &a));
+    if (!r->dry) TE_TRY((is_cached ? cached : launch)(r->ctx, &a));
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));

@@ -159,8 +159,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
 /* Attention over a cache: attention_sm90_decode.h for a few new rows of each sequence, else the forward of sm_80. */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel decode;
+    te_sm90_kernel decode; /* which stores the new rows' keys and values itself */
     const void *merge;
+    te_status (*store)(te_context *ctx, const te_attention_args *a); /* before the fallback */
 } te__attn_cached_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
@@ -173,6 +174,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
         if (decode::EXISTS && decode::can(a) && ctx->capability == 900 &&
             te__sm90_kernel_ready(&k->decode, decode::SHARED, ctx->device))
             return decode::launch(ctx, k->decode.kernel, k->merge, a, name);
+        TE_TRY(k->store(ctx, a));
         return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
     }
 };
@@ -343,9 +345,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
     TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
     TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
+    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
+                             (te__attn_value_dim<(head_dim), name##_variant>()))                                     \
     TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},               \
                                                                /* decode */ {(const void *)name##_decode, 0, 0},     \
-                                                               /* merge */ (const void *)name##_merge};              \
+                                                               /* merge */ (const void *)name##_merge,               \
+                                                               /* store */ name##_store_launch};                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }

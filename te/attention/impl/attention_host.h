@@ -504,7 +504,14 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     }
 
 /* The dq kernel writes delta, which the dkdv kernel reads. */
-#define TE_ATTENTION_CACHED_OF TE_ATTENTION_FORWARD_OF
+#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
+    TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
+    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
+                             te__attn_value_dim(head_dim, name##_kernel_variant()))                                 \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
+        TE_TRY(name##_store_launch(ctx, a));                                                                        \
+        return name##_kernel_launch(ctx, a);                                                                        \
+    }
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

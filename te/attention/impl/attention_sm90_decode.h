@@ -11,8 +11,9 @@
  * memory is saturated, each of its fences, atomics and loads waits behind the queued copies, 5 us on an H200.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
- *     consumers  four warps: each computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P
- *                through shared memory; each adds P V for a quarter of O's columns
+ *     consumers  four warps: they copy the keys and values of the new rows to their stage and to the cache; each computes
+ *                S = Q K^T for 16 keys of a stage; they exchange the maxima and P through shared memory; each adds P V
+ *                for a quarter of O's columns
  *
  * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. The tensor cores
  * are busy for a fifth of that time.
@@ -299,6 +300,31 @@ TE_FN void te__decode_add_pv(float (&o)[te__decode_traits<V, V>::COLUMNS / 8][4]
         }
     }
 }
+/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those of a stage from qkv to
+ * the stage, in the order of the cache; and to the cache, if the row's first query is in this tile. key: the stage's
+ * first. All consumers call it. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_store_new(const te_attention_args *a, const te__decode_item &w, int value, uint32_t stage,
+                                int key) {
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS;
+    const int past = w.keys - w.mask.queries, d = value ? V : D, chunks = d / 8;
+    const int first = past > key ? past : key, end = w.stop < key + TE__DECODE_KEYS ? w.stop : key + TE__DECODE_KEYS;
+    const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
+    const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V);
+    for (int j = (int)threadIdx.x; j < (end - first) * chunks; j += TE__DECODE_WARPS * 32) {
+        const int k = first + j / chunks, chunk = j % chunks, row = k - past, to = (chunk ^ (k % 8)) * 8;
+        const int64_t from = (w.first_row + row) * te__attn_widths<HEADS, KV_HEADS, D, F>::QKV + column + chunk * 8;
+        const uint4 v = *(const uint4 *)((const uint16_t *)a->qkv + from);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(stage + (uint32_t)(((k - key) * d + to) * 2)),
+                     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                     : "memory");
+        if (row * GROUP / TE__DECODE_ROWS == w.tile)
+            *(uint4 *)((uint16_t *)a->cache.pages +
+                       te__cache_row(&a->cache, te__cache_pages(&a->cache, w.i), rows, k, d) + to) = v;
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the producer's next copy comes after these stores */
+    te__decode_consumers_sync();
+}
 /* All keys of an item: max, the sum of this lane's part, and o. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item &w, te__decode_ring &ring,
@@ -314,10 +340,13 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item
         if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
         te__decode_advance<traits::STAGES>(ring);
     };
+    const int past = w.keys - w.mask.queries;
     for (int k0 = w.begin; k0 < w.stop; k0 += TE__DECODE_KEYS) {
-        const int key = k0 + warp * 16;
+        const int key = k0 + warp * 16, end = w.stop < k0 + TE__DECODE_KEYS ? w.stop : k0 + TE__DECODE_KEYS;
         float s[1][2][4] = {}, rescale[2];
         te__barrier_wait(full + ring.stage * 8, ring.phase);
+        if (end > past)
+            te__decode_store_new<HEADS, KV_HEADS, D, F>(a, w, 0, stages + ring.stage * traits::STAGE_BYTES, k0);
         if (key < w.stop)
             te__decode_scores<T, HEADS, KV_HEADS, D, F>(s, q, a, w, stages + ring.stage * traits::STAGE_BYTES, key);
         else
@@ -328,6 +357,8 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item
         if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f))
             TE_UNROLL for (int n = 0; n < N; n++) TE_UNROLL for (int e = 0; e < 4; e++) r.o[n][e] *= rescale[e / 2];
         te__barrier_wait(full + ring.stage * 8, ring.phase);
+        if (end > past)
+            te__decode_store_new<HEADS, KV_HEADS, D, F>(a, w, 1, stages + ring.stage * traits::STAGE_BYTES, k0);
         te__decode_add_pv<T, V>(r.o, x.p, stages + ring.stage * traits::STAGE_BYTES, k0, w.stop);
         release();
     }
