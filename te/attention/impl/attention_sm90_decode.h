@@ -11,9 +11,9 @@
  * memory is saturated, each of its fences, atomics and loads waits behind the queued copies, 5 us on an H200.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
- *     consumers  four warps: they copy the keys and values of the new rows to their stage and to the cache; each computes
- *                S = Q K^T for 16 keys of a stage; they exchange the maxima and P through shared memory; each adds P V
- *                for a quarter of O's columns
+ *     consumers  four warps. They copy the keys and values of the new rows to their stage and to the cache. Each warp
+ *                computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P through shared memory;
+ *                each adds P V for a quarter of O's columns
  *
  * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. The tensor cores
  * are busy for a fifth of that time.
@@ -39,7 +39,7 @@ template <int D, int V> struct te__decode_traits {
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
     static constexpr int COLUMNS = V / TE__DECODE_WARPS; /* of O, of a warp */
     static constexpr int P_BYTES = TE__DECODE_ROWS * TE__DECODE_KEYS * 2;
-    static constexpr int STATS_BYTES = TE__DECODE_WARPS * TE__DECODE_ROWS * 4;
+    static constexpr int STATS_BYTES = 2 * TE__DECODE_WARPS * TE__DECODE_ROWS * 4; /* maxima and sums */
     static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - P_BYTES - STATS_BYTES - LENGTHS_BYTES;
     static constexpr int STAGES =
@@ -203,7 +203,9 @@ TE_FN void te__decode_mask(float (&s)[1][2][4], const te__decode_item &w, int ke
 template <int N> struct te__decode_result { float max[2], sum[2], o[N][4]; };
 /* Where the consumers exchange what each has of a stage. */
 struct te__decode_exchange {
-    float *max; /* [warps, rows]: the largest score of a warp's keys; at the end, the sums */
+    float *max; /* [warps, rows]: the largest score of a warp's keys of the stage */
+    float *sum; /* [warps, rows]: at the end, the sums. Its own array: a warp may begin the next item, and write its
+                 * maxima, while another one still reads the sums */
     uint32_t p; /* [rows, keys] of the dtype; the 16-byte chunks of row r in the order chunk ^ (r % 8) */
 };
 /* S of this warp's 16 keys, in units of log 2, from a stage of K; masked. key: the first of them. */
@@ -300,9 +302,9 @@ TE_FN void te__decode_add_pv(float (&o)[te__decode_traits<V, V>::COLUMNS / 8][4]
         }
     }
 }
-/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those of a stage from qkv to
- * the stage, in the order of the cache; and to the cache, if the row's first query is in this tile. key: the stage's
- * first. All consumers call it. */
+/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those that belong to a stage
+ * from qkv to the stage, in the order in which the cache stores chunks. The tile that has the row's first query also
+ * copies them to the cache. key: the first key of the stage. All consumers call this function. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_store_new(const te_attention_args *a, const te__decode_item &w, int value, uint32_t stage,
                                 int key) {
@@ -366,15 +368,15 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item
 /* The sums over the warps' keys, in every lane. */
 TE_FN void te__decode_exchange_sum(const te__decode_exchange &x, float (&sum)[2]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    te__decode_consumers_sync(); /* all warps have read the maxima */
+    te__decode_consumers_sync(); /* all warps have read the sums of the last item, which may have had no keys */
     TE_UNROLL for (int half = 0; half < 2; half++) {
         sum[half] = te__attn_quad_sum(sum[half]);
-        if (t == 0) x.max[warp * TE__DECODE_ROWS + g + half * 8] = sum[half];
+        if (t == 0) x.sum[warp * TE__DECODE_ROWS + g + half * 8] = sum[half];
     }
     te__decode_consumers_sync();
     TE_UNROLL for (int half = 0; half < 2; half++) {
         sum[half] = 0;
-        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) sum[half] += x.max[k * TE__DECODE_ROWS + g + half * 8];
+        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) sum[half] += x.sum[k * TE__DECODE_ROWS + g + half * 8];
     }
 }
 
@@ -436,9 +438,10 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     unsigned char *const memory = te__attention_shared;
     const uint32_t stages = te__shared_address(memory), full = te__shared_address(bars),
                    empty = full + 8 * TE__DECODE_MAX_STAGES;
-    const te__decode_exchange x = {(float *)(memory + traits::STAGES * traits::STAGE_BYTES + traits::P_BYTES),
+    float *const stats = (float *)(memory + traits::STAGES * traits::STAGE_BYTES + traits::P_BYTES);
+    const te__decode_exchange x = {stats, stats + TE__DECODE_WARPS * TE__DECODE_ROWS,
                                    stages + traits::STAGES * traits::STAGE_BYTES};
-    int *lengths = (int *)x.max + traits::STATS_BYTES / 4;
+    int *lengths = (int *)stats + traits::STATS_BYTES / 4;
     const te__decode_lengths n = {lengths, lengths + TE__DECODE_MAX_SEQUENCES + 1,
                                   lengths + 2 * (TE__DECODE_MAX_SEQUENCES + 1)};
     const int thread = (int)threadIdx.x;
