@@ -302,8 +302,8 @@ TE_FN void te__decode_add_pv(float (&o)[te__decode_traits<V, V>::COLUMNS / 8][4]
         }
     }
 }
-/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those that belong to a stage
- * from qkv to the stage, in the order in which the cache stores chunks. The tile that has the row's first query also
+/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those of a stage from qkv
+ * to the stage, in the order in which the cache stores chunks. The tile that has the row's first query also
  * copies them to the cache. key: the first key of the stage. All consumers call this function. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_store_new(const te_attention_args *a, const te__decode_item &w, int value, uint32_t stage,
