@@ -1,15 +1,16 @@
-/* infer.h -- te.h for programs that only run inference: without optimizers, training checkpoints and groups of ranks.
- * It compiles faster; the program is the same.
+/* infer.h -- te.h for programs that only run inference: without optimizers, training checkpoints and groups of ranks. A
+ * program that includes infer.h instead of te.h compiles faster and has the same results.
  *
  * Do this:
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * GEMMs are not autotuned, because the code for that is a fourteenth of the program; define TE_TUNE in front of the
- * include to have it. A program can load what another one has measured (te_gemm_load).
+ * GEMMs are not autotuned, because the autotuner would be a fourteenth of the program's code; define TE_TUNE before the
+ * include to have it. Without it, a program can still load the choices that another program has measured
+ * (te_gemm_load).
  *
- * All kinds of lists work. One with a collective also includes te/comm/collective.h, one under an FP8 recipe (fp8_row
- * is made for inference) te/optim/recipes.h.
+ * All kinds of lists work. For a list with a collective, also include te/comm/collective.h; for a list under an FP8
+ * recipe (fp8_row is made for inference), also include te/optim/recipes.h.
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H

@@ -8,25 +8,26 @@
  *                   TE_GPT_BLOCK(b0, H, 4 * H, 12, 0.1f), TE_GPT_BLOCK(b1, H, 4 * H, 12, 0.1f),
  *                   TE_LAYERNORM_LINEAR_NO_BIAS(head, H, V), (cross_entropy, loss, V))
  *
- * Each macro expands to a list of ops and nothing else; read it here, and copy it where you need another one. `b` is
- * the prefix of the names of its ops, so a list can hold several blocks. H: hidden size, F: inner size of the MLP,
- * HEADS and KV: heads of q, and of k and v (grouped-query attention), D: head_dim, P: dropout probability. NORM, ACT
- * and GATED are kinds of ops: layernorm, gelu, swiglu, ...
+ * Each macro expands to nothing but a list of ops. If you need a different list, copy the macro from here and change
+ * it. `b` is the prefix of the names of the macro's ops, so a list can hold several blocks. H: hidden size, F: inner
+ * size of the MLP, HEADS: number of q heads, KV: number of k heads and of v heads (grouped-query attention), D:
+ * head_dim, P: dropout probability. NORM, ACT and GATED are kinds of ops, such as layernorm, gelu and swiglu.
  *
- * Names of a block's ops, as far as it has them: b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope, b_attention, b_proj,
- * b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
+ * Names of the ops in a block (not every block has all of these ops): b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope,
+ * b_attention, b_proj, b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
  */
 #ifndef TE_LAYERS_H
 #define TE_LAYERS_H
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-/* A norm and a linear; ops b_norm, b_linear, b_bias. */
+/* A norm, a linear and a bias, if there is one; the ops are b_norm, b_linear, b_bias. */
 #define TE_LAYERNORM_LINEAR(b, IN, OUT) TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT), (bias, b##_bias, OUT)
 #define TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT) (layernorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 #define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 
-/* A norm and an MLP; ops b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. A gated b_fc1 has 2 F columns. */
+/* A norm and an MLP; the ops are b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. In a gated MLP, b_fc1 has 2 F
+ * output columns. */
 #define TE_LAYERNORM_MLP(b, ACT, H, F) \
     (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
 #define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \
@@ -40,8 +41,9 @@
 
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
-/* Causal attention with KV heads of k and v (KV = HEADS: multi-head), dropout behind attention and MLP. Variants: ROPE,
- * rotary positions with base 10000; GATED, a gated activation in the MLP; NO_BIAS, no bias behind a linear. */
+/* A layer with causal attention and an MLP, and dropout after each of the two. KV = HEADS is multi-head attention.
+ * Suffixes of the variants: ROPE, rotary position embedding with base 10000; GATED, a gated activation in the MLP;
+ * NO_BIAS, no bias after any linear. */
 #define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
     TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
 #define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
@@ -65,17 +67,19 @@
 #define TE_GPT_BLOCK(b, H, F, HEADS, P) \
     TE_TRANSFORMER_LAYER(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P)
 
-/* Llama 3.1 (Grattafiori et al. 2024), with a longer context than that of its first training. The rest are options of
- * rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 8192). */
+/* Llama 3.1 (Grattafiori et al. 2024), whose rope is scaled to a longer context than the one it was first trained with.
+ * The arguments after D are options of rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length,
+ * 8192). */
 #define TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, ...)                                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (rope, b##_rope, HEADS, KV, D, __VA_ARGS__), (attention, b##_attention, HEADS, KV, D),                           \
     (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
     (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
-/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of rope: 10000.0f, 500000.0f. */
+/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE, the base of rope, is 10000.0f for Llama 2 and
+ * 500000.0f for Llama 3. */
 #define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
 
-/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias of q, k and v (b_qkv_bias); BASE 1000000.0f. */
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias); BASE is 1000000.0f. */
 #define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \
@@ -83,7 +87,7 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Qwen3 (Yang et al. 2025): Llama's block with a norm of each head of q and k (b_heads); BASE 1000000.0f. */
+/* Qwen3 (Yang et al. 2025): Llama's block with a norm over each head of q and k (b_heads); BASE is 1000000.0f. */
 #define TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
@@ -91,9 +95,10 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Gemma 2 (Gemma Team 2024): also a norm behind attention and behind the MLP (b_norm1_after, b_norm2_after),
- * zero-centred gamma, scores capped at 50. SCALE: the softmax scale, query_pre_attn_scalar^-1/2. LEFT: the sliding
- * window, tokens in front of its own that a query sees; -1, all of them, in every second block. */
+/* Gemma 2 (Gemma Team 2024): besides the two norms in front, a norm after attention and a norm after the MLP
+ * (b_norm1_after, b_norm2_after); zero-centred gamma; attention scores are softcapped at 50. SCALE: the softmax scale,
+ * query_pre_attn_scalar^-1/2. LEFT: the sliding window, the number of tokens before its own token that a query attends
+ * to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
 #define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
     (rope, b##_rope, HEADS, KV, D),                                                                                  \
@@ -103,8 +108,9 @@
     TE__LAYERS_MLP(b, geglu, H, F, 2 * (F), TE__LAYERS_NONE, (rmsnorm1p, b##_norm2_after, H, (eps, 1e-6f))),         \
     (add, b##_x2)
 
-/* GPT-J (Wang & Komatsuzaki 2021): parallel attention and MLP, which share one norm; interleaved rope of the first
- * ROTARY columns of a head. Forks: b_x, the block's input; b_n, the norm's output; b_a, the output of attention. */
+/* GPT-J (Wang & Komatsuzaki 2021): attention and MLP run in parallel on the output of one norm. Rope is interleaved and
+ * rotates only the first ROTARY columns of each head. Forks: b_x, the block's input; b_n, the norm's output; b_a, the
+ * output of attention. */
 #define TE_GPTJ_BLOCK(b, H, F, HEADS, ROTARY)                                                                        \
     (fork, b##_x), (layernorm, b##_norm, H), (fork, b##_n), (linear, b##_qkv, H, 3 * (H)),                           \
     (rope, b##_rope, HEADS, HEADS, (H) / (HEADS), (rotary_dim, ROTARY), (interleaved, 1)),                           \
@@ -119,12 +125,14 @@
     (fork, b##_x2), (layernorm, b##_norm2, H, (eps, 1e-6f)),                                                         \
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
-/* T5's decoder block (Raffel et al. 2020): self-attention, cross-attention to the encoder's output, an MLP with relu.
- * Scores are not scaled, no linear has a bias, dropout P behind each of the three parts. ENC: the encoder's output, an
- * (input, ENC, M, (rows, memory)) of M columns further up in the list. _GATED: T5 1.1, geglu in the MLP. Positions come
- * from b_attention.relative_bias, 32 buckets up to a distance of 128. All blocks of T5 share the first one's: the
- * others are _TIED, and te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx) ties each to it.
- * Further ops: b_q, b_queries, b_memory, b_kv, b_keys, b_back, b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
+/* T5's decoder block (Raffel et al. 2020): self-attention, cross-attention to the encoder's output, and an MLP with
+ * relu. Attention scores are not scaled, no linear has a bias, and each of the three parts ends in dropout with
+ * probability P. ENC: the name of the encoder's output, which has M columns and is declared earlier in the list as
+ * (input, ENC, M, (rows, memory)). _GATED: the block of T5 1.1, with geglu in the MLP. Positions enter through
+ * b_attention.relative_bias, a relative position bias with 32 buckets for distances up to 128. In T5, all blocks share
+ * the relative_bias of the first block: use _TIED for the other blocks, and call te_tie(&m.b1_attention.relative_bias,
+ * &m.b0_attention.relative_bias, ctx) for each of them. Further ops: b_q, b_queries, b_memory, b_kv, b_keys, b_back,
+ * b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
 #define TE_T5_DECODER_BLOCK(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 0)
 #define TE_T5_DECODER_BLOCK_TIED(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 1)
 #define TE_T5_DECODER_BLOCK_GATED(b, H, F, HEADS, D, P, M, ENC) \
@@ -134,10 +142,11 @@
 
 /* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
-/* Tensor parallelism (Shoeybi et al. 2019): each rank has its heads and its columns of the MLP; N divides HEADS, KV and
- * F. _TP: all ranks have all rows. _SP: with sequence parallelism (Korthikanti et al. 2022), in a list with the option
- * (rows, shard): outside of attention and MLP each rank has its own rows only. Sizes are those of the whole model.
- * Further ops: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
+/* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among the
+ * ranks; N must divide HEADS, KV and F. _TP: every rank has all rows. _SP: with sequence parallelism (Korthikanti et
+ * al. 2022), for a list with the option (rows, shard): outside of attention and MLP each rank has only its own rows.
+ * The sizes that the macros take are those of the whole model. Further ops are the collectives b_enter1, b_leave1,
+ * b_enter2, b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
@@ -148,7 +157,7 @@
     TE_TRANSFORMER_LAYER_TP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
 #define TE_GPT_BLOCK_SP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_SP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
-/* The arguments behind N are options of rope: (base, 500000.0f), (scaling, llama3), .. */
+/* The arguments after N are options of rope: (base, 500000.0f), (scaling, llama3), .. */
 #define TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, ...) \
     TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
 #define TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, ...) \
@@ -173,7 +182,8 @@
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* FC1_OUT: output columns of the first linear. LAST: the last ops, without a comma. */
+/* FC1_OUT: the number of output columns of the first linear. LAST: the ops at the end of the list, without a comma
+ * after them. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -187,15 +197,16 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* uneven: a width of 0 does not compile */
-/* A rank's columns of the linear for q, k and v, and of the first linear of the MLP, of HALVES parts: 2 if gated. */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* 0, which does not compile, if uneven */
+/* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
+ * the MLP. HALVES: 2 if the MLP is gated, so that this linear produces two matrices; else 1. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
      (first_part, (HEADS) / (KV)))
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* OPTIONS: those of rope, in parentheses. ENTER, LEAVE: the collectives in front of and behind a tensor-parallel
- * part. */
+/* OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before and after a tensor-parallel part
+ * (attention or the MLP). */
 #define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
                          LEAVE, N)                                                                                  \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \

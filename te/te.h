@@ -4,9 +4,10 @@
  *     #include "te/te.h"
  *     TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * A layer is a list of small ops; the fusion list te/fuse/fusions.h says which sequences of ops become one kernel.
- * Compiled by nvcc the list runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT), compiled by a C11 compiler on the
- * host (-DTE_CBLAS with a CBLAS library makes it fast, -fopenmp parallel).
+ * A layer is a list of small ops; the fusion list te/fuse/fusions.h says which sequences of ops become one kernel. A
+ * list that nvcc compiles runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT). A list that a C11 compiler compiles
+ * runs on the host; there -DTE_CBLAS with a CBLAS library makes matrix products fast, and -fopenmp lets kernels run on
+ * several threads.
  */
 #ifndef TE_H
 #define TE_H

@@ -14,12 +14,13 @@
  *     <name>_sum_rows                           how many rows each row of te_attention_args.sum adds up; 0: not
  *                                               supported (on the host, in f32 and with varlen)
  *
- * Any batch, seq >= 1 and head_dim <= 256; on CUDA in bf16 and f16 head_dim is a multiple of 16. Pointers are aligned
- * to TE_ACCESS bytes. Sums are float and in a fixed order: the same inputs give the same bits, unless
- * te_context.attention_nondeterministic allows otherwise.
+ * Any batch, seq >= 1 and head_dim <= 256 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 16.
+ * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so the same inputs give
+ * bitwise identical results, unless te_context.attention_nondeterministic allows otherwise.
  *
- * Below are three small kernels, which run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
- * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS is the gradient of a bias.
+ * This header also has three small kernels, which run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
+ * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS (impl/attention_cuda.h, impl/attention_host.h)
+ * computes the gradient of a score bias.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
@@ -43,13 +44,14 @@
 
 /* ---- a relative bias by distance ---------------------------------------------------------------------------------
  * Expands the buckets, [buckets, heads], to te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias
- * of the distances -max_distance to max_distance. The attention kernels clamp key - query to that range, beyond which
- * all distances are in the same bucket, and look the bias up.
+ * of the distances -max_distance to max_distance. The attention kernels clamp key - query to that range, because all
+ * distances beyond an end of it are in the same bucket, and read the bias of the result.
  *
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
  *
- * It writes 4 bytes for each head and distance, a few KB in all, so its time is that of a launch. */
+ * It writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
+ * kernel. */
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
@@ -145,7 +147,7 @@ typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* The index in this layout of row `row`, counted over all sequences of the call. */
+/* Returns the index in this layout of row number `row`, counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
     const int in = row % l->of.max_seqlen; /* the row's index in its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
@@ -160,9 +162,9 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
 }
 
 /* ---- the gradient of sinks ---------------------------------------------------------------------------------------
- * Attention sinks: a learnt logit for each head that joins the sum under the softmax and contributes no value (gpt-oss,
- * OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to less than 1, so a head that finds
- * nothing relevant can output little.
+ * Attention sinks: a learnt logit for each head that is added to the denominator of the softmax but has no value vector
+ * (gpt-oss, OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to less than 1, so the output
+ * of a head that finds no relevant key can be close to 0.
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
  *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
@@ -173,8 +175,8 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
- * Floor: it reads lse and delta once, 8 bytes for each row and head. */
-enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* of one block */ };
+ * Memory traffic: it reads lse and delta once, 8 bytes for each row and head. */
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows that one block sums */ };
 
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* [heads] */
@@ -214,19 +216,20 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
- * The maximum over all sequences, queries and visible keys of the input of the softmax: with scale, softcap and biases,
- * without sinks. QK-clip needs it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the largest score of each row,
- * and this kernel reduces these; a maximum does not depend on the order.
+ * The largest input of the softmax of each head, over all sequences, queries and visible keys. The logits include
+ * scale, softcap and biases, but not sinks. QK-clip needs it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the
+ * largest logit of each row, and this kernel computes the maximum of these, which does not depend on the order.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads
  *
- * Floor: 4 bytes for each row and head, written and read. One block a head: some 10 us at 32768 rows. */
+ * Memory traffic: 4 bytes for each row and head, which forward writes and this kernel reads. One block reduces a head,
+ * which takes some 10 us at 32768 rows. */
 enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
 
 typedef struct te_max_logit_args {
     const float *row_max_logit;
-    float *max_logit;         /* output: [heads]; -inf where no query sees a key */
+    float *max_logit;         /* output: [heads]; -inf if no query sees a key */
     te_attention_rows layout; /* of row_max_logit */
 } te_max_logit_args;
 typedef te_status (*te_max_logit_fn)(te_context *ctx, te_grid grid, const te_max_logit_args *a);

@@ -50,24 +50,25 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, T5 (Raffel et al. 2020)
  *
  *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
- *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (and, of TE_BIAS_shared, heads)
+ *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also over
+ *     heads)
  *
- * Queries and keys are counted from the beginning of their sequence, also in packed batches: a shorter sequence uses
- * the upper left corner of a table. For a relative bias a query's position is its position among the keys (see shift in
- * attention_mask.h). A table may hold -inf, which masks that pair; the output of a query whose keys are all masked is
- * 0.
+ * Queries and keys are counted from the beginning of their sequence, even if a batch packs sequences of different
+ * lengths: a sequence that is shorter than the table uses the upper left corner of it. For a relative bias a query's
+ * position is its position among the keys (see shift in attention_mask.h). A table may hold -inf, which masks that
+ * pair; the output of a query whose keys are all masked is 0.
  *
  * The bias is added after softcap, as ALiBi is, and as FlashAttention 2 and vLLM do it, so that its gradient does not
- * pass through the tanh. (Pax caps the sum of both.)
+ * pass through the tanh. (Pax applies the softcap to the sum of score and bias instead.)
  *
  * The gradient has its own kernels (TE_ATTENTION_DBIAS): a block owns a tile of the table and loops over the sequences
  * in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of summation is fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
- * such keys are treated as distance 0. Half of the buckets of a side have one distance each, the ranges of the others
- * grow geometrically up to max_distance, and the last one has all larger distances, too. Computed in double, so that
- * the result is the same on both targets and in all kernels. */
+ * such keys are treated as distance 0. On each side, the first half of the buckets have one distance each; the others
+ * have ranges of distances that grow geometrically up to max_distance, and the last bucket also has all larger
+ * distances. The computation is in double, so that the result is the same on both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -107,7 +108,8 @@ TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t r
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
-/* Whether the low (or high) 16 bits of a word are below the limit, 65536 p: this pair is dropped. */
+/* Whether a pair is dropped, which is the case if its 16 bits of the word (the high ones if `high` is set, else the low
+ * ones) are below the limit, 65536 p. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
     return (high ? word : word << 16) < limit << 16; /* compares the upper halves: `limit << 16` has zeros below */
 }
@@ -120,11 +122,12 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
- * Score arithmetic in the kernels: with softcap a score is a tanh t in [-1, 1], in units of softcap; without softcap it
- * is a product q k^T, in units of scale. The derivative of tanh is 1 - t^2, so with P = exp(softcap t - lse) the
- * gradient of q k^T is scale P (1 - t^2) (dP - delta): with softcap P (1 - t^2) replaces P in dS. With dropout O = (m
- * P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) is unchanged: dV needs m P,
- * and dS needs P and m. (P of a dropped pair is passed to dS as -P.) */
+ * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], and the logit is softcap times
+ * t; without softcap as the product q k^T, and the logit is scale times q k^T. The derivative of tanh is 1 - t^2, so
+ * with P = exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2)
+ * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta =
+ * rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (The kernels pass P of a dropped pair
+ * to the computation of dS as -P, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention whose only option is causal. */
@@ -267,11 +270,12 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
-/* Tensors are in target memory and of the kernels' dtype where they are void *. rows = batch * seq, or with cu_seqlens
- * the `rows` below. value_dim is head_dim unless the option value is set. */
+/* All tensors are in target memory; those declared as void * have the kernels' dtype. rows = batch * seq, or with
+ * cu_seqlens the `rows` below. value_dim is head_dim unless the option value is set. */
 typedef struct te_attention_args {
     void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
-    const float *out_scale; /* fp8_output, forward: out is stored in e4m3, times *out_scale; null: in the dtype */
+    const float *out_scale; /* fp8_output, forward: out is multiplied by *out_scale and stored in e4m3; null: out is
+                               stored in the kernels' dtype */
     float *lse;             /* [batch, heads, seq], natural log of the sum of exp(score) of each row, sinks included;
                                forward: output or null, backward: input */
     float *amax;            /* fp8_output: becomes the maximum of itself and the magnitudes of out (before out_scale) or
@@ -281,9 +285,10 @@ typedef struct te_attention_args {
                                cross: only the queries, [rows, heads * head_dim] */
     void *dqkv;             /* backward: output, shaped like qkv; every element is written */
     const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch, shaped like lse: rowsum(dout * out) */
-    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv]: column sums of
-                               that many rows of dqkv, for the gradient of a bias before the attention; or null */
+    float *delta;           /* backward: scratch, shaped like lse, for rowsum(dout * out) */
+    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null: each
+                               row is the column sums of <name>_sum_rows rows of dqkv, for the gradient of a bias before
+                               the attention */
     void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: run slower kernels without it */
     int batch, seq;         /* sequences, and tokens of each (with cu_seqlens: a bound on all lengths) */
     float scale;            /* of the scores, often 1 / sqrt(head_dim) */
@@ -292,19 +297,19 @@ typedef struct te_attention_args {
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
-    /* varlen, or null: [batch + 1], sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] of `rows`. lse and delta
-     * are [heads, rows] then; on CUDA kernels with varlen always use this layout. Dropout draws the numbers of `batch`
-     * sequences of `seq` tokens. */
+    /* varlen: [batch + 1], or null. Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (exclusive); `rows` is
+     * their number in all. lse and delta are then [heads, rows]; on CUDA, kernels with varlen have this layout even if
+     * cu_seqlens is null. Dropout uses the same random numbers as for `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
     /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
     const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: all keys, then values */
     void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
     int kv_seq;
-    /* bias: the table or the buckets. A relative bias needs scratch, [heads, 2 max_distance + 1], which
-     * te__attention_relative_bias has filled. dbias is the gradient. That of a table is overwritten, or added to if
-     * `accumulate` is set; for a relative bias it is partial sums, [<name>_parts(seq), buckets, heads], to be summed
-     * over the first axis. */
+    /* bias: the table or the buckets. A relative bias needs scratch, bias_by_distance, [heads, 2 max_distance + 1],
+     * which te__attention_relative_bias has filled. dbias is the gradient. For a table, backward overwrites dbias, or
+     * adds to it if `accumulate` is set; for a relative bias it writes partial sums, [<name>_parts(seq), buckets,
+     * heads], to be summed over the first axis. */
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;

@@ -5,8 +5,9 @@
  *     TE_TRY(te_context_create(&ctx, 0, seed));
  *     if (block_forward(y, &saved, x, &m, &batch, &ctx) != TE_OK) puts(te_last_error(&ctx));
  *
- * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0). Bodies of kernels are
- * functions, inlined with constant arguments; macros only declare names and the __global__ functions around the bodies.
+ * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0). The body of a kernel is an
+ * ordinary function, which is inlined with constant arguments. Macros only declare names, and the __global__ functions
+ * that call the bodies.
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with one exception:
  * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
@@ -33,17 +34,19 @@
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* TE_FN: device code, always inlined. TE_CALLBACK: the same for a function that is passed as a constant pointer. */
+/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that is passed as a
+ * constant pointer. */
 #define TE_FN static __device__ __forceinline__
 #define TE_CALLBACK TE_FN
-/* Runs in kernels and on the host (arithmetic of single numbers, schedules). */
+/* Declares a function that both kernels and host code call (scalar arithmetic, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
-#define TE_SHARED __shared__ /* declares shared memory inside the call that a TE_KERNEL makes */
+#define TE_SHARED __shared__ /* declares shared memory, within the body of a TE_KERNEL */
 #else
-/* Kernels inline both TE_FN and TE_CALLBACK (a function that is passed as a constant pointer). gcc at -O1 and -Og
- * refuses always_inline for a function whose address is taken, so with gcc the kernel is `flatten` instead: gcc then
- * inlines every call in it, which at -O2 produces the same code. TE_KEEP_CALLS disables forced inlining, for smaller
- * code, faster compilation and debugging; the tests are built with it. */
+/* Functions declared with TE_FN or TE_CALLBACK (for a function that is passed as a constant pointer) are inlined into
+ * kernels. At -O1 and -Og gcc refuses always_inline for a function whose address is taken. With gcc, TE_CALLBACK
+ * therefore has no always_inline, and the kernel has the attribute `flatten` instead, with which gcc inlines every call
+ * in the kernel; at -O2 this produces the same code. TE_KEEP_CALLS disables forced inlining, for smaller code, faster
+ * compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -63,7 +66,7 @@
 #endif
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
-#define TE_UNROLL_1 _Pragma("unroll 1") /* keeps the compiler from unrolling, where code size matters */
+#define TE_UNROLL_1 _Pragma("unroll 1") /* forbids unrolling, where code size matters */
 #define TE_UNROLL_4 _Pragma("unroll 4")
 #define TE_UNROLL_8 _Pragma("unroll 8")
 #else
@@ -72,10 +75,11 @@
 #define TE_UNROLL_4
 #define TE_UNROLL_8
 #endif
-/* Host code. */
+/* Declares a host function of the library. */
 #define TE_API static inline TE_UNUSED
 
-/* Linkage of a model's functions that TE_DEFINE defines for other files (those of TE_SEQUENTIAL are static). */
+/* The linkage of the model functions that TE_DEFINE defines, which other files may call. (TE_SEQUENTIAL makes these
+ * functions static.) */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else
@@ -87,11 +91,13 @@ enum {
     TE_MAX_PATTERN = 8,   /* ops in a pattern of the fusion list */
     TE_ALIGN = 256,   /* bytes: the alignment of parameters and of buffers that the library allocates */
     TE_ACCESS = 16,   /* bytes: the alignment required of every pointer that a caller passes */
-    TE_ROW_PAD = 128, /* buffers saved for backward are sized for rows rounded up to this, so that each stays aligned */
+    TE_ROW_PAD = 128, /* buffers saved for backward have space for a row count rounded up to this, so that each buffer
+                       * stays aligned */
     TE_VECTOR = 8     /* elements that a lane processes at a time: 16 bytes of bf16 */
 };
 
-/* The accumulator of a lane's partial sum over a row. double on the host, where one lane sums the whole row. */
+/* The type in which a lane accumulates its partial sum over a row. It is double on the host, because there one lane
+ * sums the whole row. */
 #if TE_CUDA
 typedef float te_row_sum;
 #else
@@ -105,7 +111,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* X(name, text): expanded to the enum and to the texts. */
+/* X(name, text) for each status; expanded once to the enumerators and once to the texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \
@@ -142,8 +148,8 @@ TE_API const char *te_status_string(te_status status) {
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Unless `cond` holds, set the context's error text and return `status`. The text (printf format) says what is wrong,
- * and the values. */
+/* Unless `cond` holds, set the context's error text and return `status`. The text (a printf format and its arguments)
+ * says what is wrong and which values the arguments have. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \
     do {                                                                 \
         if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \

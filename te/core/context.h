@@ -7,9 +7,9 @@
  *     ...
  *     te_context_destroy(&ctx);
  *
- * All work is ordered on ctx.stream. A context serves one thread at a time and must stay at its address: a copy of it
- * is refused. A file compiled as plain C can use a context that a .cu file created (<model>_context_create), because
- * all calls except the creation go through ctx.target.
+ * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address:
+ * calls refuse a copy of it. A file compiled as plain C can use a context that a .cu file created
+ * (<model>_context_create), because all calls except the creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -22,7 +22,7 @@
 
 struct te_context;
 
-/* A target's memory functions. Both addresses of `copy` may be in host or in target memory. */
+/* A target's memory functions. Each of the two addresses that `copy` takes may be in host or in target memory. */
 typedef struct te_target {
     const char *name; /* "cuda" or "host" */
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
@@ -36,32 +36,35 @@ typedef struct te_target {
 typedef struct te_context {
     const te_target *target;
     void *stream; /* cudaStream_t; null is the default stream; unused on the host. The caller may set it. All work
-                     enqueued through a context, including graphs, uses the context's workspace, so it must not run on
-                     two streams at once */
+                     enqueued through a context, including graphs, uses the context's workspace; therefore the work of
+                     one context must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* target memory */
     uint32_t *tickets; /* CUDA: an atomic counter from which a kernel's blocks draw work; 0 before and after a kernel */
-    void *gemm;        /* state of the matrix products, made on first use; null before */
+    void *gemm;        /* the state of matrix products, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;     /* 1: time the candidates of each matrix product once (te/gemm/gemm.h); 0 (default): no */
+    int gemm_tune;     /* 1: time the candidates for each matrix product on its first use (te/gemm/gemm.h); 0 (default):
+                        * no timing */
     int gemm_custom;   /* CUDA: which matrix products, and patterns that begin with one, use this library's own kernels
-                        * instead of cuBLASLt: 0 none, 1 (default) those that should be faster, 2 all that can
-                        * (te/gemm/impl/gemm_dispatch.h) */
+                        * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with them, 2 all
+                        * that these kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
-                                     * in which blocks finish, so the bits may differ between runs; 0 (default): in a
-                                     * fixed order */
+                                     * in which blocks finish, so results may differ between runs; 0 (default): it
+                                     * accumulates in a fixed order, so results are bitwise reproducible */
     int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0 never, 1 (default) from compute
                         * capability 9.0 on */
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
-    int replay;        /* CUDA: how many graphs of passes are cached; 0: no graphs, launch kernel by kernel */
-    void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available */
-    int tensor_map_encode_known;     /* 1: it was looked up */
+    int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
+                        * one by one */
+    void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
+                                      * yet */
+    int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
     int device, processors; /* CUDA: the device's number and its count of SMs; host: 0 and 1 */
     int capability;         /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;
     struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
-    const struct te_context *at; /* the address at which it was created */
+    const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
     char error[320];
 } te_context;
 
@@ -81,15 +84,15 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* The error text of the last call that failed on this context; "" if none has. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Whether the program contains the code that times matrix products (te_context.gemm_tune): not with -DTE_NO_TUNE, and
- * not through te/infer.h unless TE_TUNE is defined. */
+/* Whether the program contains the code that times matrix products (te_context.gemm_tune). It does not if it is
+ * compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
-/* Refuse a context that was not created, was destroyed, or is a copy: two copies would both own the state that is made
- * on first use. who: the calling function, for the text. */
+/* Refuse a context that was not created, was destroyed, or is a copy. A copy is refused because it and the original
+ * would both own the state that is created on first use. who: the name of the calling function, for the error text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
@@ -110,8 +113,9 @@ TE_API te_status te_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te_release(te_context *ctx, void *p) {
     if (ctx && ctx->target && p) ctx->target->release(ctx, p);
 }
-/* Copy between any two of host and target memory, in stream order. A copy to or from host memory may return before it
- * is done: call te_synchronize before the host reads or reuses that memory. */
+/* Copy bytes in stream order; each of the two addresses may be in host or in target memory. A call that copies to or
+ * from host memory may return before the copy is done: call te_synchronize before the host reads or reuses that
+ * memory. */
 TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_copy"));
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
@@ -129,8 +133,9 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Grow the workspace to at least this many bytes. Apart from the creation of a context this is the only call that
- * allocates: call it after the models are bound and before the first step. Waits for the stream if it has to grow. */
+/* Grow the workspace to at least this many bytes. Apart from the creation of a context, this is the only call that
+ * allocates: call it after the models are bound and before the first step. If the workspace has to grow, the call waits
+ * for the stream. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));
@@ -152,7 +157,7 @@ TE_API void te_context_destroy(te_context *ctx) {
     memset(ctx, 0, sizeof *ctx);
 }
 
-/* Read and write the random state, for a checkpoint. Both wait for the stream. */
+/* Read or write the random state, for a checkpoint. Both functions wait for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));

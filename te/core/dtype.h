@@ -7,11 +7,12 @@
  *     uint8_t byte = te_e4m3_of_float(x);      // round to nearest even, saturate to +-448; NaN becomes 0x7f
  *
  * `f32`, `bf16`, `f16`, `e4m3` and `e5m2` are tokens: TE_##dtype is the enumerator. Conversions round to nearest, ties
- * to even, and give the same bits on both targets. Conversions to FP8 saturate and apply no scale.
+ * to even, and their results are bitwise identical on both targets. Conversions to FP8 saturate and apply no scale.
  *
  * e4m3 (4 bits of exponent, 3 of fraction, no infinities) and e5m2 are the formats of Micikevicius et al. 2022, "FP8
- * formats for deep learning", and of OCP's 8-bit floating point specification. From compute capability 8.9 on the
- * hardware converts (cvt.rn.satfinite); older devices and the host compute the same bits.
+ * formats for deep learning", and of OCP's 8-bit floating point specification. Devices of compute capability 8.9 and
+ * above have an instruction for the conversion (cvt.rn.satfinite); on older devices and on the host, integer code
+ * computes bitwise identical results.
  */
 #ifndef TE_DTYPE_H
 #define TE_DTYPE_H
@@ -93,26 +94,27 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 #define TE__FP8_HARDWARE 0
 #endif
 
-/* f rounded to nearest even in the format with `fraction` bits of fraction, this exponent bias and the largest number
- * `max`, to which larger and infinite numbers saturate. All but f are compile-time constants. */
+/* Round f to nearest even in the FP8 format that has `fraction` fraction bits, the exponent bias `bias` and the largest
+ * finite number `max`. Larger numbers and infinities saturate to +-max. All arguments except f are compile-time
+ * constants. */
 TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    if (a < rebias + (1u << 23)) { /* subnormal in FP8: adding a float whose last bit is the step rounds to a multiple
-                                      of the step */
+    if (a < rebias + (1u << 23)) { /* f is subnormal in FP8: adding a float whose unit in the last place is the distance
+                                      between subnormals (the step) rounds f to a multiple of it */
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
         return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
     }
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
-/* A finite magnitude, given by its float bits a, in fixed point relative to the FP8 number below it: the result's upper
- * bits count units in the last place of FP8, its lower 23 - fraction bits are the part that rounding has to drop.
- * *first + (result >> (23 - fraction)) is the byte of the FP8 number below. Integer arithmetic, because conversions
- * between integers and floats run at an eighth of its rate. */
+/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number in units in the last place of
+ * FP8. The result has 23 - fraction fractional bits, which rounding has to drop; its upper bits count whole units.
+ * *first + (result >> (23 - fraction)) is the byte of the largest FP8 number that is not above the magnitude. The
+ * function uses integer arithmetic, because conversions between integers and floats run at an eighth of its rate. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* below it are subnormals */
     const uint32_t e = exponent > least ? exponent : least;
@@ -120,9 +122,10 @@ TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bi
     *first = (e - least) << fraction;
     return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
 }
-/* Stochastic rounding: the FP8 number below f or above it, with probabilities that make the expected value f, up to
- * 2^-16 of the distance between the two. random: 16 bits. Saturation and NaN as in te__fp8_of_float. Croci et al.,
- * "Stochastic rounding: implementation, error analysis and applications", 2022. */
+/* Stochastic rounding: returns either the FP8 number below f or the one above it, with probabilities for which the
+ * expected value is f, up to an error of 2^-16 of the distance between the two numbers. random: 16 random bits.
+ * Saturation and NaN are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation, error
+ * analysis and applications", 2022. */
 TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), a = u & 0x7fffffffu, largest = te_bits_of_float(max);
@@ -133,7 +136,7 @@ TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fracti
 }
 
 #if TE__FP8_HARDWARE
-/* Two numbers; `low` goes to the low byte. */
+/* Convert two floats to FP8; `low` goes to the low byte. */
 TE_FN uint16_t te__e4m3_pair(float low, float high) {
     uint16_t w;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
@@ -144,7 +147,8 @@ TE_FN uint16_t te__e5m2_pair(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
     return w;
 }
-/* Converts two FP8 numbers to two of f16, which represents both FP8 formats exactly. e4m3: a constant; 0 is e5m2. */
+/* Convert two FP8 numbers to f16, which represents all numbers of both FP8 formats exactly. e4m3: 1 for e4m3, 0 for
+ * e5m2; a compile-time constant. */
 TE_FN uint32_t te__f16_pair_of_fp8(uint16_t w, const int e4m3) {
     uint32_t h;
     if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(w));
@@ -168,8 +172,9 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 #endif
 }
 
-/* The float of an FP8 number, exact: 2^(e - bias) (1 + m / 2^fraction), or m times the subnormal step where e is 0. a:
- * the byte without its sign. */
+/* Convert an FP8 number to float, exactly. With the exponent field e and the fraction field m, its magnitude is 2^(e -
+ * bias) (1 + m / 2^fraction) or, if e is 0, m times the distance between subnormals. a: the byte without its sign
+ * bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -186,7 +191,8 @@ TE_BOTH float te_float_of_e5m2(uint8_t h) {
     return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
 }
 
-/* Four numbers in a word, v[0] in the lowest byte. e4m3: a constant; 0 is e5m2. */
+/* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 for e4m3, 0 for e5m2; a
+ * compile-time constant. */
 TE_FN uint32_t te__fp8_word(const float v[4], const int e4m3) {
 #if TE__FP8_HARDWARE
     const uint32_t low = e4m3 ? te__e4m3_pair(v[0], v[1]) : te__e5m2_pair(v[0], v[1]);
@@ -252,8 +258,9 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
-    if (a < 0x38800000u) {                                   /* below 2^-14, subnormal: the step is 2^-24 */
-        /* the last bit of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
+    if (a < 0x38800000u) {                                   /* below 2^-14 numbers are subnormal, and 2^-24 apart (the
+                                                              * step) */
+        /* the unit in the last place of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
@@ -271,8 +278,9 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 /* The largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
-/* One element at index i, of f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than te_load:
- * they are inlined in many places, where another branch for FP8 would cost compile time. */
+/* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
+ * te_load and te_store, because te_load8 and te_store8 are inlined in many places, and a further branch for FP8 in each
+ * of them would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -285,7 +293,7 @@ TE_BOTH float te__round_wide(float v, te_dtype t) {
     if (t == TE_f32) return v;
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
-/* Element i of p, of any format. */
+/* Load or store element i of p, in any format. */
 TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(((const uint8_t *)p)[i], t) : te__load_wide(p, i, t);
 }
@@ -293,23 +301,23 @@ TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
     if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else te__store_wide(p, i, v, t);
 }
-/* v after a round trip through format t. */
+/* v rounded to format t and converted back to float. */
 TE_BOTH float te_round_to(float v, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(te_fp8_of_float(v, t), t) : te__round_wide(v, t);
 }
 
 /* ---- eight elements of f32, bf16 or f16 -------------------------------------------------------------------------- */
 
-/* Load elements i to i + 7 of p as floats. Only the first n are read; the others become 0. aligned: n is 8 and the
- * address a multiple of 16 bytes. `aligned` and `t` should be compile-time constants, here and below. */
+/* Load elements i to i + 7 of p as floats. Only the first n are read; the others become 0. aligned: 1 if n is 8 and the
+ * address is a multiple of 16 bytes. Here and below, `aligned` and `t` should be compile-time constants. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te__load_wide(p, i + k, t) : 0.0f;
         return;
     }
 #if TE_CUDA
-    /* __ldg promises that no kernel writes these bytes meanwhile, so the compiler may move loads of later rows ahead of
-     * stores of earlier ones. */
+    /* With __ldg the caller guarantees that these bytes are not written while the kernel runs, so the compiler may move
+     * the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -326,7 +334,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     for (int k = 0; k < 8; k++) v[k] = te__load_wide(p, i + k, t);
 #endif
 }
-/* Prefetch element i of p into the L2. A hint; does nothing on the host. */
+/* Prefetch the cache line of element i of p into the L2. Does nothing on the host. */
 TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #if TE_CUDA
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + i * (int64_t)te_dtype_bytes(t)));
@@ -335,30 +343,32 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2). Loading to this type and converting to
- * float later lets loads run far ahead in fewer registers. */
+/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2). A kernel that loads to this type, and
+ * converts to float only where it uses the values, can issue its loads far ahead, because the loaded elements occupy
+ * fewer registers than floats would. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
-/* Load 16 bytes through the read-only cache. volatile, so that the compiler does not move the load down to its use. */
+/* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not move the load down to
+ * the first use of its result. */
 TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
-/* The same for memory that this thread may have stored to: the read-only cache does not necessarily have those
- * stores. */
+/* Load 16 bytes that this thread may have stored to. Such bytes must not come from the read-only cache, which may hold
+ * their old values. */
 TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p) : "memory");
 }
-/* 16 bytes of shared memory. */
+/* Load 16 bytes of shared memory. */
 TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
-/* te_load8 without the conversion: only the first n elements are read, the others become 0. */
+/* Like te_load8, but without the conversion to float: only the first n elements are read, the others become 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -383,7 +393,7 @@ TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
     }
 }
-/* te_load8 of memory that this thread has stored to in this kernel. */
+/* Like te_load8, for memory that this thread may have stored to in this kernel. */
 TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -397,8 +407,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hides e's value from the optimizer: uses after this call unpack e a second time, so the floats that were unpacked
- * before do not occupy registers meanwhile. */
+/* Hide e's value from the optimizer. Code after this call must then unpack e a second time, so the floats that were
+ * unpacked before the call do not occupy registers in between. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -406,12 +416,13 @@ TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
     (void)e, (void)t;
 #endif
 }
-/* Eight floats in the storage format. */
+/* Convert eight floats to the storage format. */
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) {
-            /* Not te_pair_of_floats: with it ptxas spills in kernels that hold a row in registers and apply dropout. */
+            /* te_pair_of_floats is not used here: with it, ptxas spills registers in kernels that hold a row in
+             * registers and apply dropout. */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;
@@ -419,7 +430,7 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     }
 }
 #if TE_CUDA
-/* Two elements of 16 bits in a word, `low` in the low half. */
+/* Convert two floats to 16-bit elements in one word, `low` in the low half. */
 TE_FN uint32_t te_pair_of_floats(float low, float high, te_dtype t) {
     uint32_t w;
     if (t == TE_bf16) {
@@ -438,8 +449,8 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* te_vec8_of, converting two numbers per instruction: the conversion of single numbers runs at an eighth of the
- * rate. */
+/* Like te_vec8_of, but with instructions that convert two numbers at a time, because instructions that convert one
+ * number run at an eighth of the rate. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
     if (t != TE_f32) {
@@ -449,7 +460,7 @@ TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #endif
     te_vec8_of(e, v, t);
 }
-/* Store the first n of eight floats to elements i .. of p. */
+/* Store the first n of eight floats to elements i to i + n - 1 of p. */
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te__store_wide(p, i + k, v[k], t);
@@ -467,10 +478,10 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* The same; v becomes the rounded values that were stored. */
+/* Like te_store8; v is overwritten with the stored values, i.e. rounded to format t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
-    /* Two per instruction, as in te_vec8_of_pairs. */
+    /* Converts two numbers per instruction, as te_vec8_of_pairs does. */
     if (aligned && t != TE_f32) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
@@ -485,9 +496,11 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* As above, for t = TE_e4m3 or TE_e5m2. No scale is applied. aligned: n is 8 and the address a multiple of 8 bytes. */
+/* The functions of the previous section, for t = TE_e4m3 or TE_e5m2. They apply no scale. aligned: 1 if n is 8 and the
+ * address is a multiple of 8 bytes. */
 
-/* A scale in target memory that no kernel writes meanwhile, so the load need not wait for earlier stores. */
+/* Load a scale from target memory that is not written while the kernel runs, so the load does not have to wait for
+ * earlier stores. */
 TE_FN float te_load_scale(const float *scale) {
 #if TE_CUDA
     return __ldg(scale);
@@ -498,7 +511,7 @@ TE_FN float te_load_scale(const float *scale) {
 /* Only the first n elements are read, the others become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* volatile for the reason of te__load16_readonly */
+    if (aligned) { /* volatile for the same reason as in te__load16_readonly */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

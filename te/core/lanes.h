@@ -5,8 +5,8 @@
  *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
  *     te_lanes_sum(&sum, 1, &lanes);                   // every lane has the total, summed in a fixed order
  *
- * On CUDA a group has 1, 2, 4, 8, 16 or 32 lanes, or is a whole block of a multiple of 32 threads (up to 1024). On the
- * host it has 1. All lanes of the group must call a reduction.
+ * On CUDA a group has 1, 2, 4, 8, 16 or 32 lanes, or is a whole block, whose thread count is a multiple of 32 up to
+ * 1024. On the host a group has 1 lane. All lanes of the group must call a reduction.
  */
 #ifndef TE_LANES_H
 #define TE_LANES_H
@@ -35,8 +35,8 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* Returns p, a pointer to target memory, with its origin hidden from the optimizer: it then stays in registers, and
- * addresses derived from it are not recomputed from the kernel's arguments. */
+/* Returns p, a pointer to target memory, but hides from the optimizer where it comes from. The compiler then keeps the
+ * pointer in registers and does not recompute addresses that are derived from it from the kernel's arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -60,7 +60,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* *x becomes the group's maximum, in every lane; NaNs are ignored. */
+/* Set *x, in every lane, to the maximum of *x over the group; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
@@ -72,7 +72,7 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* The maximum over 16 neighbouring lanes. The whole warp must call this. */
+/* The maximum of x over the 16 neighbouring lanes that this lane belongs to. The whole warp must call this. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
@@ -80,11 +80,11 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* x of lane i of the 16. */
+/* The value that x has in lane i of the 16 neighbouring lanes. The whole warp must call this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum x[n] across the block's `groups` groups: lane i of the first group gets the sums over lane i of every group.
- * Groups of at most a warp, blocks of at most 512 threads. Eight values at a time: group k sums value k, so that all
- * groups have work. */
+/* Sum each of x[n] across the `groups` groups of the block: lane i of the first group gets the sums of the values in
+ * lane i of every group. A group may have at most 32 lanes, the block at most 512 threads. Eight values are summed at a
+ * time, value k by group k, so that all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -96,7 +96,7 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k */
+            te_shared[k][g.id] = sum; /* safe: only this lane reads column g.id of value k */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
@@ -164,16 +164,17 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
-/* Magnitudes are compared as the bits of floats: larger numbers have larger bits, and NaNs the largest. A maximum does
- * not depend on the order, so both targets get the same bits. If an element is infinite, the maximum is infinite; if
- * one is NaN, it is NaN. */
+/* Magnitudes are compared as integers, by the bits of the floats: a larger magnitude has larger bits, and a NaN has
+ * larger bits than any number. A maximum does not depend on the order of comparison, so the results are bitwise
+ * identical on both targets. If an element is infinite, the maximum is infinite; if one is NaN, it is NaN. */
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
-/* The maximum of m and the bits of |v[0]| to |v[7]|. */
+/* The maximum of m and of the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* |v| is an operand modifier, so max.f32 takes no more instructions */
+    float f = te_float_of_bits(m); /* the absolute value is an operand modifier of max.f32 and takes no extra
+                                    * instruction */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
 #else
@@ -181,7 +182,7 @@ TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     return m;
 #endif
 }
-/* The maxima of the low halves and of the high halves, as unsigned 16-bit integers. */
+/* The maximum of the two low halves and that of the two high halves, each as unsigned 16-bit integers, in one word. */
 TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -191,33 +192,36 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* *max: elementwise maxima of magnitudes in the storage format t (f32, bf16, f16), updated by e. Starts as zeros. */
+/* Update *max, the elementwise maxima of the magnitudes of several vectors, by the vector e. Both are in the storage
+ * format t (f32, bf16 or f16). *max must be zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
         max->w[k] = t != TE_f32 ? te__max_u16x2(max->w[k], w) : w > max->w[k] ? w : max->w[k];
     }
 }
-/* A magnitude m in the 16-bit format t as the bits of a float. */
+/* Convert a magnitude m in the 16-bit format t to float, and return its bits. */
 TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
     return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
 }
-/* The same for the larger of the two magnitudes in a word. */
+/* The same for the larger of the two magnitudes that the word m holds. */
 TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
     return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
 }
-/* Of eight elements of 16 bits: the largest magnitude of those in low halves, and of those in high halves. */
+/* For eight elements of 16 bits: the largest magnitude of the elements in low halves (in the low half of the result),
+ * and that of the elements in high halves (in its high half). */
 TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
     uint32_t m = e->w[0] & 0x7fff7fffu;
     TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
     return m;
 }
-/* The largest magnitude of eight elements of 16 bits in the low half, and of eight others in the high half. */
+/* The largest magnitude of the eight 16-bit elements of `low` (in the low half of the result), and that of `high` (in
+ * its high half). */
 TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high) {
     const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
     return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
 }
-/* The bits of the largest |v| of eight elements. */
+/* The largest magnitude of eight elements, as the bits of a float. */
 TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     float v[8];
     if (TE_CUDA && t != TE_f32) return te_amax_bits_of_16x2(te__amax_16x2(e), t);
@@ -225,20 +229,21 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     return te_amax_bits8(0, v);
 }
 
-/* *amax, at least 0, becomes the maximum of itself and the lanes' bits. It is read before the atomic operation: in a
- * large tensor few blocks have a larger value than those before them. */
+/* Set *amax, which must be at least 0, to the maximum of itself and the bits of all lanes. *amax is read first, and the
+ * atomic operation is skipped if it would change nothing: in a large tensor few blocks have a larger value than the
+ * blocks before them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* an earlier call of this block has read te_shared */
+        __syncthreads(); /* waits until all warps have read te_shared in an earlier call */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);
     }
-    if (bits > 0x7f800000u) bits = 0x7fffffffu; /* one NaN for all NaNs */
+    if (bits > 0x7f800000u) bits = 0x7fffffffu; /* store the same bits for every NaN */
     if (g.id == 0 && bits > *(const volatile uint32_t *)amax) (void)atomicMax((uint32_t *)amax, bits);
 }
 #else

@@ -4,8 +4,8 @@
  * Do this:
  *     y = x * te_sigmoid(x);
  *
- * CUDA: one ex2.approx and at most one rcp.approx. Host: arithmetic without branches, so that compilers vectorise loops
- * of calls.
+ * On CUDA each function uses at most one ex2.approx and one rcp.approx. On the host the functions are arithmetic
+ * without branches, so that compilers vectorise loops that call them.
  */
 #ifndef TE_MATH_H
 #define TE_MATH_H
@@ -19,8 +19,9 @@ TE_FN float te_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. For the rest r, in
-     * [-0.5, 0.5], the Taylor series of 2^r up to r^6 (error 1.2e-7). The integer is added to the result's exponent. */
+    /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. For the remainder r, in
+     * [-0.5, 0.5], 2^r is computed by its Taylor series up to r^6 (error 1.2e-7). Finally the integer is added to the
+     * exponent of the result. */
     const float low = x < -126.0f ? -126.0f : x, clamped = low > 128.0f ? 128.0f : low;
     const float shifted = clamped + 12582912.0f, r = clamped - (shifted - 12582912.0f);
     float p = 1.5403530e-4f;
@@ -32,7 +33,7 @@ TE_FN float te_exp2(float x) {
 }
 TE_FN float te_exp(float x) { return te_exp2(x * 1.4426950408889634f); }
 
-/* 1 / x for x >= 1. */
+/* 1 / x, for x >= 1 only. */
 TE_FN float te_reciprocal(float x) {
 #if TE_CUDA
     float y;

@@ -1,12 +1,12 @@
-/* philox.h -- Philox4x32-7, a counter-based random number generator with the same bits on every target, and the
- * threshold and factor of dropout.
+/* philox.h -- Philox4x32-7, a counter-based random number generator, whose results are bitwise identical on all
+ * targets; and the threshold and factor of dropout.
  *
  * Do this:
  *     uint32_t r[4];
  *     te_philox(r, seed, index, stream, offset);     // four random words of this index, no state
  *
- * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven rounds are the fewest that pass
- * BigCrush.
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven is the smallest number of rounds that
+ * passes BigCrush.
  */
 #ifndef TE_PHILOX_H
 #define TE_PHILOX_H
@@ -18,8 +18,8 @@ typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-/* out: four words. index: the position in a tensor. stream: distinguishes tensors. The counter is (index, stream, low
- * half of offset), the key is the seed xor the high half of the offset. */
+/* out: four random words. index: the position in a tensor. stream: a number that differs between tensors. The counter
+ * is (index, stream, low half of offset), the key is the seed xor the high half of the offset. */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);
@@ -31,12 +31,14 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Dropout with probability p: an element is dropped if its 16 random bits are below the limit; the rest is multiplied
- * by the factor, 1 / (1 - p) for the p that the limit stands for. */
+/* Dropout with probability p: an element is dropped if its 16 random bits are below the limit; all others are
+ * multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535, and the factor is 1 / (1 - p)
+ * for this rounded p. */
 #define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
 #define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 
-/* Uniform in (0, 1), both excluded. Of 23 bits: with 24, adding 0.5 to the largest integer would round up to 1. */
+/* Convert random bits to a number that is uniform in (0, 1), both ends excluded. Only 23 bits are used: with 24, the
+ * largest integer plus 0.5 would be rounded up, and the result would be 1. */
 TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 #endif

@@ -7,7 +7,7 @@
  * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of different replicas. World
  * rank d * tensor.size + t is rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h)
- * makes the groups with NCCL or MPI; code that only needs ranks, sizes and collectives includes this header alone.
+ * creates the groups with NCCL or MPI. Code that only needs ranks, sizes and collectives can include this header alone.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -24,13 +24,13 @@
 
 struct te_group;
 
-/* A communication library. Collectives are enqueued on ctx->stream and must come in the same order on all ranks of a
- * group. count: elements per rank. y and x do not overlap, except that these are in place: all_reduce with y == x,
- * all_gather with x == y + rank * count, reduce_scatter with y == x + rank * count, which leaves the rest of x
- * unchanged. Sums of 16-bit numbers are rounded after each addition of two. */
+/* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
+ * them in the same order. count: elements per rank. y and x must not overlap, except in these cases, which work in
+ * place: all_reduce with y == x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count,
+ * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* y[size, count] = x[count] of each rank */
+    /* row r of y[size, count] = x[count] of rank r */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     /* y[count] = the sum over ranks of row `rank` (this rank's index) of x[size, count] */
@@ -50,19 +50,19 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    /* CUDA: memory that all ranks map (te/comm/impl/symmetric_memory.h); null: none */
+    /* CUDA: memory that all ranks have mapped (te/comm/impl/symmetric_memory.h); null: none */
     struct te_peer_memory *peers;
-    /* CUDA: memory of GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    /* CUDA: memory used by GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te__overlap_memory *memory;
     struct te_comm *comm;
 } te_group;
 
-/* The groups of a rank. Must stay at its address. */
+/* The groups that a rank belongs to. The struct must stay at its address. */
 typedef struct te_comm {
     te_group world, tensor, data;
     double timeout; /* seconds to wait for other ranks */
-    int failed;     /* a collective has failed: the groups cannot be used any more */
-    int closes;     /* te_comm_destroy also finalizes the communication library */
+    int failed;     /* 1: a collective has failed, and the groups cannot be used any more */
+    int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;
 } te_comm;
 
@@ -82,8 +82,8 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
-/* As te_transport describes; a group of one rank copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE,
- * TE_ERROR_COMM. */
+/* The collectives of a group do what te_transport describes; in a group of one rank they copy x to y. Errors:
+ * TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
 TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
                                  te_context *ctx) {
@@ -95,14 +95,15 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
                "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
     return TE_OK;
 }
-/* A collective of one rank: y = x. */
+/* The collectives of a group of one rank: y = x. */
 TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
 }
 TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
-    if (te_is_fp8(dtype)) { /* an all_gather only copies bytes, so pairs of them are sent as 16-bit numbers */
+    if (te_is_fp8(dtype)) { /* an all_gather only copies bytes, so each pair of FP8 numbers is sent as one 16-bit
+                             * number */
         TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
                    (long long)count);
         count /= 2, dtype = TE_bf16;

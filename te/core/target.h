@@ -1,5 +1,5 @@
-/* target.h -- the target that the including file is compiled for: how a kernel is defined and launched, several tensors
- * in one launch, and a second stream.
+/* target.h -- the target that the including file is compiled for: how a kernel is defined and launched, how one launch
+ * works on several tensors, and how work runs on a second stream.
  *
  * Do this, to make a kernel of a body function:
  *     typedef struct { float *y; const float *x; int64_t n; } my_args;
@@ -7,8 +7,9 @@
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
  *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
- * The macro defines a __global__ function on CUDA, and on the host a loop over the blocks of the grid, on several
- * threads with OpenMP. Inside the call `te_args` points to the arguments and `te_at` is the block.
+ * On CUDA the macro defines a __global__ function, on the host a loop over the blocks of the grid, which OpenMP
+ * distributes over several threads. In the call of the body, `te_args` points to the kernel's arguments, and `te_at` is
+ * the te_block of the current block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
@@ -21,7 +22,8 @@
 #include "impl/target_host.h" /* the same */
 #endif
 
-/* Refuse a context of the other target: functions that launch kernels run on the target they were compiled for. */
+/* Refuse a context of the other target, because a function that launches kernels can run only on the target that it was
+ * compiled for. */
 TE_API te_status te__check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
@@ -31,7 +33,7 @@ TE_API te_status te__check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* *taken gets the random state of this pass, and *state advances by one pass. */
+/* Copy the random state *state to *taken, for this pass, and advance *state to the next pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
@@ -41,10 +43,11 @@ TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* A table of tensors in target memory. Each tensor is cut into chunks of one block each. */
+/* One launch works on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
+ * grid works on one chunk. */
 
-/* The tensor that a chunk belongs to: the last t with first[t] <= chunk. first[t]: chunks of all tensors before t;
- * first[count]: of all tensors. */
+/* The tensor that a chunk belongs to: the last t with first[t] <= chunk. first[t]: the number of chunks of all tensors
+ * before t; first[count]: the number of chunks of all tensors. */
 TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -55,11 +58,12 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* Consecutive tensors of such a table. first[0] chunks belong to the tensors in front of them. */
+/* A run of consecutive tensors in such a table. first[0] is the number of chunks of the tensors before the run. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
     const int32_t *first; /* [count + 1] */
-    int count, chunks;    /* chunks of these tensors, the blocks of the launch */
+    int count, chunks;    /* chunks: the number of chunks of these tensors, which is the number of blocks of the
+                           * launch */
 } te_multi_tensor;
 
 /* The index of the tensor that a block works on. *b becomes the block's index in a launch for that tensor alone. */
@@ -72,8 +76,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* Work on the side stream runs concurrently with the context's own stream. The host has no streams: there work runs at
- * once.
+/* Work on the side stream runs concurrently with the context's own stream. The host has no streams: there each call
+ * does its work before it returns.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));
@@ -87,9 +91,10 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  * before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* the context's own stream, while ctx->stream is the side stream */
-    int was_recording;    /* the launches of a pass were being recorded (graph_replay.h) */
-    int has_work;         /* work was enqueued since the last join */
+    void *main_stream;    /* between enter and leave: the context's own stream, because ctx->stream is the side stream
+                           * then */
+    int was_recording;    /* 1: when enter was called, the launches of a pass were being recorded (graph_replay.h) */
+    int has_work;         /* 1: work was enqueued since the last join */
 } te_side_stream;
 
 #if TE_CUDA
@@ -112,7 +117,7 @@ TE_API void te_side_stream_close(te_side_stream *s) {
     if (s->stream) (void)cudaStreamDestroy((cudaStream_t)s->stream);
     memset(s, 0, sizeof *s);
 }
-/* Stream `later` waits for the work that is enqueued on stream `earlier` now. */
+/* Make stream `later` wait for all work that has been enqueued on stream `earlier` so far. */
 TE_API te_status te__side_stream_wait(const te_side_stream *s, void *later, void *earlier, te_context *ctx) {
     const cudaEvent_t event = (cudaEvent_t)s->event;
     TE_TRY(te__cuda_status(ctx, cudaEventRecord(event, (cudaStream_t)earlier), "side stream"));

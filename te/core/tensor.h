@@ -25,48 +25,50 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
     t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
     return t;
 }
-/* No tensor: for a dx that is not needed, or the x of a list that begins with an embedding. */
+/* The absent tensor: passed as a dx that is not needed, or as the x of a list that begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
-/* An extra input or output of a list. Forward: the op `(input, name, width)` reads `value`, `(output, name)` writes it.
- * Backward: `(input, ...)` writes `grad` (null: not wanted), `(output, ...)` reads it. All are [rows, width] of the
- * model's dtype. */
+/* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
+ * writes `value`. In backward, `(input, ...)` writes `grad` (null: not wanted), and `(output, ...)` reads `grad`. All
+ * are [rows, width] of the model's dtype. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
 } te_edge;
 
 /* The arguments of a call apart from its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
- * cu_seqlens is given. Zeroed members mean their defaults. */
+ * cu_seqlens is given. A member that is 0 has its default value. */
 typedef struct te_batch {
     int batch, seq;        /* rows = batch * seq */
     const int32_t *tokens; /* [rows], for an embedding; target memory */
     const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
     int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
-    float loss_scale;      /* d(total loss)/d(loss of one row), used where backward gets no dy; often 1 / rows */
+    float loss_scale;      /* d(total loss)/d(loss of one row), used if backward gets no dy; often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
-    int position;          /* position of each sequence's first token, for rope and learnt positions */
-    const int32_t *positions; /* [rows], rope's position of each row, in any order; target memory. null: `position` plus
-                               * the row's index in its sequence. Backward must get the same positions as forward */
-    const te_edge *edges;  /* extra inputs and outputs of the list, by name; names of other lists are skipped */
+    int position;          /* the position of each sequence's first token, for rope and learnt positions */
+    const int32_t *positions; /* [rows], the position that rope uses for each row, in any order; target memory. null:
+                               * the position is `position` plus the row's index in its sequence. Backward must get the
+                               * same positions as forward */
+    const te_edge *edges;  /* the extra inputs and outputs of the list, by name; entries whose names the list does not
+                            * have are ignored */
     int edge_count;
     /* Sequences of different lengths (packed, "varlen"): the batch * seq rows hold `sequences` sequences one after the
      * other, sequence i in rows cu_seqlens[i] to cu_seqlens[i + 1] - 1; cu_seqlens[0] is 0, cu_seqlens[sequences] the
      * number of rows. No sequence is longer than max_seqlen; it may be empty. On CUDA the host never reads cu_seqlens,
-     * so the lengths may change between replays of a captured graph; for wrong values see te_sequences. 0, 0, null:
-     * `batch` sequences of `seq` rows. */
+     * so the lengths may change between replays of a captured graph; te_sequences, below, says how kernels treat wrong
+     * values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
-    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then writes y. A
-                           * list that ends in linear, cross_entropy then computes its logits only once
-                           * (te/linear/impl/linear_cross_entropy.h) */
+    int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
+                           * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
+                           * once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
                               * loss_scale (te/ops/loss_mean.h); null: no division */
     const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
                                    * prepared by te_cache_begin; null: none */
     const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
-    int memory_seq; /* rows per sequence of the cross-attention memory, an (input, .., (rows, memory)): row
-                     * b * memory_seq + t is row t of sequence b's memory */
+    int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
+                     * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
     const struct te_sampling *sampling; /* of a list that ends in (sample, ..) */
 } te_batch;
 
@@ -102,10 +104,11 @@ typedef struct te_sampling {
 /* Sequence i has rows first[i] to first[i + 1] - 1; first[0] is taken to be 0. `first` lies in target memory, where the
  * host does not read it, so kernels must be safe with any values: where they do not ascend, exceed `rows`, or make a
  * sequence longer than max_seqlen, sequences are clipped. The results are then meaningless, but all accesses stay in
- * bounds and every kernel ends. Rows behind the last sequence may be left unwritten. */
+ * bounds and every kernel ends. Rows after the last sequence may be left unwritten. */
 typedef struct te_sequences {
     const int32_t *first; /* [count + 1], the cu_seqlens; null: each sequence has max_seqlen rows */
-    int count, max_seqlen, rows; /* sequences; the longest allowed; rows of all sequences */
+    int count, max_seqlen, rows; /* the number of sequences; the longest length allowed; the number of rows of all
+                                  * sequences */
 } te_sequences;
 typedef struct te_sequence { int first, count; } te_sequence; /* first row, number of rows */
 
@@ -114,7 +117,7 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Sequence i without the rows before row `from`, which belong to earlier sequences. */
+/* Sequence i, clipped to rows from `from` on. Rows before `from` belong to earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -124,13 +127,14 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 }
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
-/* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i are numbered from
- * (first row / size + i) on. te_sequence_tiles returns how many numbers there are; at most one number a sequence has no
- * tile. */
+/* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i have consecutive
+ * numbers, beginning with (first row / size + i). te_sequence_tiles returns the count of numbers. Some numbers belong
+ * to no tile, at most one for each sequence. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* The sequence of the tile with this number, by binary search; the number may have no tile. size 0: `tile` is a row. */
+/* Find by binary search the sequence that tile number `tile` belongs to; the number may be one that belongs to no tile.
+ * If size is 0, `tile` is instead the index of a row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
-    int low = 0, high = s->count; /* invariant: the sequence is in [low, high) */
+    int low = 0, high = s->count; /* invariant: the index of the sequence is in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
     while (high - low > 1) {
         const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
@@ -157,16 +161,16 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
 }
 
 /* Finds the sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile
- * restarts the search from sequence 0). For any values of `first` each tile is visited once, because a sequence that
- * begins before the end of the previous one is taken to begin at that end. */
+ * restarts the search from sequence 0). Even if the values of `first` are wrong, each tile is visited once, because a
+ * sequence that begins before the end of the previous one is taken to begin at that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
-    int index, tile; /* its index; the number of its first tile */
-    int next;        /* first row of the next sequence, */
-    int next_tile;   /* and the number of its first tile */
+    int index, tile; /* index: the current sequence's index; tile: the number of its first tile */
+    int next;        /* the first row of the next sequence */
+    int next_tile;   /* the number of the next sequence's first tile */
 } te_sequence_cursor;
 
-/* Move to sequence i, which begins at row `from` or later. */
+/* Move to sequence i, clipped to rows from `from` on. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -178,7 +182,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move to the sequence of this tile. */
+/* Move to the sequence that tile number `tile` belongs to. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

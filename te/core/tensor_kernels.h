@@ -5,8 +5,9 @@
  *     TE_TRY(te_convert(y, TE_bf16, x, TE_f32, count, &ctx));     // rounds to nearest even
  *     TE_TRY(te_fill_normal(x, TE_bf16, rows * hidden, 0.0f, 1.0f, seed, 100, &ctx));
  *
- * te_convert is for the inputs and outputs of a list and for ops that read one format only. Elsewhere the kernel that
- * produces a tensor stores it in the format that its consumer reads.
+ * te_convert converts the inputs and outputs of a list, and the inputs of ops that can read only one format. All other
+ * tensors need no conversion, because the kernel that produces a tensor stores it in the format that its consumer
+ * reads.
  */
 #ifndef TE_TENSOR_KERNELS_H
 #define TE_TENSOR_KERNELS_H
@@ -25,7 +26,7 @@ typedef struct te_convert_args {
 } te_convert_args;
 enum { TE_CONVERT_THREADS = TE_CUDA ? 256 : 1, TE_CONVERT_BLOCK = 4096 /* elements */ };
 
-/* `to` and `from` are constants. Bytes: the tensor is read and written once. */
+/* `to` and `from` are compile-time constants. Memory traffic: x is read once and y is written once. */
 TE_FN void te_convert_elements(const te_convert_args *a, te_block b, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_CONVERT_THREADS, &group);
@@ -67,8 +68,9 @@ TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te
                TE_ERROR_VALUE, "te_convert: y overlaps x");
     return TE_OK;
 }
-/* y[count] of `to` = x[count] of `from`; formats f32, bf16, f16. Both lie in target memory, aligned to TE_ACCESS bytes,
- * and do not overlap. Errors: TE_ERROR_DTYPE, TE_ERROR_OVERFLOW, TE_ERROR_NULL, TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
+/* y[count] of `to` = x[count] of `from`; formats f32, bf16, f16. Both must lie in target memory, be aligned to
+ * TE_ACCESS bytes, and not overlap. Errors: TE_ERROR_DTYPE, TE_ERROR_OVERFLOW, TE_ERROR_NULL, TE_ERROR_ALIGNMENT,
+ * TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
                                        te_context *ctx) {
     te_convert_args a;
@@ -79,8 +81,8 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
-/* te_convert for the values of a list. MIXED 0: all values of the list have one format, so it only copies and the
- * program does not contain the kernel. */
+/* te_convert for the values of a list. MIXED: 0 if all values of the list have the same format. The function then only
+ * copies, so the program does not contain the conversion kernel. */
 #if TE_CUDA
 template <int MIXED>
 TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
@@ -103,7 +105,8 @@ TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dty
 typedef struct te_normal_args {
     void *w;
     int64_t count;
-    int64_t first, cols, pitch; /* row r of w, `cols` elements, begins at element first + r * pitch of the whole */
+    int64_t first, cols, pitch; /* row r of w, which has `cols` elements, begins at element first + r * pitch of the
+                                 * whole tensor */
     te_dtype dtype;
     float mean, std;
     uint64_t seed;
@@ -111,20 +114,21 @@ typedef struct te_normal_args {
 } te_normal_args;
 enum { TE_NORMAL_BLOCK = 1024, TE_NORMAL_LANES = TE_CUDA ? 256 : 1 };
 
-/* The index in the whole tensor of element i of w; the random numbers depend on it. */
+/* The index that element i of w has in the whole tensor. The random number of an element depends on this index. */
 TE_FN int64_t te_normal_index(const te_normal_args *a, int64_t i) {
     return a->first + (a->pitch == a->cols ? i : i / a->cols * a->pitch + i % a->cols);
 }
-/* Box and Muller 1958: four random words make four normal numbers. Bytes: the tensor is written once. */
+/* Computes four normally distributed numbers from four random words (Box and Muller 1958). Memory traffic: the tensor
+ * is written once. */
 TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_NORMAL_LANES, &group);
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* u holds the random words of this block */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled: sine, cosine and the stores of all formats are much
-                                                     code */
+        int64_t block = -1; /* the block of four elements whose random words are in u */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled, because sine, cosine and the stores of all formats
+                                                     are a lot of code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
@@ -138,15 +142,16 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_normal, TE_NORMAL_LANES, 1, te_normal_args, te_normal_body(te_args, te_at))
 
-/* The part [rows, cols] of a larger tensor whose row r begins at the larger tensor's element first + r * pitch. */
+/* A part [rows, cols] of a larger tensor. Row r of the part begins at element first + r * pitch of the larger
+ * tensor. */
 typedef struct te__normal_part { int64_t rows, cols, first, pitch; } te__normal_part;
 TE_API te__normal_part te__normal_part_of(int64_t rows, int64_t cols, int64_t first, int64_t pitch) {
     te__normal_part part;
     part.rows = rows, part.cols = cols, part.first = first, part.pitch = pitch;
     return part;
 }
-/* Fill w, a part of a larger tensor, with the numbers that te_fill_normal would store there in the whole tensor. So the
- * shards of a tensor together have the numbers of the unsharded tensor. */
+/* Fill w, a part of a larger tensor, with the same numbers that te_fill_normal would store in this part if it filled
+ * the larger tensor. Therefore the shards of a tensor together have the same values as the unsharded tensor. */
 TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__normal_part part, float mean, float std,
                                                  uint64_t seed, uint32_t stream, te_context *ctx) {
     te_normal_args a;
@@ -168,9 +173,9 @@ TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__no
     a.first = part.first, a.cols = part.cols, a.pitch = part.pitch;
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
-/* Fill w[count], target memory, with normally distributed numbers; std 0 fills with the mean. The same seed and stream
- * produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,
- * TE_ERROR_VALUE. */
+/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of them are the mean. The same
+ * seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE,
+ * TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {
     const te__normal_part whole = te__normal_part_of(1, count, 0, te_max(count, 0));

@@ -1,5 +1,5 @@
-/* scales.h -- how a matrix in FP8 is scaled, the layout of its scales, and the scales of all FP8 tensors of a model,
- * which one kernel updates.
+/* scales.h -- the ways to scale a matrix in FP8 and the layouts of its scales; and the scales of all FP8 tensors of a
+ * model, which one kernel updates.
  *
  * Do this:
  *     const size_t bytes = te_scales_bytes(count, 1024);
@@ -8,14 +8,16 @@
  *     ... casts of tensor i read s.scale[i] and update s.amax[i]; products read te_scales_inverse(&s, i) ...
  *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once a step, after its last pass
  *
- * Delayed scaling (Micikevicius et al. 2022): the scale comes from the amax of earlier steps, so a tensor is cast as it
- * is produced. scale = format_max / amax / 2^margin, where amax is the largest of the history or the most recent one.
- * If the amax is 0, infinite or NaN the scale stays; infinity and NaN enter the history as 0, so that one bad step does
- * not affect the scale for the history's whole length.
+ * Delayed scaling (Micikevicius et al. 2022): the scale is computed from the amax of earlier steps, so the kernel that
+ * produces a tensor can cast it at once. scale = format_max / amax / 2^margin, where amax is either the largest or the
+ * most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays as it is. Infinity and NaN enter
+ * the history as 0, so that one bad step does not affect the scale for as long as its entry is in the history.
  *
- * Current scaling: a history of length 1, updated for one tensor between the pass that takes its amax and the cast.
+ * Current scaling: the history has length 1. The scale of a tensor is updated after a kernel has computed the tensor's
+ * amax and before another kernel casts the tensor.
  *
- * Several ranks: te_scales_reduce before the update makes s.amax the maximum over ranks, so that all use one scale.
+ * Several ranks: te_scales_reduce before the update sets s.amax to the maximum over ranks, so that all ranks use the
+ * same scale.
  */
 #ifndef TE_SCALES_H
 #define TE_SCALES_H
@@ -28,9 +30,10 @@
 
 /* ---- how a matrix is scaled -------------------------------------------------------------------------------------- */
 
-/* A matrix [rows, cols], of which a GEMM sums over cols (its k), stores each number times a scale. The array of scales
- * has 1 / scale, by which GEMMs multiply. The layouts are those that cuBLASLt documents for
- * CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and _BLK128x128_32F ("Scaling factors layouts").
+/* Below, cols is the dimension of a matrix [rows, cols] that a GEMM sums over (its k). An FP8 matrix stores each number
+ * multiplied by a scale. Its array of scales holds the inverse, 1 / scale, because GEMMs multiply by that. The layouts
+ * are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and _BLK128x128_32F
+ * ("Scaling factors layouts").
  *
  * Do this:
  *     float *inverse = ...;        // te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) floats of target memory
@@ -43,8 +46,10 @@ typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
     TE_SCALING_TENSORWISE,   /* one scale */
     TE_SCALING_ROWWISE,      /* one for each row: [rows] */
-    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 of a row: [ceil(cols / 128), rows]; te_blockwise_1d_scale_at */
-    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128: [ceil(rows / 128), ceil(cols / 128) rounded up to 4] */
+    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
+                              * te_blockwise_1d_scale_at */
+    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to a
+                              * multiple of 4] */
     TE_SCALING_COUNT
 } te_scaling;
 
@@ -53,10 +58,10 @@ TE_API const char *te_scaling_name(te_scaling s) {
     return (unsigned)s < (unsigned)TE_SCALING_COUNT ? names[s] : "unknown scaling";
 }
 
-/* Blocks of n rows or columns. */
+/* The number of blocks that n rows or columns are divided into. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
-/* The rows whose 1D scales form the array that cuBLASLt reads, which needs a multiple of four rows. The scales of the
- * remaining 0 to 3 rows lie behind that array, so that a second GEMM can read them. */
+/* The number of rows whose 1D scales form the array that cuBLASLt reads, which must have a multiple of four rows. The
+ * scales of the remaining 0 to 3 rows form a second array after it, for a second GEMM that computes these rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
 /* The index of the scale of 1D block `block` of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
@@ -64,13 +69,14 @@ TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* 2D scales: the pitch of a row of blocks, and the index of the scale of block (row, col). */
+/* For 2D blocks: the pitch of the array of scales, i.e. the distance between two rows of blocks, and the index of the
+ * scale of block (row, col). */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
 }
 
-/* Floats in the array of scales of a matrix. */
+/* The number of floats in a matrix's array of scales. */
 TE_BOTH int64_t te_scaling_count(te_scaling s, int64_t rows, int64_t cols) {
     switch (s) {
     case TE_SCALING_TENSORWISE: return 1;
@@ -95,16 +101,16 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 typedef struct te_scales {
     float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
     float *scale;      /* [count], values are multiplied by it before rounding; initially 1 */
-    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which products multiply by */
+    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which GEMMs multiply by */
     float *format_max; /* [count], the largest number of the tensor's format */
     float *history;    /* [count, length], a ring buffer of amax for each tensor; initially 0 */
-    int32_t *at;       /* [count], the ring's entry for the next amax */
+    int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
     int count, length;
-    void *memory; /* all of the above in one piece, for a checkpoint */
+    void *memory; /* the one piece of memory that holds all of the above, for a checkpoint */
     size_t bytes;
 } te_scales;
 
-/* Which amax of the history sets the scale. */
+/* Which amax the scale is computed from: the largest or the most recent one of the history. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
@@ -123,16 +129,17 @@ TE_API te_scale_rule te__scale_rule_current(void) {
 enum {
     TE_SCALES_MAX_HISTORY = 1024,
     TE_SCALES_MAX_MARGIN = 64,
-    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* cuBLASLt needs a scale at a multiple of 16 bytes */
+    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* cuBLASLt needs each scale at an address that is a multiple of 16
+                                              * bytes */
 };
 
-/* Where 1 / scale of tensor i lies, for products. */
+/* The address of 1 / scale of tensor i, for GEMMs. */
 TE_API const float *te_scales_inverse(const te_scales *s, int i) {
     return s->inverse + (int64_t)i * TE_SCALES_INVERSE_STRIDE;
 }
 
 TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
-/* Bytes of target memory for the scales of `count` tensors with histories of this length. */
+/* The bytes of target memory that the scales of `count` tensors with histories of this length take. */
 TE_API size_t te_scales_bytes(int count, int length) {
     return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_INVERSE_STRIDE) +
            te__scales_part((int64_t)count * length);
@@ -140,11 +147,12 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Bounds of a scale, such that the scale and its inverse are normal numbers. */
+/* Bounds of a scale, within which both the scale and its inverse are normal numbers, not subnormal ones. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
-/* The scale for an amax above 0. format_max: the largest number of the format. */
+/* The scale for an amax, which must be above 0 or have a rule with an epsilon above 0. format_max: the largest number
+ * of the format. */
 TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule *rule) {
     const float a = amax < rule->epsilon ? rule->epsilon : amax;
     float s = format_max / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
@@ -152,13 +160,13 @@ TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
-/* The scale for an amax that is passed as bits; 1 if it is 0, infinite or NaN. */
+/* The scale for an amax that is passed as the bits of a float; 1 if the amax is 0, infinite or NaN. */
 TE_BOTH float te_scale_of_amax_bits(uint32_t amax, float format_max, const te_scale_rule *rule) {
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), format_max, rule) : 1.0f;
 }
 
-/* Save the scale that a tensor was cast with, for consumers that read it after the scale was updated: saved[0] = 1 /
- * scale, saved[1] = scale. */
+/* Save the scale that a tensor was cast with, for consumers of the tensor that run after the scale was updated:
+ * saved[0] = 1 / scale, saved[1] = scale. */
 TE_BOTH void te_scale_save(float *saved, float scale) { saved[0] = 1.0f / scale, saved[1] = scale; }
 
 typedef struct te_scales_args {
@@ -169,13 +177,14 @@ typedef struct te_scales_args {
 enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
        TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
 
-/* The update of one tensor by a group of lanes. Bytes: four for each entry of the history. */
+/* Updates the scale and the amax history of one tensor; a group of lanes works on each tensor. Memory traffic: four
+ * bytes read for each entry of the history, if the rule is TE_AMAX_MAX. */
 TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
     const int j = b.x * TE_SCALES_GROUPS + group, i = a->first + j, length = a->s.length;
     if (j >= a->count) return;
-    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* 0 for NaN, too */
+    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* 0 if amax is infinite or NaN */
     const int at = a->s.at[i];
     float *history = a->s.history + (int64_t)i * length, largest = entry;
     for (int h = g.id; a->rule.amax == TE_AMAX_MAX && h < length; h += g.count)
@@ -194,8 +203,8 @@ typedef struct te_scales_reduce_args {
     const float *all; /* [ranks, count] */
     int first, count, ranks;
 } te_scales_reduce_args;
-/* amax becomes the maximum over ranks. If it is infinite or NaN on one rank, the result is infinite on all, so that all
- * ranks keep their scale. Bytes: four for each rank and tensor. */
+/* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
+ * the next update changes the scale on no rank. Memory traffic: four bytes read for each rank and tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -211,7 +220,8 @@ TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
 TE_KERNEL_IF_USED(te__scales_reduce, TE_SCALES_THREADS, 1, te_scales_reduce_args, te_scales_reduce_body(te_args, te_at))
-/* amax becomes the maximum of itself and the history, and the history is cleared. Bytes: as te_scales_update_body. */
+/* Sets the amax of one tensor to the maximum of itself and the history, and clears the history. Memory traffic: four
+ * bytes read and four bytes written for each entry of the history. */
 TE_FN void te_scales_amax_from_history_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -231,7 +241,8 @@ TE_KERNEL_IF_USED(te__scales_amax_from_history, TE_SCALES_THREADS, 1, te_scales_
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Set the pointers of *s to the parts of `memory`, which holds the state of te_scales_init or a checkpoint's. */
+/* Set the pointers of *s to the parts of `memory`, which holds a state that te_scales_init has initialised or that was
+ * loaded from a checkpoint. */
 TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int count, int length, te_context *ctx) {
     TE_REQUIRE(s && memory, ctx, TE_ERROR_NULL, "te_scales_bind: a pointer is null");
     TE_REQUIRE(count >= 0 && length >= 1 && length <= TE_SCALES_MAX_HISTORY, ctx, TE_ERROR_SHAPE,
@@ -249,8 +260,8 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
-/* te_scales_bind, and initialise the state: scales of 1, empty histories. formats: [count], host memory, each e4m3 or
- * e5m2. Waits for the stream. */
+/* Call te_scales_bind and initialise the state: all scales are 1, and the histories are empty. formats: [count], host
+ * memory, each e4m3 or e5m2. Waits for the stream. */
 TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,
                                 int length, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_scales_init"));
@@ -271,8 +282,9 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
-/* Change the formats of the tensors. formats: [count], host memory. Each scale is multiplied by the ratio of the
- * formats' largest numbers. Waits for the stream. Errors: TE_ERROR_FORMAT if the state has unknown formats; it is then
+/* Change the FP8 formats of the tensors. formats: the new formats, [count], host memory. Each scale is multiplied by
+ * the ratio of the largest number of the new format to that of the old one. Waits for the stream. Errors:
+ * TE_ERROR_FORMAT if the old formats, which are read from the state, are not FP8 formats; the state is then
  * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
@@ -304,8 +316,8 @@ TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who
                "%s: a rule with an epsilon of %g", who, (double)rule->epsilon);
     return TE_OK;
 }
-/* Update tensors [first, first + count) in one launch: amax enters the history, the scale is set, amax becomes 0.
- * Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule). */
+/* Update tensors [first, first + count) in one launch: for each, store amax in the history, compute the scale, and
+ * reset amax to 0. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule). */
 TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
                                              te_context *ctx) {
     te_scales_args a;
@@ -319,8 +331,8 @@ TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int 
     return count ? te__scales_update_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
 }
 
-/* amax of tensors [first, first + count) becomes the maximum over the ranks of the group, in one collective. gathered:
- * [size of the group, count], target memory. */
+/* Set the amax of each of the tensors [first, first + count) to its maximum over the ranks of the group, with one
+ * collective for all of them. gathered: a buffer [size of the group, count] in target memory. */
 TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered, int first, int count,
                                              const te_group *g, te_context *ctx) {
     te_scales_reduce_args a;
@@ -334,7 +346,8 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     TE_TRY(te_group_all_gather(g, gathered, s->amax + first, count, TE_f32, ctx));
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
-/* amax of tensors [first, first + count) becomes the maximum of itself and the history, and the history is cleared. */
+/* For each of the tensors [first, first + count), set amax to the maximum of itself and the history, and clear the
+ * history. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

@@ -1,19 +1,21 @@
-/* fusions.h -- the fusion list: which sequences of ops become one step.
+/* fusions.h -- the fusion list: the patterns, that is, the sequences of ops that are fused into one step.
  *
- * A pattern names families of ops (te/ops: every activation is an `act`, every gated activation `gated`, every norm
- * `norm`), in the order of the pass: a pattern of backward begins with the op that is last in the model.
+ * A pattern names families of ops: every activation is an `act`, every gated activation a `gated`, every norm a `norm`;
+ * the other families are in te/ops. The families are in the order of the pass: a backward pattern begins with the op
+ * that is last in the model.
  *
  * Do this, before TE_SEQUENTIAL:
  *     #define TE_FORWARD_linear_act_add TE_FUSED // adds a pattern
  *     #undef TE_BACKWARD_linear_gated            // removes one
  *
- * Patterns of these shapes work without further code, because the kernel is made from the ops: in forward [linear]
- * maps [norm] maps; in backward [linear] [norm] maps, linear fork, and attention bias. head_norm with rope has a
- * custom kernel. Patterns that trade time for memory are not in the list: linear_cross_entropy, in backward
- * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
+ * A pattern of one of these shapes needs no further code, because its kernel is generated from its ops ([..]: may be
+ * left out): in forward `[linear] maps [norm] maps`; in backward `[linear] [norm] maps`, `linear fork` and
+ * `attention bias`. head_norm with rope has a custom kernel. Two patterns save memory at the cost of time, and are
+ * therefore not in the list: in forward linear_cross_entropy, in backward cross_entropy_linear
+ * (te/linear/impl/linear_cross_entropy.h).
  *
- * The X-lists below have the same patterns, for tests and benchmarks, which try each on every kind of op that it
- * matches.
+ * The X-lists at the end have the same patterns. Tests and benchmarks use them to try each pattern on every kind of op
+ * that it matches.
  */
 #ifndef TE_FUSIONS_H
 #define TE_FUSIONS_H
@@ -78,7 +80,7 @@
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
-/* X(pattern): the same patterns; tests/patterns_forward_test.cc fails where one is missing. */
+/* X-lists of all patterns above; tests/patterns_forward_test.cc fails if one is missing here. */
 #define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \

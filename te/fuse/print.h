@@ -1,7 +1,7 @@
-/* print.h -- a plan as a table: each step with its ops, kernels, and the bytes that it moves for each row.
+/* print.h -- prints a plan as a table: each step with its ops, its kernels, and the bytes that it moves for each row.
  *
- * The table cannot disagree with what runs: the step itself says which kernel it has (te_run.describe), and the rule by
- * which the executor stores a result for its consumer says in which format.
+ * The table cannot disagree with what runs: the function that runs a step also reports its kernel (te_run.describe),
+ * and the format of the step's result is found by the rule by which the executor stores it.
  *
  * Do this:
  *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
@@ -16,16 +16,16 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A dry run of one row with recipes on, to ask about the steps of a pass. none: memory for the parameters of an op,
- * which are the same for all ops. */
+/* A te_run of one row with recipes on, which is passed to the functions that report on the steps of a pass. none:
+ * memory for TE_MAX_PARAMS zeroed te_param, which stand for the parameters of every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether the gradient changes in a backward step after the step has read it or has last stored it for a fork. If not,
- * the step stores nothing in FP8. */
+/* Whether a backward step changes the gradient after the last point at which that gradient already lies in memory: the
+ * step's input, or the gradient that an add of the step stores for its fork. If not, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -34,8 +34,8 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     }
     return changed;
 }
-/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds itself. 0: none; 1:
- * as it lies; 2: as it lies and transposed. */
+/* In how many layouts a step's pointwise kernel stores its result in FP8, with scales that the kernel itself computes
+ * (a scale for each row or 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -54,8 +54,8 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* Bytes a row that the result in FP8 saves, compared with storing it in the list's format alone. Negative if the step
- * stores both, because forward saves the result in the list's format. */
+/* Bytes a row by which the step's memory traffic is smaller because it stores its result in FP8 instead of the list's
+ * dtype. Negative if the step stores both, because forward saves the result in the list's dtype for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -75,8 +75,8 @@ TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pa
     }
     return 1;
 }
-/* Whether a backward step leaves the gradient as it is: it only sums it over rows or adds it to a fork's (a bias, an
- * add). */
+/* Whether a backward step leaves the gradient unchanged: the step only sums the gradient over rows (a bias), or adds it
+ * to the gradient of a fork (an add). */
 TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++)
         if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
@@ -88,8 +88,9 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Bytes a row that op j of a forward or inference step moves beside the step's input and output: its statistics, its
- * fork's value, and its output if that is saved and stays inside the step otherwise. */
+/* Bytes a row that op number j of a forward or inference step moves in addition to the step's input and output: the
+ * op's statistics, the value of the fork that it uses and, if forward saves the output of an op that is not the step's
+ * last, that output. */
 TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -103,7 +104,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* The same for a backward step: its statistics, the input that forward saved for it, and the gradients of forks. */
+/* The same for op j of a backward step: the op's statistics, the input that forward saved for it, and the values and
+ * gradients of forks. leaves_gradient: te__step_leaves_gradient of the step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -113,16 +115,17 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
-        n += op->out * size; /* an input's gradient was stored for the caller by the ops
-                            * that use it */
+        n += op->out * size; /* not for an (input, ..): the ops that use it have stored its
+                            * gradient for the caller */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i); /* the gradient so far is read, the sum written */
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
     if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and its gradient */
     return n;
 }
-/* Bytes a row that a step moves at least: its input and output, what it saves for backward or reads of that, and the
- * values and gradients of forks. Weights are left out, because they do not grow with the rows. */
+/* A lower bound of the bytes that a step reads and writes for each row: its input and output, the values that forward
+ * saves and backward reads, and the values and gradients of forks. Weights are not counted, because their size does not
+ * depend on the number of rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -132,8 +135,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
-    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* rows of the table; its gradient
-                                                                                       * is read and written */
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8: f32 gradient of the table,
+                                                                                       * read and written */
     if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++)
         n += back ? te__op_bytes_backward(&r, s, j, leaves_gradient) : te__op_bytes_forward(&r, s, j);
@@ -142,7 +145,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Text: the formats of a step's operands, if the column "fp8" does not say it all. */
+/* Text that describes the formats of a step's operands, if "fp8" in the column "dtype" does not say everything. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
@@ -151,7 +154,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* Text: the format of a step's result, if it is not the list's. */
+/* Text that describes the format of a step's result, if the step stores it in FP8 with scales. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -170,8 +173,8 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
-/* Print the kernels of step s. A product before such a step sends its result to the other ranks, if it runs in the
- * library's GEMM and not in cuBLASLt. */
+/* Print the kernels of step s. If the step after a GEMM is such a fused collective pattern, the GEMM sends its result
+ * to the other ranks, provided that it runs in the library's GEMM and not in cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -182,7 +185,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of a step. Returns its bytes a row. */
+/* Print the line of a step. Returns the bytes that the step moves for each row. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -196,8 +199,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
-/* Print the forward steps that backward runs again before step s: those of the recompute regions whose last op is in s.
- * Returns their bytes a row. */
+/* Print the forward steps that backward runs again before step s: those of each recompute region whose last op is in s.
+ * Returns the bytes that they move for each row. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
@@ -226,7 +229,7 @@ TE_API size_t te__saved_row_bytes(const te_plan *p) {
     return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
 }
 TE_API void te__print_saved(FILE *f, const te_plan *p) {
-    te_plan all = *p; /* the same plan without recompute regions */
+    te_plan all = *p; /* a copy of the plan, without recompute regions */
     all.region_count = 0;
     fprintf(f, ", %zu bytes a row saved for backward", te__saved_row_bytes(p));
     if (p->region_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
@@ -234,7 +237,8 @@ TE_API void te__print_saved(FILE *f, const te_plan *p) {
         fprintf(f, " (%zu without the recipe)",
                 (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
 }
-/* Print the begin of the first line. Returns 0 if widths are not known yet, so that nothing can follow. */
+/* Print the beginning of the first line. Returns 0 if f or p is null or the widths are not known yet: then nothing else
+ * can be printed. */
 TE_API int te__print_head(FILE *f, const te_plan *p) {
     if (!f || !p) return 0;
     fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
@@ -246,7 +250,7 @@ TE_API int te__print_head(FILE *f, const te_plan *p) {
 TE_API void te__print_columns(FILE *f) {
     fprintf(f, "\n      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
 }
-/* Print the inference pass alone. */
+/* Print only the inference pass. */
 TE_API void te_plan_print_inference(FILE *f, const te_plan *p) {
     if (!te__print_head(f, p)) return;
     te__print_columns(f);

@@ -7,13 +7,13 @@
  *     TE_TRY(mlp_forward(y, &saved, x, &m, &batch, &ctx));
  *     TE_TRY(mlp_backward(dx, dy, &saved, &m, &batch, &ctx));
  *
- * Or, for an application in plain C beside a .cu: TE_DECLARE(mlp, bf16, ...) in a header gives the types and
- * prototypes, TE_DEFINE(mlp, bf16, ...) in one file the functions, with C linkage.
+ * Or, if plain C files call functions that a .cu file compiles: TE_DECLARE(mlp, bf16, ...) in a header declares the
+ * types and prototypes, and TE_DEFINE(mlp, bf16, ...) in one file defines the functions, with C linkage.
  *
- * What `name` stands for below:
- *     name, name_saved               the instance (m.fc1.weight is a te_param); what a forward saves for its backward
+ * The macros below make, for their argument `name`:
+ *     name, name_saved               types: an instance (m.fc1.weight is a te_param); a te_saved (model.h)
  *     name_forward_steps, name_infer_steps, name_backward_steps     numbers of steps, constants
- *     name_context_create            a context of the target that the functions were compiled for
+ *     name_context_create            creates a context for the target that the functions were compiled for
  *     name_plan()                    the op table and the plans
  *     name_param_bytes, name_grad_bytes, name_saved_bytes, name_workspace_bytes
  *     name_bind, name_forward, name_infer, name_backward, name_print_plan
@@ -36,15 +36,16 @@
 #include "impl/list_checks.h" /* TE_RECOMPUTE_CHECKS, TE_RECOMPUTE_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
-/* The same with custom fusion lists: `fwd` and `bwd` are the prefixes of their names. No pattern begins with
- * TE_UNFUSED_, so with that prefix each op is a step. */
+/* TE_SEQUENTIAL with custom fusion lists: `fwd` and `bwd` are the prefixes of the names of their patterns, for forward
+ * and for backward. The library defines no pattern with the prefix TE_UNFUSED_, so with that prefix each op is a step
+ * of its own. */
 #define TE_SEQUENTIAL_WITH(fwd, bwd, name, dtype, ...)                                               \
     TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, fwd, bwd, name, dtype, __VA_ARGS__)
 #define TE_DECLARE(name, dtype, ...) TE__CHECKED(TE__DECLARE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The same for lists with widths that are known only at run time. */
+/* The same macros for lists with widths that are known only at run time (dims.h). */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -56,12 +57,13 @@
 
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
-/* Mistakes that the preprocessor can see (a list that is too long, an unknown op, no tuple) are reported first, and
- * alone: the list is then not expanded further, so no other message hides them.
- *     make                       the macro that makes the model of a list without such mistakes: TE__DECLARE, ..
+/* Some mistakes can be found by the preprocessor: a list that is too long, an unknown op, an argument that is no tuple.
+ * These are reported first, and the list is then not expanded further, so that no other messages follow.
+ *     make                       the macro that is expanded if there are no such mistakes: TE__DECLARE, ..
  *     link                       storage class and attributes of its functions
  *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
- * The functions of a model have parameters called m, x, y, ..: a caller may have globals of these names, and -Wshadow.
+ * -Wshadow is off in the functions of a model: their parameters are called m, x, y, .., and a program may have global
+ * variables of these names.
  */
 #define TE__CHECKED(...)                                                                                         \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \
@@ -80,8 +82,9 @@
 #define TE__CHECKED5(make, link, fwd, bwd, name, dtype, unknown, ...)                                        \
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
-/* From here on the ops have no recompute marks among them. `cut` is the list with its marks, for forward, in which no
- * pattern goes across a mark; `marks` is its links (TE_LINKS), or empty if it has no marks. */
+/* From here on the variadic arguments are the ops without the recompute marks. `cut` is the list with its marks, which
+ * forward is matched with, because no forward pattern may extend across a mark; `marks` is TE_LINKS of that list, or
+ * empty if it has no marks. */
 #define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
 #define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \
@@ -140,9 +143,10 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Which FP8 kernels the pointwise steps of a list under a recipe have. fixed_training: also kernels that quantize and
- * transpose in tiles (te/pointwise/impl/pointwise_quantize_transpose.h). Forward needs these where backward recomputes
- * an operand; backward needs them under fp8_block, or where the scale is known before (fp8_delayed). */
+/* Which FP8 variants of the pointwise kernels are compiled for a list with a recipe: fixed_fp8, or fixed_training,
+ * which also has the kernels that quantize and transpose in tiles (te/pointwise/impl/pointwise_quantize_transpose.h).
+ * The forward steps need those kernels because backward may run such a step again to recompute an FP8 operand. The
+ * backward steps need them under fp8_block, and under fp8_delayed, where the scale is known before the kernel runs. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -152,8 +156,8 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* name_facts_at(i): the recipe of op i, a te_recipe, and its flags TE_PASSES_THROUGH in the bits above. With it
- * constant expressions find the recipe of a step's consumer (te__recipe_behind). */
+/* name_facts_at(i): the recipe of op i, a te_recipe, combined with its flags TE_PASSES_THROUGH in higher bits. Constant
+ * expressions use it to find the recipe of the op that consumes a step's result (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -169,8 +173,8 @@
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-/* The tables of ops, steps and recompute regions, the options and the kernels; and the plan that points to them. Each
- * table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
+/* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan that points to these.
+ * Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
 #define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
                         forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
@@ -212,13 +216,13 @@
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
-/* The functions of a model: those of all lists, and those of a list that trains. */
+/* The functions of a model. TE__DEFINE_CALLS: those of every list; TE__DEFINE_training: those of a list that trains. */
 #define TE__DEFINE_CALLS(widths, link, name)                                                                   \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                           \
         { return te_context_create(ctx, device, seed); }                                                       \
     TE__SET_DIMS_##widths(link, name, {                                                                        \
         TE_TRY(te_plan_set_dims(m ? &m->te_sized : 0, m ? m->te_ops : 0, name##_plan(), dims, count, ctx));    \
-        m->model.plan = 0; /* must be bound, or bound again */                                                 \
+        m->model.plan = 0; /* the instance must be bound again */                                              \
         return TE_OK;                                                                                          \
     })                                                                                                         \
     link size_t name##_param_bytes(TE__ALONE_##widths(name))                                                   \
@@ -249,14 +253,14 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
         { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
-/* The width of the last op's output, followed by +. */
+/* For the last op of a list: the width of its output, followed by +; for each other op: nothing. */
 #define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
 #define TE__LAST_WIDTH_A_END
 #define TE__LAST_WIDTH_B_END
 
-/* An op in the table of ops, a te_op. */
+/* The initialiser of one te_op in the table of ops. */
 #define TE__OP_ENTRY(model, before, op, after, live)                                                                  \
     {TE_MEMBER(kind, TE_STRING(TE_KIND(op))),                                                                         \
      TE_MEMBER(name, TE_STRING(TE_NAME(op))),                                                                         \
@@ -294,7 +298,7 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* The constant that te_op.options points to. */
+/* The name and the definition of the constant that te_op.options points to. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);
@@ -316,8 +320,9 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* Steps: x is (widths, model, dtype, pass, suffix). The kernels of a step are called model_firstop_pattern, and behind
- * it _infer or _backward. A step of inference that forward has as well (suffix `shared`) has forward's kernels. */
+/* Entries of the tables of steps. x is (widths, model, dtype, pass, suffix). The kernels of a step are called
+ * model_firstop_pattern, followed by _infer or _backward in these passes. An inference step that is also a step of
+ * forward (suffix `shared`) uses forward's kernels. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

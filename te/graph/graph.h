@@ -1,5 +1,5 @@
 /* graph.h -- CUDA graphs: record once the work that a function enqueues (a forward, a backward, a whole step), and
- * replay it with one launch. A replay takes its inputs by name or by position, and checks them like arguments.
+ * replay it with one launch. A replay takes its inputs by name or position and checks their shapes and dtypes.
  *
  * Do this:
  *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {    // may only enqueue on ctx->stream
@@ -19,8 +19,8 @@
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * On the host a replay calls the function again, with the same checks and the same results; an error in the function
- * itself shows only at the first replay, which may have run a part of it.
+ * On the host a replay calls the function, with the same checks and results. The capture does not call it there, so an
+ * error in the function shows only at the first replay, which may have run a part of it.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
@@ -29,18 +29,19 @@
 #include "graph_pool.h"     /* te_graph_pool */
 
 /* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
- * used in place; if the y of one graph is the x of the next, the replay copies nothing. A tensor without memory (data
- * null) gets it from the pool. The caller acquires memory for te_saved from the pool: te_graph_pool_acquire.
+ * used in place; so if the y of one graph is the x of the next, the replay copies nothing. A tensor without memory
+ * (data null) gets memory from the pool. The caller acquires the memory of a te_saved from the pool with
+ * te_graph_pool_acquire.
  *
  * The pool. Memory is acquired and released in the order of the captures, and reused on the assumption that replays
- * come in the same order. te_graph_retire declares that a graph's own inputs and outputs are not needed by later work:
- * later captures may reuse their memory, and the graph can still be replayed at its position in the order. For a
- * pipeline (F0 F1 B0 F2 ...): capture in the order of the schedule; after B0 retire F0 and release its saved memory. A
- * pool without memory only measures: with it the same calls acquire and release but record nothing, and pool.high is
- * the number of bytes to allocate.
+ * come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and outputs. Later
+ * captures may then reuse their memory; the graph can still be replayed at its position in the order. For a pipeline
+ * (F0 F1 B0 F2 ...), capture in the order of the schedule, and after B0 retire F0 and release the memory that F0 saved
+ * for B0. A pool without memory only measures: run the same sequence of calls with it, which records no graph;
+ * afterwards pool.high is the number of bytes to allocate.
  *
- * Random numbers: the random state advances in target memory, so each replay draws new numbers, the same as an eager
- * run would.
+ * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
+ * are the same as those of an eager run.
  *
  * A capture fixes everything that the host passes to a kernel: addresses, sizes, batch.accumulate, an optimizer's
  * config. The memory that `arg` points to, the models and the context's workspace must not change as long as the graph
@@ -48,7 +49,7 @@
 
 /* ---- named tensors ----------------------------------------------------------------------------------------------- */
 
-/* Name null: the tensor is identified by its position in the array, from 0. */
+/* If name is null, the tensor is identified by its position in the array, counted from 0. */
 typedef struct te_named { const char *name; te_tensor tensor; } te_named;
 
 TE_API te_named te_named_tensor(const char *name, te_tensor t) {
@@ -56,18 +57,19 @@ TE_API te_named te_named_tensor(const char *name, te_tensor t) {
     n.name = name, n.tensor = t;
     return n;
 }
-/* Tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] is the tensor [count, 1]. */
+/* For tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] becomes the tensor [count,
+ * 1]. */
 TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count) {
     return te_named_tensor(name, te_matrix((void *)(uintptr_t)p, TE_f32, count, 1));
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-enum { TE__GRAPH_POSITION_BYTES = 16 }; /* for the name of a tensor without one: "#2" */
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* size of the generated name of a tensor that has none, such as "#2" */
 
 struct te_graph;
 /* Enqueues library calls on ctx->stream, which during a capture is the graph's stream. It may not allocate or release
- * memory, wait, copy from or to pageable memory, or use another stream that it has not joined by events. */
+ * memory, wait, copy from or to pageable memory, or use another stream without joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. It is read only during the call; names are copied. */
@@ -90,9 +92,10 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* "#2" for the third tensor if it has none */
-    const void *source; /* of an input, during a replay */
-    int id;             /* identifies its piece of the pool; 0: the caller's memory */
+    const char *name;   /* if the caller gave it no name: its position, such as "#2" */
+    const void *source; /* the address that a replay copies this input from */
+    int id;             /* identifies the piece of the pool that holds the tensor; 0: the tensor is in the caller's
+                         * memory */
 } te__static;
 
 typedef struct te_graph {
@@ -101,21 +104,22 @@ typedef struct te_graph {
     const char *name;
     te_graph_fn run;
     const void *arg;
-    te__static *tensor; /* [in_count + out_count]; one host allocation with the copies of arg and the names */
+    te__static *tensor; /* [in_count + out_count]; in one host allocation together with the copies of arg and of the
+                         * names */
     int in_count, out_count;
-    void *exec, *workspace; /* cudaGraphExec_t; the context's workspace at the capture */
+    void *exec, *workspace; /* exec: a cudaGraphExec_t; workspace: the context's workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* its address at the capture; the graph must stay there */
+    const struct te_graph *at; /* the address of this struct at the capture; it must stay there */
 } te_graph;
 
-/* A graph's static input or output by position or by name; te_none() if there is none. */
+/* Find a static input or output of a graph by position or by name; te_none() if there is none. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
 TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
 }
-/* The position of `name` among tensors [from, to), from 0; -1: there is none. */
+/* The position of the tensor called `name` among tensors [from, to), counted from 0; -1 if there is none. */
 TE_API int te__static_find(const te__static *s, int from, int to, const char *name) {
     for (int i = from; name && i < to; i++)
         if (!strcmp(s[i].name, name)) return i - from;
@@ -129,14 +133,15 @@ TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Give the memory of this graph's own inputs and outputs back to the pool, for later captures ("The pool", above). */
+/* Return to the pool the memory that it allocated for this graph's inputs and outputs, for later captures ("The pool",
+ * above). */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
             if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_free(g->pool, k), g->tensor[i].id = 0;
 }
-/* Retire the graph and free it. A graph whose capture failed, or all zeros, may be destroyed too; destroying a copy
- * does nothing. */
+/* Retire the graph and free it. It is also allowed to destroy a graph whose capture failed, or a struct of zeros;
+ * destroying a copy of a graph does nothing. */
 TE_API void te_graph_destroy(te_graph *g) {
     if (!g || (g->at && g->at != g)) return;
     te_graph_retire(g);
@@ -149,7 +154,7 @@ TE_API void te_graph_destroy(te_graph *g) {
 
 /* ---- the call of the function ------------------------------------------------------------------------------------ */
 
-/* The context's target while the function runs: it returns an error for calls that a graph cannot repeat. */
+/* Replaces the context's target while the function runs; it returns an error from calls that a graph cannot repeat. */
 typedef struct te__graph_target {
     te_target target;
     const te_target *real;
@@ -170,9 +175,10 @@ TE_API te_status te__graph_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te__graph_release(te_context *ctx, void *p) { (void)p, (void)te__graph_refuse(ctx, "releases memory"); }
 TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refuse(ctx, "waits for the stream"); }
 #if TE_CUDA
-/* Pageable memory is refused: it is probably a local variable of the function, which no longer exists at the replay. */
+/* A copy from or to pageable memory is refused: that memory is probably a local variable of the function, which no
+ * longer exists at the replay. */
 TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
-    /* the query of a pointer's attributes is allowed in this mode */
+    /* in this mode cudaPointerGetAttributes is allowed during a capture */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaPointerAttributes d, s;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -207,8 +213,9 @@ TE_API te_status te__graph_call(const te_graph *g, te_context *ctx) {
 /* ---- capture ----------------------------------------------------------------------------------------------------- */
 
 /* Capture g's function on a stream created for it, so that the context's stream is never in capture mode and may be the
- * default stream. That stream is a blocking one: if the function enqueues work on the default stream by mistake, that
- * is then an error. Otherwise the work would run once, and be missing from the graph. */
+ * default stream. The created stream is a blocking one, so that it is an error if the function enqueues work on the
+ * default stream by mistake. With a non-blocking stream, that work would run once during the capture and be missing
+ * from the graph. */
 TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     te_status status = TE_OK;
 #if TE_CUDA
@@ -244,8 +251,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     return status;
 }
 
-/* Check tensor i of the spec and make the static tensor, with memory from the pool if it has none. name: memory for its
- * name. */
+/* Check tensor i of the spec and create the static tensor for it, with memory from the pool if the spec gives none.
+ * name: the place where the tensor's name is stored. */
 TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";
@@ -283,9 +290,10 @@ TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
 }
 
 /* Record the work that the function enqueues; none of it runs. *g must hold no graph yet. pool: may be null if all
- * tensors of the spec have memory. Meanwhile no other thread may use the device's default stream. A capture that fails
- * has acquired nothing and leaves *g all zeros. Errors: of the spec; the function's own; TE_ERROR_STATE or
- * TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too small. */
+ * tensors of the spec have memory. During the call no other thread may use the device's default stream. If the capture
+ * fails, all memory is returned to the pool, and *g is all zeros. Errors: an invalid spec; any error that the function
+ * returns; TE_ERROR_STATE or TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too
+ * small. */
 TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
@@ -319,7 +327,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Find the graph's input that in[i] names, check in[i], and store its address as that input's source. */
+/* Find the input of the graph that in[i] stands for, check in[i], and store the address of its data as the input's
+ * source. */
 TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;
@@ -338,7 +347,8 @@ TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te
     s->source = t.data;
     return TE_OK;
 }
-/* A source may not overlap the static memory that another input is copied to: that copy may come first. */
+/* Check that there is a source for each input, and that no source overlaps the static memory that another input is
+ * copied to, because that copy may come first and overwrite the source. */
 TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
     const te__static *s = g->tensor;
     for (int i = 0; i < g->in_count; i++)
@@ -357,9 +367,10 @@ TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
 }
 
 /* Copy the inputs to the graph's static tensors, and enqueue the graph on ctx->stream. in[count]: each of the graph's
- * inputs, once, in any order, in target or host memory; one that is the static tensor itself is not copied. If a check
- * fails, nothing was copied or enqueued. Errors: of the inputs; TE_ERROR_STATE for a graph that was moved, belongs to
- * another context, or whose workspace was replaced; on the host also the function's own. */
+ * inputs once, in any order, in target or host memory; an input that is the static tensor itself is not copied. If a
+ * check fails, nothing has been copied or enqueued. Errors: invalid inputs; TE_ERROR_STATE if the graph was moved or
+ * belongs to another context, or if the context's workspace was replaced; on the host also any error that the function
+ * returns. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");

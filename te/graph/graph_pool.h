@@ -1,5 +1,5 @@
-/* graph_pool.h -- one block of memory that several graphs share: their static inputs and outputs, and the te_saved of
- * their forwards. Included by graph.h.
+/* graph_pool.h -- one block of memory that several graphs share. It holds their static inputs and outputs, and the
+ * te_saved of their forward passes. Included by graph.h.
  *
  * Do this:
  *     TE_TRY(te_graph_pool_init(&pool, 0, 0, &ctx));             // measure: go through the schedule once,
@@ -14,19 +14,20 @@
 
 #include "../core/context.h" /* te_context, te_status */
 
-enum { TE_GRAPH_BLOCKS = 1024 }; /* pieces in use at a time; 16 micro-batches of 8 blocks take some 700 */
+enum { TE_GRAPH_BLOCKS = 1024 }; /* the limit of pieces in use at one time; 16 micro-batches of 8 blocks need about
+                                  * 700 */
 
 /* A first-fit allocator. It may not be copied or moved, and must outlive its graphs. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* size; in use now; the highest end that was ever in use */
-    int measures;             /* it has no memory and only computes `high` */
+    size_t bytes, used, high; /* bytes: size; used: in use now; high: the highest end of a piece so far */
+    int measures;             /* 1: the pool has no memory and only computes `high` */
     int count, next_id;
     struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count], sorted by address */
 } te_graph_pool;
 
-/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns it, and frees it after the graphs. Null:
- * a pool that measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
+/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns it, and must free it only after the
+ * graphs are destroyed. If null, the pool only measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -37,7 +38,7 @@ TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes
     return TE_OK;
 }
 
-/* Allocate a piece. who, what: for the error's text. */
+/* Allocate a piece. who, what: two parts of the error text, which say what the piece is for. */
 TE_API te_status te__graph_pool_allocate(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
                                          const char *what, te_context *ctx) {
     const size_t need = bytes > SIZE_MAX / 4 ? bytes : (bytes / TE_ALIGN + (bytes % TE_ALIGN != 0)) * TE_ALIGN;
@@ -65,8 +66,9 @@ TE_API void te__graph_pool_free(te_graph_pool *p, int i) {
     memmove(&p->block[i], &p->block[i + 1], (size_t)(p->count - i) * sizeof p->block[0]);
 }
 
-/* Allocate a piece of the pool, aligned to TE_ALIGN. what: for the error's text, "saved of micro-batch 1". Errors:
- * TE_ERROR_NULL, TE_ERROR_SHAPE for 0 bytes, TE_ERROR_MEMORY where no gap is large enough. */
+/* Allocate a piece of the pool, aligned to TE_ALIGN. what: what the piece is for, such as "saved of micro-batch 1";
+ * only for the error text. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE for 0 bytes, TE_ERROR_MEMORY where no gap is large
+ * enough. */
 TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what,
                                        te_context *ctx) {
     int id;
@@ -75,7 +77,8 @@ TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t b
     TE_REQUIRE(bytes, ctx, TE_ERROR_SHAPE, "graph pool: 0 bytes are wanted for %s", what ? what : "a piece");
     return te__graph_pool_allocate(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
 }
-/* Give a piece back, by its address. Errors: TE_ERROR_NULL, TE_ERROR_VALUE for an address that is no piece's. */
+/* Return a piece, given by its address, to the pool. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if no piece begins at this
+ * address. */
 TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the pool is null");
     for (int i = 0; i < p->count; i++)

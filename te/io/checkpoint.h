@@ -1,5 +1,6 @@
-/* checkpoint.h -- a training state in one safetensors file: models by name, the optimizer, the random state, and
- * strings of the caller's. A run that continues from the file computes the same bits as one that was never stopped.
+/* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
+ * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
+ * identical to those of a run that was never stopped.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -13,12 +14,13 @@
  *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks everything before it changes anything
  *     te_safetensors_close(&file);
  *
- * Several ranks (a context with a communicator) save and load one file of whole tensors. It is the file that one rank
- * would write, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of the world
- * writes it, and all ranks read it. The scales of recipes are not saved then, because they differ between ranks; a run
- * that continues computes new ones.
+ * Several ranks (a context with a communicator) save and load one file of whole tensors. The file is the same as if one
+ * rank had written it, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of
+ * the world writes the file, and all ranks read it. With several ranks the scales of recipes are not saved, because
+ * they differ between ranks; a run that continues computes new ones.
  *
- * Weights that other programs wrote load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
+ * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model
+ * (te_safetensors_load).
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -28,18 +30,20 @@
 #include "impl/checkpoint_tensors.h" /* te__checkpoint_tensors, te__checkpoint_agree, te__gather_part */
 #include "weights.h"                 /* te_named_model, te__plan_text, te__plan_difference */
 
-/* The tensors and the metadata of a file, by the fields below:
+/* The contents of a file. Each entry below lists the tensors, or the metadata, that a field of te_checkpoint stands
+ * for:
  *
  *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter is
  *                 saved with its owner.
- *     optimizer   "adamw.master.h0.fc1.weight" if there are master weights, F32; "adamw.m.h0.fc1.weight" and
- *                 "adamw.v.h0.fc1.weight" of the moments' dtype, but BF16 for moments in 8 bits, whose values all fit
- *                 bf16 (loading converts from any format to any, as with weights). "adamw.step", I64 [2]: updates made
- *                 and steps skipped. For parameters that SGD updates the prefix is "sgd." instead, for those of Muon
- *                 "muon."; their counts are "sgd.step" and "muon.step". Frozen parameters have no such tensors.
+ *     optimizer   "adamw.master.h0.fc1.weight", F32, if there are master weights; "adamw.m.h0.fc1.weight" and
+ *                 "adamw.v.h0.fc1.weight", of the moments' dtype. Moments in 8 bits are saved as BF16, which represents
+ *                 all their values exactly (loading converts from any format to any, as with weights). "adamw.step",
+ *                 I64 [2]: the number of updates made and the number of steps skipped. For parameters that SGD updates,
+ *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
+ *                 "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step was made, and the number of GEMMs
- *                 under a recipe.
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [2]: 1 if a step was made, else 0, and the number of
+ *                 GEMMs under a recipe.
  *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
  *                 another list is an error that names the op that differs, even if the shapes agree; collectives are
@@ -52,8 +56,8 @@ typedef struct te_checkpoint {
     int random;                          /* 1: the context's random state is in the file */
     const te_safetensors_pair *metadata; /* strings to save; te_checkpoint_load does not use them */
     int metadata_count;
-    int force;           /* 1: save numbers even if they are not finite; load even if the checksum or the lists are
-                            wrong */
+    int force;           /* 1: save tensors even if they have infinities or NaNs; load even if the checksum or the lists
+                            are wrong */
     te_recipes *recipes; /* null: not in the file */
 } te_checkpoint;
 
@@ -64,7 +68,8 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add all tensors to the list or, before its memory is allocated, count them. The numbers come first. */
+/* Add all tensors to the list or, if the memory of the list is not allocated yet, only count them. The numbers (small
+ * arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
     if (c->optimizer)
@@ -83,7 +88,7 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    /* all parameters, also those of which this rank has no elements */
+    /* this iterates over all parameters, including those of which this rank has no elements */
     te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
@@ -95,8 +100,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* How many tensors are small arrays in host memory ("numbers"). (recipes.scales, in target memory, is loaded with the
- * others.) */
+/* How many of the tensors at the beginning of the list are loaded before the others: the numbers, i.e. small arrays in
+ * host memory. recipes.scales lies in target memory and is loaded with the others. */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -138,7 +143,7 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Get the numbers for saving. Waits for the stream. */
+/* Fetch the values of the numbers, for saving. Waits for the stream. */
 TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
@@ -150,14 +155,15 @@ TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_chec
 
 /* ---- the metadata ------------------------------------------------------------------------------------------------ */
 
-/* The caller's metadata, then the models' lists as texts. Keys and values of the latter lie in `text`. */
+/* The metadata of a file: the caller's pairs, then one pair for each model, with its list as a text. The keys and
+ * values of the models' pairs lie in `text`. */
 typedef struct te__checkpoint_metadata {
     te_safetensors_pair *pair;
     char *text;
     int count;
 } te__checkpoint_metadata;
 
-/* Write the lists' keys and texts. If t->p is null, only their size is computed. */
+/* Write the key and the text of each model's list. If t->p is null, only compute the size of these strings. */
 TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
@@ -188,7 +194,8 @@ TE_API te_status te__checkpoint_metadata_of(te__checkpoint_metadata *n, const te
 }
 TE_API void te__checkpoint_metadata_free(te__checkpoint_metadata *n) { free(n->pair), free(n->text); }
 
-/* Check that each model has the list that is stored in the file. A file of an older version has no lists. */
+/* Check that each model's list agrees with the list that the file stores for it. A file of an older version stores no
+ * lists and passes. */
 TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_metadata n;
     te__plan_mismatch d;
@@ -205,8 +212,8 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Check that a checkpoint could be saved there: the folder is writable, and no device or folder is in the way. Leaves
- * nothing behind. Call it before a training that takes days. */
+/* Check that a checkpoint could be saved at `path`: the folder is writable, and the path is not that of a device or
+ * folder. Leaves nothing behind. Call it before a training that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
@@ -215,8 +222,8 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     return TE_OK;
 }
 
-/* With several ranks: all ranks gather the tensors, and rank 0 of the world writes them. status: of this rank so far;
- * l: null if this rank failed before it had a list. */
+/* Write the file if there are several ranks: all ranks gather the tensors, and rank 0 of the world writes them. status:
+ * the status of this rank so far; l: null if this rank failed before it had a list. */
 TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
                                                           const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                           te_status status, te_context *ctx) {
@@ -235,7 +242,7 @@ TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, cons
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
-/* With one rank. */
+/* Write the file if there is one rank. */
 TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_tensors *l,
                                                  const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                  te_context *ctx) {
@@ -249,8 +256,8 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
 }
 /* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for
  * the stream; if there are several ranks, all of them must call it, and they wait for each other. Errors: TE_ERROR_IO;
- * a number that is not finite (TE_ERROR_VALUE, unless `force`), so that the last good file is not replaced by a bad
- * one; two tensors of one name; an optimizer that has a model which is not in the list. */
+ * a number that is not finite (TE_ERROR_VALUE, unless `force` is set), so that the last good file is not replaced by a
+ * bad one; two tensors of the same name; an optimizer with a model that is not among `models`. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;
@@ -271,7 +278,7 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Check all that can be checked before anything is changed. The file's numbers are loaded into the list. */
+/* Make all checks that are possible before anything is changed. Loads the numbers of the file into the list. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -302,12 +309,12 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
-/* Load from an open file, which must have exactly the tensors that te_checkpoint asks for: those of the models, and of
- * the optimizer, the random state and the recipes if these are set. Errors: a wrong checksum, a list that differs,
- * tensors that are missing, unknown or of another shape; the text says which and what was expected, and nothing has
- * changed. TE_ERROR_IO, from a disk that fails during the load, may leave a part of the tensors loaded. The file is
- * read twice, first to verify its checksum, unless te_safetensors_verify has done that. Waits for the stream; if there
- * are several ranks, all of them must call it, each with the file open, and they wait for each other. */
+/* Load from an open file. It must have exactly the tensors that *c asks for: those of the models, and those of the
+ * optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs; tensors
+ * that are missing, unknown or of another shape. The error text says which and what was expected, and nothing has been
+ * changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been loaded. The
+ * file is read twice, first to verify its checksum, unless te_safetensors_verify has done that. Waits for the stream;
+ * if there are several ranks, all of them must call it, each with the file open, and they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

@@ -5,24 +5,26 @@
  *     te_checksum_add(&sum, text, bytes);              // for each part; where the parts are cut makes no difference
  *     uint64_t result = te_checksum_end(&sum);
  *
- * Four lanes take words of eight bytes in turn, x = rotate((x ^ word) * odd). Each such step is invertible, and so is
- * the combination of the lanes at the end. Therefore two inputs of the same length that differ in only one word, for
- * instance by one bit, always have different sums; any other two have the same sum with a probability of 2^-64. It does
- * not protect against somebody who constructs two files with the same sum.
+ * Four lanes process the input's words of eight bytes in turn; a lane's value becomes x = rotate((x ^ word) * odd).
+ * Each such step is invertible, and so is the combination of the lanes at the end. Therefore two inputs of the same
+ * length that differ in only one word, for instance by one bit, always have different sums; any other two have the same
+ * sum with a probability of 2^-64. The checksum does not protect against somebody who deliberately constructs two
+ * inputs with the same sum.
  */
 #ifndef TE_CHECKSUM_H
 #define TE_CHECKSUM_H
 
 #include "../core/base.h" /* TE_API, memcpy */
 
-enum { TE_CHECKSUM_PART = 32 }; /* bytes that the lanes take at once */
+enum { TE_CHECKSUM_PART = 32 }; /* bytes that the four lanes process at a time */
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* the last bytes % 32 bytes, held until 32 are complete */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input, held until 32 are complete */
 } te_checksum;
 
-/* The odd factors are those of xxHash64 (Collet), which have no repeating bit pattern. */
+/* One step of a lane. The odd factor, like that in te_checksum_begin, is a constant of xxHash64 (Collet) and has no
+ * repeating bit pattern. */
 TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
     x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
     return x << 31 | x >> 33;

@@ -1,5 +1,5 @@
-/* fp8_weights.h -- models for inference that hold the weights of their GEMMs only in FP8: half of the memory and half
- * of the file size of weights in 16 bits.
+/* fp8_weights.h -- models for inference that hold the weights of their GEMMs only in FP8, which halves the memory and
+ * the file size in comparison with 16-bit weights.
  *
  * Do this, in the program that trained lists under a recipe or cast their weights (te/optim/recipes.h):
  *     const te_named_model trained[] = {{"h0", &block.model}};
@@ -30,20 +30,21 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* Must stay at its address: the models point to it. */
+/* The struct must stay at its address, because the models point to it. */
 typedef struct te_fp8_weights {
-    te_scales scales; /* [2 products]: scales of the weights, then of the inputs */
+    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
 } te_fp8_weights;
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* Visits the parameters of several models that are not tied. */
+/* Iterates over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: parameters of the op so far; next: the model's next parameter */
+    int count, model, op, in_op, next; /* in_op: how many parameters of the op were visited; next: the index of the
+                                        * model's next parameter */
     te_param *param;
-    te_recipe recipe; /* none: this parameter is not the weight of a GEMM under a recipe */
-    int products;     /* weights of GEMMs under a recipe in front of this parameter */
+    te_recipe recipe; /* the recipe whose GEMM has this parameter as its weight; none: there is no such GEMM */
+    int products;     /* the number of weights of GEMMs under a recipe before this parameter */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -52,7 +53,7 @@ TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count
     it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
     return it;
 }
-/* Go to the next parameter; 0 if there is none. */
+/* Go to the next parameter; returns 0 if there is none. */
 TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     it->products += it->recipe != TE_RECIPE_none;
     it->recipe = TE_RECIPE_none;
@@ -68,7 +69,8 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* Bytes of the parameter in memory: in FP8 with its scales, if it is a weight under a recipe. */
+/* The bytes that the parameter takes in memory. If it is the weight of a GEMM under a recipe, it is in FP8 and its
+ * scales are included. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
@@ -109,12 +111,12 @@ typedef struct te__fp8_tensors {
     te_safetensor *tensor;
     char (*name)[TE_WEIGHTS_MAX_NAME];
     int count;
-    float *numbers; /* scales, in host memory */
-    int64_t used;   /* how many there are so far */
+    float *numbers; /* the scales of all tensors, in host memory */
+    int64_t used;   /* the number of entries of `numbers` in use so far */
 } te__fp8_tensors;
 
 TE_API void te__fp8_tensors_free(te__fp8_tensors *l) { free(l->tensor), free(l->name), free(l->numbers); }
-/* Allocate for all tensors of these models. After an error there is nothing to free. */
+/* Allocate a list with space for all tensors of these models. After an error there is nothing to free. */
 TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_model *models, int count,
                                           te_context *ctx) {
     size_t tensors = 1, numbers = 1;
@@ -131,7 +133,8 @@ TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_mod
     te__fp8_tensors_free(l);
     return te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate for %zu tensors", tensors);
 }
-/* Makes the name of the next tensor, which belongs to the current parameter: "h0.fc1.weight" and a suffix. */
+/* Make the name of the next tensor in the list, which belongs to the current parameter: "h0.fc1.weight" and a
+ * suffix. */
 TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, const char *suffix,
                               te_context *ctx) {
     const char *model = it->models[it->model].name;
@@ -141,7 +144,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* The same for a tensor that is the scale of the GEMM's input: "h0.fc1.input_scale". */
+/* The same for a tensor that holds the scale of a GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];
@@ -149,7 +152,7 @@ TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__f
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* Add a tensor whose `count` numbers lie in l->numbers. */
+/* Add a tensor of `count` numbers, which lie at the next unused entries of l->numbers. */
 TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, const int64_t *size, int64_t count) {
     l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, rank, size, l->numbers + l->used);
     l->used += count;
@@ -157,8 +160,9 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Copy blockwise scales between a file's array, [blocks of rows, blocks of columns], and memory, where rows have
- * another pitch (te_blockwise_2d_scale_pitch). */
+/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in memory,
+ * whose rows have another pitch (te_blockwise_2d_scale_pitch). loads: 1: from the file's array to memory; 0: the
+ * reverse. */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
     const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
                   pitch = te_blockwise_2d_scale_pitch(p->cols);
@@ -194,7 +198,7 @@ TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_param_iter
     te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* The models' lists as text, as in a checkpoint. If `pair` is null only the size of the text is measured. */
+/* Write the models' lists as texts, as in a checkpoint. If `pair` is null, only the size of the texts is computed. */
 TE_API void te__fp8_metadata(te_safetensors_pair *pair, te__text *t, const te_named_model *models, int count) {
     for (int i = 0; i < count; i++) {
         if (pair) pair[i].key = t->p + t->n;
@@ -219,8 +223,8 @@ TE_API te_status te__fp8_write(const char *path, const te__fp8_tensors *l, const
     return status;
 }
 /* Write the models' parameters (the weights of GEMMs under a recipe in FP8, with their scales) and a checksum. The
- * models must be under te_recipes, or loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight that is not
- * in FP8; a tensor group of several ranks; those of te_safetensors_write. */
+ * models must be under a te_recipes, or have been loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight
+ * that is not in FP8; a tensor group of several ranks; the errors of te_safetensors_write. */
 TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *models, int count, te_context *ctx) {
     te__fp8_tensors l;
     TE_TRY(te__fp8_check_models(models, count, "te_fp8_weights_save", ctx));
@@ -236,15 +240,15 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
 
 /* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
-/* Bytes of the scales, [2 products], and the number of products. */
+/* The bytes that the scales of all weights and GEMM inputs take. *products: the number of GEMMs under a recipe. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
     te__fp8_param_iter it = te__fp8_params(models, count);
     while (te__fp8_next_param(&it)) {}
     *products = it.products;
     return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* Bytes of target memory that te_fp8_weights_load needs: one for each element of a GEMM's weight under a recipe, all
- * scales, and the other parameters in their lists' dtypes. */
+/* The bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a recipe,
+ * all scales, and the other parameters in the dtypes of their lists. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
     size_t bytes = te__fp8_scales_bytes(models, count, &products);
@@ -253,13 +257,13 @@ TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     return bytes;
 }
 
-/* Whether the file has the tensor in 16 or 32 bits, so that it must be cast. */
+/* Whether the file has the tensor in F32, BF16 or F16, so that it must be cast to FP8. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* Add the tensors that the file should have for a parameter. The parameter will lie at `at`. */
+/* Add the tensors that the file should have for a parameter. at: the address to which the parameter will be loaded. */
 TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
                                       char *at, te_context *ctx) {
     const te_param *p = it->param;
@@ -280,11 +284,11 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Whether the parameter, whose tensors in the list begin at `first`, is a weight that must be cast. */
+/* Whether the parameter is a weight that must be cast. first: the index in the list of the parameter's first tensor. */
 TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
 }
-/* How many tensors of the list, from `first` on, are the parameter's. */
+/* How many tensors of the list belong to the parameter. first: the index of the first of them. */
 TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     static const char suffix[] = ".input_scale";
     if (it->recipe == TE_RECIPE_none || te__fp8_must_cast(l, first, it)) return 1;
@@ -292,8 +296,8 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* List all tensors that the file should have, and check them before any is read. *staging: bytes of the largest weight
- * that must be cast. */
+/* List all tensors that the file should have, and check them before any is read. *staging: the size in bytes of the
+ * largest weight that must be cast. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {
     te__fp8_param_iter it = te__fp8_params(models, count);
@@ -313,7 +317,7 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
 
 /* ---- loading: reading -------------------------------------------------------------------------------------------- */
 
-/* The parameter's te_fp8_product, with its weight in FP8 at `at`. */
+/* Make the te_fp8_product of the parameter, whose FP8 weight lies at `at`. */
 TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_param_iter *it, char *at) {
     te_fp8_product f;
     memset(&f, 0, sizeof f);
@@ -323,7 +327,8 @@ TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_
         f.inverse = (float *)(void *)(at + te__fp8_weight_bytes_of(it->param, it->recipe).data);
     return f;
 }
-/* Read a weight that the file has in 16 or 32 bits into `staging`, [rows, cols] of the list's dtype, and cast it. */
+/* Read a weight that the file has in F32, BF16 or F16 into `staging`, as [rows, cols] of the list's dtype, and cast it
+ * to FP8. */
 TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_param_iter *it,
                                               const te_fp8_product *to, const te_safetensor *want, void *staging,
                                               const te_safetensors *f, te_context *ctx) {
@@ -340,7 +345,8 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     q.amax = 0, q.scale = s->scales.scale + to->weight, q.y = to->data;
     return m->plan->fp8->quantize(&q, ctx);
 }
-/* Copy the scales t[TE__FP8_SCALES] and, if the file has it, t[TE__FP8_INPUT_SCALE] to target memory. */
+/* Copy the weight's scales, t[TE__FP8_SCALES], and the scale of the GEMM's input, t[TE__FP8_INPUT_SCALE], to target
+ * memory. The latter exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_param_iter *it, te_context *ctx) {
     const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];
@@ -385,7 +391,7 @@ TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_m
         it.param->fp8.current = te__fp8_tensors_of(l, i, &it) <= TE__FP8_INPUT_SCALE;
     }
 }
-/* Check that no weight of a GEMM under a recipe is tied, because the parameter that owns it would not be in FP8. */
+/* Refuse a tied weight of a GEMM under a recipe, because the parameter that it is tied to would not be in FP8. */
 TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_context *ctx) {
     for (int i = 0; i < count; i++)
         for (int k = 0, next = 0; k < models[i].model->plan->op_count; next += models[i].model->plan->op[k++].params) {
@@ -396,11 +402,12 @@ TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_
         }
     return TE_OK;
 }
-/* Read the weights of lists for inference (TE_INFERENCE), bound to no memory, into `memory` (target memory,
- * te_fp8_weights_bytes, aligned to TE_ALIGN): weights of GEMMs under a recipe are held only in FP8. Enables the
- * recipes; call te_tie afterwards. Waits for the stream. Errors: null pointers, a list that trains, a tied weight under
- * a recipe, memory too small or misaligned, a list that differs from the file's, a tensor that is missing or has
- * another shape or dtype, a scale that is not valid. After an error the models are as they were. */
+/* Read the weights of models into `memory`; the weights of GEMMs under a recipe are held only in FP8. The models must
+ * have lists for inference (TE_INFERENCE) and be bound to no memory. memory: te_fp8_weights_bytes of target memory,
+ * aligned to TE_ALIGN. Also enables the recipes; call te_tie afterwards. Waits for the stream. Errors: null pointers; a
+ * list for training; a tied weight of a GEMM under a recipe; memory that is too small or misaligned; a list that
+ * differs from the one in the file; a tensor that is missing or has another shape or dtype; a scale that is not valid.
+ * After an error the models are unchanged. */
 TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
                                                 const te_named_model *models, int count, const te_safetensors *f,
                                                 te_context *ctx) {

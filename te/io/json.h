@@ -1,5 +1,6 @@
-/* json.h -- JSON (RFC 8259): reading a file into a flat table (config.json, or the index of a model in several files),
- * and the parser and the writer that it is built on, which also handle the headers of safetensors files.
+/* json.h -- JSON (RFC 8259): reads a file into a flat table (config.json, or the index of a model that is stored in
+ * several files). This header also has the parser that the table is built with, and a writer; both are used for the
+ * headers of safetensors files, too.
  *
  * Do this:
  *     te_json config;
@@ -8,10 +9,10 @@
  *     if (base && base->kind == TE_JSON_number) use(0, (int)base->number);
  *     te_json_close(&config);
  *
- * The name of a value consists of the keys and indices of the objects and arrays around it, with dots between them:
- * "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays themselves are not in
- * the table. A file may come from anybody: text that is not JSON, a key that occurs twice and nesting beyond
- * TE_JSON_MAX_DEPTH are TE_ERROR_FORMAT, and nothing recurses.
+ * The name of a value consists of the keys and indices that lead to it through the objects and arrays around it, with
+ * dots between them: "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays
+ * themselves are not in the table. Files are not trusted: text that is not JSON, a key that occurs twice, and nesting
+ * beyond TE_JSON_MAX_DEPTH produce TE_ERROR_FORMAT, and no function recurses.
  */
 #ifndef TE_JSON_H
 #define TE_JSON_H
@@ -23,8 +24,9 @@
 
 /* ---- the parser -------------------------------------------------------------------------------------------------- */
 
-/* It works in place: a decoded string is never longer than its source, so it is written over it. It never recurses,
- * allocates nothing, and reads no byte behind the text's closing NUL, whatever the text is. To parse an object:
+/* The parser works in place: a decoded string is never longer than its source text, so the string overwrites that text.
+ * The parser never recurses, allocates nothing, and reads no byte after the closing NUL of the text, whatever the text
+ * contains. To parse an object:
  *
  *     te__json j = {text, n, 0, path, ctx};           // text[n] is 0; text is overwritten
  *     TE_TRY(te__json_expect(&j, '{'));
@@ -66,7 +68,7 @@ TE_API te_status te__json_next(int *more, te__json *j, char close) {
     *more = 1;
     return TE_OK;
 }
-/* A whole number from 0 to 2^63 - 1. */
+/* Parse a whole number from 0 to 2^63 - 1. */
 TE_API te_status te__json_number(int64_t *out, te__json *j) {
     uint64_t v = 0;
     const char first = te__json_peek(j);
@@ -82,8 +84,8 @@ TE_API te_status te__json_number(int64_t *out, te__json *j) {
     return TE_OK;
 }
 
-/* Bytes of the UTF-8 character at s, a string that ends with NUL; 0 if it is not valid (cut short, overlong, a
- * surrogate, or too large). */
+/* The number of bytes of the UTF-8 character at s, a string that ends with NUL; 0 if the character is not valid (cut
+ * short, overlong, a surrogate, or too large). */
 TE_API int te__utf8_length(const char *s) {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
@@ -108,12 +110,12 @@ TE_API int te__utf8_put(char *to, uint32_t c) {
     to[0] = (char)((n == 2 ? 0xc0u : n == 3 ? 0xe0u : 0xf0u) | c);
     return n;
 }
-/* The four hex digits of \uXXXX. */
+/* Parse the four hex digits of \uXXXX. */
 TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
     *out = 0;
     for (int i = 0; i < 4; i++, j->at++) {
         const char c = j->text[j->at];
-        const char lower = (char)(c | 0x20); /* if c is a letter */
+        const char lower = (char)(c | 0x20); /* c in lower case, if c is a letter */
         const int v = c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
         if (v < 0) return te__json_fail(j, "\\u needs four hex digits");
         *out = *out << 4 | (uint32_t)v;
@@ -122,7 +124,7 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* at most the closing NUL, never behind it */
+    const char c = j->text[j->at + 1]; /* this reads at most the closing NUL, and nothing after it */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -144,7 +146,7 @@ TE_API te_status te__json_escape(char **to, te__json *j) {
     *to += te__utf8_put(*to, code);
     return TE_OK;
 }
-/* Parse a string. *out: decoded in place, and ended by NUL. */
+/* Parse a string. *out: the string, decoded in place and terminated by NUL. */
 TE_API te_status te__json_string(const char **out, te__json *j) {
     TE_TRY(te__json_expect(j, '"'));
     char *to = j->text + j->at;
@@ -164,8 +166,8 @@ TE_API te_status te__json_string(const char **out, te__json *j) {
     return TE_OK;
 }
 
-/* Make room in an array of `count` elements for one more. The capacity is 8 elements at first, and doubles whenever the
- * array is full. Returns the array; null, with p unchanged, if there is no memory. */
+/* Make sure that an array of `count` elements has space for one more element. The capacity is 8 elements at first, and
+ * doubles whenever the array is full. Returns the array; null, with p unchanged, if there is no memory. */
 TE_API void *te__grow(void *p, int count, size_t size) {
     if (count && (count < 8 || (count & (count - 1)))) return p;
     return realloc(p, (count ? 2 * (size_t)count : 8) * size);
@@ -173,8 +175,8 @@ TE_API void *te__grow(void *p, int count, size_t size) {
 
 /* ---- the writer -------------------------------------------------------------------------------------------------- */
 
-/* A text is written twice: first with p null, which only counts its bytes in n; then with p pointing to that much
- * memory and n 0. */
+/* The code that writes a text runs twice: first with p null, to count the bytes of the text in n; then with p pointing
+ * to n bytes of memory and n reset to 0. */
 typedef struct te__text { char *p; size_t n; } te__text;
 
 TE_API void te__text_char(te__text *t, char c) {
@@ -208,16 +210,16 @@ TE_API void te__text_string(te__text *t, const char *s) {
 
 enum {
     TE_JSON_MAX_DEPTH = 16,
-    TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, the closing NUL included */
+    TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, including the closing NUL */
     TE_JSON_MAX_BYTES = 64 << 20 /* of a file */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
 typedef struct te_json_value {
-    const char *name; /* the keys and indices that lead to it, with dots between them */
+    const char *name; /* the keys and indices that lead to the value, with dots between them */
     te_json_kind kind;
-    double number;    /* of a number; of a bool 0 or 1 */
-    const char *text; /* of a string; else null */
+    double number;    /* the value of a number; 0 or 1 for a bool */
+    const char *text; /* the value of a string; null for other kinds */
 } te_json_value;
 typedef struct te_json {
     te_json_value *value; /* [count], sorted by name */
@@ -231,7 +233,7 @@ TE_API void te_json_close(te_json *t) {
     free(t->value), free(t->text);
     memset(t, 0, sizeof *t);
 }
-/* A number such as -12, 0.5 or 1e-05. */
+/* Parse a number such as -12, 0.5 or 1e-05. */
 TE_API te_status te__json_real(double *out, te__json *j) {
     char digits[64];
     (void)te__json_peek(j);
@@ -271,17 +273,17 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
-/* A stack of the objects and arrays around the current value, and the value's name. */
+/* The position of the parser: a stack of the objects and arrays around the current value, and the value's name. */
 typedef struct te__json_position {
     int depth;
-    char close[TE_JSON_MAX_DEPTH]; /* of each container: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* bytes of its name */
-    int index[TE_JSON_MAX_DEPTH];  /* of an array: the next element */
-    int more[TE_JSON_MAX_DEPTH];   /* of te__json_next */
+    char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
+    int length[TE_JSON_MAX_DEPTH]; /* the length of its name in bytes */
+    int index[TE_JSON_MAX_DEPTH];  /* for an array: the index of the next element */
+    int more[TE_JSON_MAX_DEPTH];   /* the state `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;
 
-/* at->name becomes the name of the next value of the innermost container. */
+/* Set at->name to the name of the next value of the innermost object or array. */
 TE_API te_status te__json_next_name(te__json_position *at, te__json *j) {
     const int d = at->depth - 1;
     const char *key = 0;
@@ -314,7 +316,7 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
 TE_API int te__by_value_name(const void *a, const void *b) {
     return strcmp(((const te_json_value *)a)->name, ((const te_json_value *)b)->name);
 }
-/* Parse t->text, n bytes and a NUL, into the table. */
+/* Parse t->text, which has n bytes and a closing NUL, into the table. */
 TE_API te_status te__json_table(te_json *t, size_t n, const char *path, te_context *ctx) {
     te__json json = {t->text, n, 0, path, ctx}, *j = &json;
     te__json_position at;

@@ -1,6 +1,6 @@
-/* packed.h -- several tensors of a file that are parts of one parameter: q, k and v, or gate and up, which other
- * programs store as separate tensors and a list has as one weight. Each tensor of the file becomes a view of the
- * parameter, which can be loaded and saved.
+/* packed.h -- loads and saves tensors of a file that are parts of one parameter. Other programs store q, k and v, or
+ * gate and up, as separate tensors, where a list of ops has one weight. Each tensor of the file is described by a view
+ * of a part of the parameter; te_safetensors_load and te_safetensors_write take such views.
  *
  * Do this:
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -16,8 +16,9 @@
  *
  * te_safetensors_load checks names and shapes, and converts F32, BF16 and F16.
  *
- * With tensor parallelism the rows in `parts` are those of the whole parameter, but the list has the views of this
- * rank: each rank loads its part of the same file. Such a list cannot be written to a file.
+ * With tensor parallelism, the row counts in `parts` still refer to the whole parameter, but the views in the list
+ * refer to this rank's shard of it; so each rank loads its own part from the same file. Such a list cannot be written
+ * to a file.
  */
 #ifndef TE_PACKED_H
 #define TE_PACKED_H
@@ -27,14 +28,15 @@
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {
-    const char *name;       /* of the tensor in the file, without the prefix */
-    const char *op, *field; /* of the parameter that it is a part of */
-    int64_t rows;           /* how many rows of the parameter (columns, if it has one row: a bias), counted over all
-                               ranks, follow those of the previous part; 0: all that remain */
-    int transposed;         /* 1: the file has this part as [in, out] */
+    const char *name;       /* the name of the tensor in the file, without the prefix */
+    const char *op, *field; /* op and field of the parameter that the tensor is a part of */
+    int64_t rows;           /* how many rows of the parameter this part has, counted over all ranks; they follow the
+                               rows of the previous part. 0: all remaining rows. Of a parameter with one row (a bias),
+                               columns are counted instead */
+    int transposed;         /* 1: the file has this part transposed, as [in, out] */
 } te_packed;
 
-/* Views and their names, for te_safetensors_load and te_safetensors_write. */
+/* A list of views and their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
     int count;
@@ -59,20 +61,20 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* Below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts units. */
 
-/* The parameter that `part` names; null: there is none. */
+/* Find the parameter that `part` names; null if there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
     for (int i = 0; i < m->param_count; i++)
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Units of the parameter over all ranks. */
+/* The number of units of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* How many of the parameter's `extent` units the parts in front of parts[n] have taken; it is the parameter that
- * parts[n] names. */
+/* How many units of the parameter that parts[n] names belong to the parts before parts[n]. extent: the number of units
+ * of the parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -97,7 +99,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* Check that the parts take all units of the parameter that parts[n] names. */
+/* Check that the parts together cover all units of the parameter that parts[n] names. */
 TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
                                            te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -112,11 +114,12 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-/* A region of a parameter: `rows` x `cols` from this rank's element `at` on. In the file it is the part that begins at
- * row first[0] and column first[1] of a tensor with shape[0] x shape[1] elements before a transposition. */
+/* A region of a parameter: `rows` x `cols` elements, beginning at this rank's element `at`. In the file, the region is
+ * a part of a tensor of shape[0] x shape[1] elements, and begins there at row first[0] and column first[1]. If the file
+ * has the tensor transposed, shape and first describe it before the transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
-/* Add a view of this region, with the name `prefix` and the part's name. */
+/* Add a view of this region to the list. Its name is `prefix` followed by the part's name. */
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;
@@ -136,8 +139,9 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Add the views of parts[n]. If this rank has some columns of every row (TE_SHARD_rows), there is one view; else one
- * for each contiguous run of this rank's shard (te_shard_layout_of) that the part intersects. */
+/* Add the views of parts[n]. If this rank has some of the columns of every row (TE_SHARD_rows), there is one view.
+ * Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the part
+ * intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                   const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -151,7 +155,7 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te
         v.first[1] = runs.rank * p->cols;
         return te__packed_view(l, p, &parts[n], v, prefix, ctx);
     }
-    const int64_t unit = p->rows > 1 ? p->cols : 1; /* elements of a unit */
+    const int64_t unit = p->rows > 1 ? p->cols : 1; /* the number of elements of a unit */
     for (int64_t i = 0; i < runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&runs, i);
         const int64_t from = te_max(first, r.whole / unit), to = te_min(first + units, (r.whole + r.elements) / unit);
@@ -171,8 +175,8 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Add views of the parameters of m that the parts name; the parts must cover each such parameter completely. After an
- * error the list is as it was. */
+/* Add views of the parameters of m that the parts name. The parts must completely cover each parameter that they name.
+ * After an error the list is unchanged. */
 TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_packed *parts, int count,
                                const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add"));

@@ -1,5 +1,6 @@
-/* safetensors.h -- named tensors and strings in a file: the safetensors format of Hugging Face
- * (https://github.com/huggingface/safetensors): the header's length in eight bytes, a JSON header, the tensors' bytes.
+/* safetensors.h -- reads and writes named tensors and strings in the safetensors format of Hugging Face
+ * (https://github.com/huggingface/safetensors). A file has the header's length in eight bytes, a JSON header, and the
+ * tensors' bytes.
  *
  * Do this:
  *     te_safetensor t[2];
@@ -13,12 +14,12 @@
  *     if (status == TE_OK) status = te_safetensors_load(&file, t, 2, 1, &ctx);   // checks names and shapes, then reads
  *     te_safetensors_close(&file);
  *
- * Loading converts: F32, BF16 and F16 become the dtype of the destination, rounded to nearest even, and the shapes [1,
- * n] and [n] are the same. A finite number that would become infinite is an error. Integers and FP8 are never
+ * Loading converts F32, BF16 and F16 to the dtype of the destination, rounding to nearest even, and treats the shapes
+ * [1, n] and [n] as equal. A finite number that would become infinite is an error. Integers and FP8 are never
  * converted.
  *
- * A file may come from anybody: an error in it is TE_ERROR_FORMAT with a text that names the tensor, nothing is read
- * out of bounds, and each size in it is checked against the size of the file before it is used.
+ * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the tensor, nothing is read
+ * out of bounds, and each size in a file is checked against the size of the file before it is used.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
@@ -39,7 +40,7 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     free(f->tensor), free(f->metadata), free(f->header), free(f->path);
     memset(f, 0, sizeof *f);
 }
-/* Open a file and check all of its header. After an error there is nothing to close. Errors: TE_ERROR_IO,
+/* Open a file and check its whole header. After an error there is nothing to close. Errors: TE_ERROR_IO,
  * TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
 TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
@@ -49,7 +50,7 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* The same for a file in host memory, which must stay there until the file is closed. */
+/* The same for a file whose bytes are in host memory; they must stay there until the file is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
     memset(f, 0, sizeof *f);
@@ -59,7 +60,7 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     return status;
 }
 
-/* The same for a file that is mapped into memory. No other process may truncate it until it is closed. */
+/* The same, but maps the file into memory. Until it is closed, no other process may truncate it. */
 TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
     te_safetensors file;
     uint64_t bytes = 0;
@@ -97,7 +98,8 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
 
 /* ---- the checksum ------------------------------------------------------------------------------------------------ */
 
-/* The checksum of the file's bytes, with '0' for each digit of the checksum that is stored in it. */
+/* Compute the checksum of the file's bytes, in which each digit of the stored checksum is replaced by '0'. digits_at:
+ * the offset of these digits in the file. */
 TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uint64_t digits_at, te_context *ctx) {
     uint64_t total = f->data_at;
     for (int i = 0; i < f->count; i++) total += f->tensor[i].bytes;
@@ -117,14 +119,14 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
     *sum = te_checksum_end(&s);
     return status;
 }
-/* Compare the whole file with the checksum that te_safetensors_write_sealed put into it. TE_ERROR_FORMAT if a bit of it
- * has changed. A file without a checksum, such as one that another program wrote, passes, and f->verified stays 0.
- * Reads all of the file. */
+/* Verify the checksum that te_safetensors_write_sealed has put into the file. Returns TE_ERROR_FORMAT if any bit of the
+ * file has changed. A file without a checksum, such as one that another program has written, passes, and f->verified
+ * stays 0. Reads the whole file. */
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    for (int i = 0; !was && i < f->metadata_count; i++) /* another reserved key: a sealed file whose checksum key was
-                                                           damaged */
+    for (int i = 0; !was && i < f->metadata_count; i++) /* a file with another reserved key but no checksum is a sealed
+                                                           file whose checksum key was damaged */
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
                    "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
                    f->metadata[i].key);
@@ -142,7 +144,8 @@ TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-/* Read a tensor that te_safetensors_find returned into host or target memory of t->bytes. Waits for the stream. */
+/* Read a tensor, which te_safetensors_find has returned, into `dst`: t->bytes bytes of host or target memory. Waits for
+ * the stream. */
 TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetensor *t, void *dst, te_context *ctx) {
     TE_REQUIRE(f && t && ctx && (dst || !t->bytes), ctx, TE_ERROR_NULL,
                "safetensors: the file, the tensor or its destination is null");
@@ -166,7 +169,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Whether numbers of this dtype can be converted (F32, BF16 and F16, to each other), and the library's dtype of it. */
+/* Whether loading can convert numbers of dtype `from`, which it can if that is F32, BF16 or F16. *to: the te_dtype for
+ * it. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -177,15 +181,15 @@ TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *wan
     return t->dtype == want->dtype ||
            (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
 }
-/* One row is a vector: [1, n] and [n] are the same. */
+/* Whether two shapes are equal, where [1, n] counts as equal to [n]. */
 TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
     const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
     const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
     return a->rank - skip_a == b->rank - skip_b &&
            !memcmp(a->shape + skip_a, b->shape + skip_b, (size_t)(a->rank - skip_a) * sizeof a->shape[0]);
 }
-/* Convert n numbers, rounded to nearest even. If `to` is null, only check them: returns the index of the first finite
- * number that would become infinite; -1: none. */
+/* Convert n numbers, rounding to nearest even; returns -1. If `to` is null, only check the numbers: returns the index
+ * of the first finite number that would become infinite, or -1 if there is none. */
 TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, te_dtype is, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float v = te_load(from, i, is);
@@ -194,7 +198,8 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read elements [at, at + n) of tensor t, or of the slice of t that `want` describes, in the file's dtype. */
+/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. They are not converted from the
+ * file's dtype. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
@@ -204,7 +209,7 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
         const int64_t first = want->sliced ? want->first[0] * cols : 0;
         return te__safetensors_get(f, to, (size_t)n * size, begin + (uint64_t)(first + at) * size, ctx);
     }
-    for (int64_t k = at; k < at + n;) { /* one row of the slice, or a part of it, at a time */
+    for (int64_t k = at; k < at + n;) { /* each iteration reads one row of the slice, or a part of a row */
         const int64_t in_row = te_min(width - k % width, at + n - k);
         const int64_t first = (want->first[0] + k / width) * cols + want->first[1] + k % width;
         TE_TRY(te__safetensors_get(f, to, (size_t)in_row * size, begin + (uint64_t)first * size, ctx));
@@ -212,8 +217,8 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
     }
     return TE_OK;
 }
-/* Read tensor t, or a slice of it, into want->data, converted to its dtype. If check_only is set, write nothing, and
- * only check that no finite number becomes infinite. */
+/* Read tensor t, or the slice of it that `want` describes, into want->data, and convert it to want->dtype. If
+ * check_only is set, write nothing, and only check that no finite number would become infinite. */
 TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                          int check_only, te_context *ctx) {
     te_dtype is = TE_f32, as = TE_f32;
@@ -224,7 +229,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     const int64_t count = te__safetensor_count(want), part = TE_SAFETENSORS_STAGING / 8;
     const size_t size = te_safetensors_dtype_bytes(want->dtype);
     if (check_only && as == TE_f32) return TE_OK;
-    /* 8 bytes a number: as read or, if it is converted, at most 4 as read and 4 as converted. */
+    /* The buffer has 8 bytes for each number. A number that is not converted takes up to 8; otherwise the number as
+     * read and the converted number take at most 4 each. */
     char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1);
     TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %lld bytes", t->name, (long long)part * 8);
     char *converted = same ? staging : staging + te_min(count, part) * 4;
@@ -245,7 +251,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* The same for data that is the transpose of the tensor. Allocates host memory of twice the tensor's bytes. */
+/* The same for a `want` whose data is the transpose of the file's tensor. Allocates host memory of twice the bytes of
+ * the data. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -266,16 +273,17 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Whether an entry of a list is complete: shape, bytes and data are consistent, and its slice lies in the tensor. */
+/* Whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice (if it is
+ * one) lies within the tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
     if (!w->data && bytes) return 0;
     return (!w->transposed || w->rank == 2) && te__safetensor_has_slice(w);
 }
-/* Check that the file has these tensors and, if `exact`, no others: with these shapes, where [1, n] and [n] are the
- * same, and these dtypes, where F32, BF16 and F16 count as the same because te_safetensors_load converts them. The list
- * has each tensor once, or several slices of it. */
+/* Check that the file has the tensors of the list want[n] and, if `exact` is set, no others. Shapes must be equal,
+ * where [1, n] counts as equal to [n]. Dtypes must be equal, where F32, BF16 and F16 count as equal, because
+ * te_safetensors_load converts them. The list may have each tensor only once, or several slices of it. */
 TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                       te_context *ctx) {
     TE_REQUIRE(f && f->path && (want || n <= 0), ctx, TE_ERROR_NULL,
@@ -309,14 +317,15 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     free(used);
     return status;
 }
-/* Check as te_safetensors_check does, and only then read all tensors into their `data`. F32, BF16 and F16 are converted
- * to the dtype of the destination, rounded to nearest even; a finite number that would become infinite is
- * TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails nothing has been written; TE_ERROR_IO, from a
- * disk that fails during the load, may leave a part of the tensors written. Waits for the stream. */
+/* Check the list as te_safetensors_check does, and then read all tensors into their `data`. F32, BF16 and F16 are
+ * converted to the dtype of the destination, rounded to nearest even; a finite number that would become infinite
+ * produces TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails, nothing has been written. Only after
+ * TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been written. Waits for the
+ * stream. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
-    for (int i = 0; i < 2 * n; i++) { /* all are checked before the first one is read */
+    for (int i = 0; i < 2 * n; i++) { /* the first n iterations check all tensors, the next n read them */
         const te_safetensor *w = &want[i % n], *t = te_safetensors_find(f, w->name);
         TE_TRY(i >= n && w->transposed ? te__safetensors_read_transposed(f, t, w, ctx)
                                        : te__safetensors_read_as(f, t, w, i < n, ctx));
@@ -326,15 +335,17 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Write tensors (host or target memory, in stream order) and metadata to a file. An old file stays as it is until the
- * new one is complete on the disk (te/core/impl/file.h). Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE,
- * TE_ERROR_SHAPE and others for an entry that is not valid; the text says which. */
+/* Write metadata and tensors, which may lie in host or target memory and are read in stream order, to a file. An old
+ * file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for the
+ * stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error text
+ * says which entry. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
 }
-/* The same with a checksum of the whole file in its metadata, under "te.checksum", for te_safetensors_verify. */
+/* The same, but also stores a checksum of the whole file in the metadata, under the key "te.checksum", for
+ * te_safetensors_verify. */
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

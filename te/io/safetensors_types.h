@@ -23,15 +23,15 @@ typedef enum te_safetensors_dtype {
 } te_safetensors_dtype;
 #undef TE_SAFETENSORS_ENUM
 
-#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key of the checksum of a sealed file */
+#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key under which a sealed file stores its checksum */
 
 enum {
-    TE_SAFETENSORS_DIGITS = 16, /* hexadecimal digits of the checksum */
+    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum */
     TE_SAFETENSORS_MAX_RANK = 4,
     TE_SAFETENSORS_ALIGN = 64, /* alignment of the data in files that the library writes; te_weights_use requires only
                                   TE_ACCESS */
     TE_SAFETENSORS_MAX_HEADER = 100000000, /* bytes; the limit of the reference implementation */
-    TE_SAFETENSORS_STAGING = 4 << 20       /* bytes of the host buffer that data passes through */
+    TE_SAFETENSORS_STAGING = 4 << 20       /* bytes of the host buffer through which data is read and written */
 };
 
 typedef struct te_safetensor {
@@ -40,11 +40,12 @@ typedef struct te_safetensor {
     int rank; /* 0: one number */
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
-    uint64_t bytes;  /* of the whole tensor: the product of the shape times the dtype's bytes */
+    uint64_t bytes;  /* the size of the whole tensor: the product of its shape times the bytes of its dtype */
     uint64_t offset; /* in the table of an open file: where the tensor begins in the file's data */
-    int transposed;  /* 1: the file has the transpose of data (te_safetensor_transposed) */
-    int sliced;      /* 1: data is a part of the file's tensor (te_safetensor_slice) */
-    int64_t first[2], count[2]; /* of a slice: its first row and column in the file's tensor, its rows and columns */
+    int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
+    int sliced;      /* 1: data is only a part of the file's tensor (te_safetensor_slice) */
+    int64_t first[2], count[2]; /* first: the slice's first row and column in the file's tensor; count: its number of
+                                 * rows and of columns */
 } te_safetensor;
 
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
@@ -54,9 +55,10 @@ typedef struct te_safetensors {
     te_safetensor *tensor;         /* [count], sorted by name */
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
-    uint64_t data_at;    /* bytes before the data */
+    uint64_t data_at;    /* the offset of the data in the file, in bytes */
     char *header, *path; /* the header's strings are decoded in place */
-    const char *memory;  /* the file, if it was opened in memory or is mapped; null: it is read through fd */
+    const char *memory;  /* the bytes of the file, if it was opened in memory or is mapped; null: the file is read
+                          * through fd */
     size_t mapped;       /* bytes that te_safetensors_close unmaps */
     int fd, open;        /* open: 1 if fd must be closed */
     int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
@@ -81,7 +83,7 @@ TE_API te_safetensors_dtype te__safetensors_dtype_of(te_dtype t) {
     return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? all[t] : TE_SAFETENSORS_DTYPE_COUNT;
 }
 
-/* Compute a tensor's bytes. Returns 0 if dtype, rank or shape is not valid, or if the size overflows. */
+/* Compute the size of a tensor in bytes. Returns 0 if dtype, rank or shape is not valid, or if the size overflows. */
 TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
     const uint64_t limit = (uint64_t)(INT64_MAX < SIZE_MAX ? INT64_MAX : SIZE_MAX);
     *bytes = te_safetensors_dtype_bytes(t->dtype);
@@ -92,7 +94,7 @@ TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
     }
     return 1;
 }
-/* A tensor for writing or loading. */
+/* Describe a tensor that is to be written or loaded. */
 TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dtype, int rank, const int64_t *shape,
                                       void *data) {
     te_safetensor t;
@@ -102,7 +104,7 @@ TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dty
     (void)te__safetensor_size(&t.bytes, &t);
     return t;
 }
-/* A tensor of shape [rows, cols]; with one row, of shape [cols]. */
+/* The same for a matrix: its shape is [rows, cols] or, if it has one row, [cols]. */
 TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
     int64_t shape[2];
     shape[0] = rows, shape[1] = cols;
@@ -110,7 +112,7 @@ TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int6
                             data);
 }
 
-/* For data[rows, cols] whose transpose, [cols, rows], is in the file. */
+/* The same for data[rows, cols] of which the file has the transpose, [cols, rows]. */
 TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
                                               void *data) {
     int64_t shape[2];
@@ -120,8 +122,8 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
     return t;
 }
 
-/* For loading: data is only a part of the tensor t, `rows` rows and `cols` columns from row first_row and column
- * first_col on, counted in the file's tensor. A vector counts as one row. */
+/* Describe a slice, for loading: t.data is only a part of the file's tensor, namely `rows` rows and `cols` columns,
+ * beginning at row first_row and column first_col of the file's tensor. A vector counts as one row. */
 TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
                                          int64_t cols) {
     t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
@@ -129,14 +131,14 @@ TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
 TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-/* Whether the slice, if t is one, lies within the tensor. */
+/* Whether t is valid with respect to slicing: either t is not a slice, or the slice lies within the tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
     return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* Number of elements of t's data (of the slice, if t is one), and its bytes. */
+/* The number of elements of t's data (only those of the slice, if t is one), and their size in bytes. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;
@@ -145,14 +147,14 @@ TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
     return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
 }
 
-/* to[cols, rows] is the transpose of from[rows, cols], elements of `size` bytes. Host memory. */
+/* Transpose from[rows, cols], of elements of `size` bytes, to to[cols, rows]. Both lie in host memory. */
 TE_API void te__safetensor_transpose(char *to, const char *from, int64_t rows, int64_t cols, size_t size) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++)
             memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
 }
 
-/* "BF16 [3072, 768]", for a message. */
+/* A tensor's dtype and shape as a text for messages: "BF16 [3072, 768]". */
 typedef struct te__shape_text { char text[112]; } te__shape_text;
 TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
     te__shape_text s;

@@ -1,5 +1,5 @@
-/* weights.h -- the weights of models from a safetensors file: read into the memory that the models are bound to, or
- * used in place, in a file that is mapped or linked into the program.
+/* weights.h -- takes the weights of models from a safetensors file: either reads them into the memory that the models
+ * are bound to, or uses them in place, if the file is mapped into memory or linked into the program.
  *
  * Do this:
  *     te_named_model weights[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -10,11 +10,11 @@
  *     status = te_weights_load(weights, 2, &file, &ctx);                // reads, and converts
  *     te_safetensors_close(&file);
  *
- * Tensors have the same names as in a checkpoint (checkpoint.h), which is such a file; other tensors in it are ignored.
- * If the file stores the lists of ops of its models as text, these must agree with the lists of the models here, except
- * for dropout, last_token, cross_entropy and sample, which weights do not depend on. So the weights of a trained model
- * can be used for inference. A different number of heads, eps or activation is an error, although names and shapes
- * would agree. The checksum is not verified here; te_safetensors_verify does that.
+ * Tensors must have the same names as in a checkpoint (checkpoint.h); so a checkpoint is such a file, and its other
+ * tensors are ignored. If the file stores its models' lists of ops as texts, they must agree with the lists of the
+ * models here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on. Therefore the
+ * weights of a trained model can be used for inference, while a different number of heads, eps or activation is an
+ * error, although names and shapes would agree. The checksum is not verified here; te_safetensors_verify does that.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H
@@ -30,21 +30,22 @@ typedef struct te_named_model {
     te_model *model;
 } te_named_model;
 
-enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, the closing NUL included */
+enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, including the closing NUL */
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
-/* A file's metadata describe each model: its list of ops as a text. The text has settings that do not show in shapes:
- * heads, an eps, a probability, a causal mask.
+/* The metadata of a file contain each model's list of ops as a text. The text includes settings that cannot be seen in
+ * the shapes: numbers of heads, an eps, a probability, a causal mask.
  *
  *     te__text t = {buffer, 0};                // {0, 0} measures
  *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
- * The text of an op has its kind, its name, the fork that it reads if that has another name, its widths, and its
- * options as 32-bit words in hexadecimal (little-endian). A list for `ranks` ranks of a tensor group has the text of
- * the same list for one rank: all columns and all heads. Collectives only distribute values over ranks, so texts that
- * differ only in collectives are treated as equal. */
+ * The text of an op consists of its kind, its name, the name of the fork that it reads (if different from its own), its
+ * input and output width, and its options as 32-bit words in hexadecimal (little-endian). For a list that is divided
+ * among the `ranks` ranks of a tensor group, the text is that of the same list on one rank, with all columns and all
+ * heads. Collectives only distribute values over ranks, so texts that differ only in collectives are treated as
+ * equal. */
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
     char text[48];
     const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
@@ -72,20 +73,21 @@ TE_API void te__plan_text(te__text *t, const te_plan *plan, int ranks) {
         te__text_put(t, ", weights "), te__text_put(t, te_dtype_name(plan->fp8->weights));
     for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i], ranks);
 }
-/* The metadata key of a model's list: "te.list.h0", or "te.list" for the model without a name. */
+/* Write the metadata key of a model's list: "te.list.h0", or "te.list" for a model whose name is empty. */
 TE_API void te__plan_key(te__text *t, const te_named_model *m) {
     te__text_put(t, "te.list"), te__text_put(t, *m->name ? "." : ""), te__text_put(t, m->name);
     te__text_char(t, 0);
 }
 
-/* The first op that differs, as it is in either text; "" if that text has ended. */
+/* The first op in which two texts differ: `was` from the first text, `is` from the second; "" if that text has no more
+ * ops. */
 typedef struct te__plan_mismatch { char was[80], is[80]; } te__plan_mismatch;
 
 TE_API size_t te__plan_op_length(const char *s) {
     const char *end = strchr(s, ';');
     return end ? (size_t)(end - s) : strlen(s);
 }
-/* Skips collectives: the rest of the text from the next op that is not a collective. */
+/* Skip the collectives at the beginning of a text; returns the rest, from the first op that is not a collective. */
 TE_API const char *te__plan_op_next(const char *s) {
     static const char *const kinds[] = {" all_gather ", " reduce_scatter ", " all_reduce ", " copy_to_group "};
     for (int i = 0; i < 4; i++) {
@@ -95,7 +97,7 @@ TE_API const char *te__plan_op_next(const char *s) {
     }
     return s;
 }
-/* Whether two texts differ in more than collectives, and where. */
+/* Whether two texts differ in more than collectives; *d: the first difference. */
 TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char *is) {
     size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
     while (a == b && !memcmp(was, is, a)) {
@@ -109,7 +111,7 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove the dtype, and the ops that weights do not depend on, from a text, in place. */
+/* Remove from a text, in place, the dtype and the ops that weights do not depend on. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;
@@ -124,7 +126,7 @@ TE_API void te__plan_text_strip(char *text) {
     }
     *to = 0;
 }
-/* Compare the list of the model in the file, if it has one, with the model's own. */
+/* Check that the list that the file stores for this model, if there is one, agrees with the model's own list. */
 TE_API te_status te__weights_check_plan(const te_safetensors *f, const te_named_model *m, te_context *ctx) {
     te__text key = {0, 0}, is = {0, 0};
     te__plan_mismatch d;
@@ -178,8 +180,8 @@ TE_API te_status te__weights_collect(te__weights *w, const te_named_model *model
     }
     return TE_OK;
 }
-/* Collect all tensors of the models, which must be bound and have the lists that the file has. After an error there is
- * nothing to free. */
+/* Collect all tensors of the models. The models must be bound, and their lists must agree with those in the file. After
+ * an error there is nothing to free. */
 TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
                                    te_context *ctx) {
     size_t capacity = 1;
@@ -206,9 +208,9 @@ TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models,
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Read the models' weights, converted if necessary (te_safetensors_load). Waits for the stream. Errors: a model whose
- * list differs from the file's, a missing tensor or one of another shape: the text says which, and nothing has
- * changed. */
+/* Read the models' weights, and convert them if necessary (te_safetensors_load). Waits for the stream. Errors: a model
+ * whose list differs from the one in the file; a tensor that is missing or has another shape. The error text says
+ * which, and no weight has been changed. */
 TE_API te_status te_weights_load(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     TE_TRY(te__weights_begin(&w, models, count, f, ctx));
@@ -246,12 +248,13 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
 /* Use the file's tensors in place as parameters. The file must be mapped or opened in host memory, and must stay open
  * as long as the models are used. The models must be of lists for inference (TE_INFERENCE) and bound to no memory
  * (params null); call te_tie afterwards. Such parameters are read-only: calls that would write to them are refused.
- * Errors: a tensor whose dtype is not its list's, a tensor whose address is no multiple of 16 bytes (cannot happen in
- * files that this library writes), and any target except the host. te_weights_load supports these cases. */
+ * Errors: a tensor whose dtype differs from the one in the list; a tensor whose address is not a multiple of 16 bytes
+ * (cannot happen in files that this library writes); any target except the host. te_weights_load supports all these
+ * cases. */
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;
-    int on_device = TE_CUDA; /* a variable: nvcc would warn of unreachable code behind a constant */
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
     TE_TRY(te__check_target(ctx, "te_weights_use"));
     TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
                "te_weights_use: the weights lie in host memory, and the target is %s; te_weights_load copies them",
@@ -260,7 +263,7 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++) /* check all before the first one is changed */
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* check all parameters before changing the first one */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

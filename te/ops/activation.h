@@ -15,8 +15,9 @@
  *     (linear, fc1, H, F), (gelu, act), (linear, fc2, F, H)                // an activation has no arguments
  *     (linear, fc1, H, 2 * F), (swiglu, act), (linear, fc2, F, H)          // a gated one halves the width
  *
- * Input of a gated activation: [rows, 2 * width], a the first half, as in TransformerEngine (in torch.nn.functional.glu
- * b is the first); output: [rows, width]. Backward reads the saved input and recomputes f and its derivative.
+ * The input of a gated activation is [rows, 2 * width]; a is the first half of each row, as in TransformerEngine (in
+ * torch.nn.functional.glu the first half is b). The output is [rows, width]. Backward reads the saved input and
+ * recomputes f and its derivative.
  */
 #ifndef TE_OPS_ACTIVATION_H
 #define TE_OPS_ACTIVATION_H
@@ -24,8 +25,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* The kinds; of a gated one also the activation that its first half gets. The tests and benchmarks expand these lists,
- * so a new entry is tested and measured. */
+/* The kinds of activations; for a gated one also the activation f that is applied to a, the first half of a row. The
+ * tests and benchmarks expand these lists, so a new entry is tested and measured. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -75,7 +76,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: TE_ACT_gelu, ..; for a gated activation the code of the activation that its first half gets. */
+/* code: TE_ACT_gelu, ..; for a gated activation y = f(a) b, the code of f. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
@@ -83,10 +84,12 @@ typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_o
 /* Returns f(x) and stores f'(x) in *slope. `code` must be a constant: the branches then disappear. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* 0.5 (1 + tanh u) = sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
+        /* 0.5 (1 + tanh u) = sigmoid(2 u): this form takes one exponential and has no cancellation if x is large and
+         * negative */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        const float finite = square < 1e30f ? square : 1e30f; /* below, 0 times infinity would be NaN */
+        const float finite = square < 1e30f ? square : 1e30f; /* otherwise 0 times infinity in the next line would yield
+                                                                 NaN */
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
     }
@@ -130,7 +133,8 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
-/* Returns y = f(min(a, limit)) (1 + clamp(b)), f(x) = x sigmoid(alpha x), and its derivatives; NaN propagates. */
+/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x), and stores dy/da in *da and dy/db in
+ * *db. NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
     const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
@@ -147,7 +151,7 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* v: dy in, da out. g: db out. */
+/* v holds dy on entry and da on return; g holds db on return. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;

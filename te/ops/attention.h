@@ -3,11 +3,11 @@
  * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
  * (max_logit, 0)
  *
- * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: input width
- * (heads + 2 kv_heads) head_dim, output width heads head_dim. Grouped-query attention where kv_heads < heads; kv_heads
- * must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax is online (Milakov
- * & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with the number of rows.
- * Forward saves its input, its output and the log-sum-exp of each row and head for backward.
+ * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which are
+ * (heads + 2 kv_heads) head_dim wide; the output is heads head_dim wide. If kv_heads < heads, this is grouped-query
+ * attention; kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax
+ * is online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with
+ * the number of rows. Forward saves its input, its output and the log-sum-exp of each row and head for backward.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
@@ -26,40 +26,42 @@
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
 /* ---- options -----------------------------------------------------------------------------------------------------
- * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side; causal
- * is a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
- * (window_left, W - 1). Tiles of keys that no query of a tile sees are skipped, forward and backward: time falls with
- * the window.
+ * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side. Causal
+ * attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
+ * (window_left, W - 1). Forward and backward skip each tile of keys that no query of the current tile of queries sees,
+ * so a smaller window takes less time.
  *
  * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
  * off. It costs two more instructions of the special function unit (the one that computes exponentials) per score.
  *
  * dropout: each probability is dropped with this probability, else divided by 1 - dropout, after the softmax
- * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is Philox of (seed, draw, op;
- * sequence, head, query, key). Backward recomputes it, and the mask does not depend on the number of ranks: the counter
- * has the head's index among all heads of the tensor group, and the sequence's index among those of all replicas. With
- * sequences of different lengths each replica draws a mask of its own. Inference drops nothing.
+ * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is drawn by Philox with the counter
+ * (seed, draw, op; sequence, head, query, key), so backward recomputes it. The mask does not depend on the number of
+ * ranks, because the counter contains the head's index among all heads of the tensor group and the sequence's index
+ * among those of all replicas. Only with sequences of different lengths (te_batch.cu_seqlens) does each replica draw a
+ * mask of its own. Inference drops nothing.
  *
  * alibi: 1: slope |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
  * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). It costs two instructions a score.
  *
- * sinks: 1: a parameter `sinks`, a learnt logit for each head that joins the sum under the softmax and contributes no
- * value (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets zeros.
+ * sinks: 1: the op has a parameter `sinks`, a learnt logit for each head that is added to the denominator of the
+ * softmax but has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets it
+ * to 0.
  *
  * value_dim: the head size of v where it differs from that of q and k: 1 to 256, on CUDA in bf16 and f16 a multiple of
- * 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed rows are then
- * (heads + kv_heads) head_dim + kv_heads value_dim wide, and the rows of the output heads value_dim. rope has the
+ * 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of 128. The packed rows are
+ * then (heads + kv_heads) head_dim + kv_heads value_dim wide, and the rows of the output heads value_dim. rope has the
  * option, too; head_norm requires packed rows whose heads all have one size. Attention whose heads are split over a
  * tensor group does not take the option, because the parts q, k and v of the GEMM before it would have different sizes.
  *
- * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. It is a constant of the list,
- * because kernels for sequences of equal length are smaller and a little faster.
+ * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. The option is fixed at compile
+ * time, because kernels without it, which support only sequences of equal length, are smaller and a little faster.
  *
  * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities as well
  * (te/attention/impl/attention_fp8.h); backward uses the unrounded q, k and v in the list's own format, bf16 or f16.
  * head_dim is 64, 128 or 256, a call has up to 1024 sequences, and the only other options are causal, scale and the
- * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the passes that
- * round, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
+ * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the two passes that
+ * quantize q, k and v, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -173,7 +175,7 @@
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
         TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output)
-/* The kernels for the gradients of the parameters, sinks and a bias. */
+/* The kernels that compute the gradients of the op's parameters: sinks and the score bias. */
 #define TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                                \
     TE__ATTENTION_SINKS(name, dtype, op)                                                                          \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
@@ -238,14 +240,15 @@ typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 /* The kernels of attention's backward. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
-    te_attention_scratch_fn scratch_bytes; /* that launch takes */
+    te_attention_scratch_fn scratch_bytes; /* scratch memory that launch needs for `rows` rows */
     te_sinks_grad_fn sinks;                /* the gradient of sinks; null: there are none */
     const te_score_bias_kernels *score_bias;
-    te__load_launch_fn add; /* of a cross_attention: adds two gradients of its keys and values; else null */
-    int fp8_output;         /* launch has the option fp8_output */
+    te__load_launch_fn add; /* cross_attention: adds two gradients of its keys and values; other attention: null */
+    int fp8_output;         /* whether launch has the option fp8_output */
 } te__attention_backward_kernels;
 
-/* ready: whether the context's device can run the kernel; scratch_bytes: of rows of the call. */
+/* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: the scratch memory for a call
+ * with `rows` rows. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
     te_attention_scratch_fn scratch_bytes;
@@ -260,15 +263,16 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
  * In a list with a recipe the attention kernels do work that would otherwise cost one more pass over the tensor: in
- * inference they store the output in e4m3, as the operand of the next GEMM; in training they compute the amax of the
- * output, and backward that of dqkv, where a cast needs it. */
+ * inference they store the output in e4m3, as the operand of the next GEMM; in training, forward computes the amax of
+ * the output and backward the amax of dqkv, if the cast of that tensor to FP8 needs its amax. */
 
-/* The kernels' option fp8_output. In backward it costs 2 to 4% at some head sizes, so it is on only where the recipe
- * needs the amax of every tensor. */
+/* Values of the kernels' option fp8_output. In backward the option costs 2 to 4% at some head sizes, so there it is on
+ * only for fp8_current, the recipe that needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Whether the kernel stores its output in FP8: in inference, where the next product is its only use. */
+/* Whether the kernel stores its output in FP8: it does so in inference, if the next GEMM is the only consumer of the
+ * output. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -280,7 +284,8 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
     return TE_OK;
 }
-/* Where the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does not need it. */
+/* The address at which the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does
+ * not need the amax. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
@@ -333,7 +338,8 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the random state, and the position of this rank's heads among those of all ranks (te_attention_shard). */
+/* Sets the arguments of dropout: the random state, and the position of this rank's heads among those of all ranks
+ * (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -425,8 +431,9 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the gradient of the bias in front of the attention needs
-                                                             it, too */
+    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the kernels must run even if no dx is wanted, for the
+                                                             gradients of the op's parameters and of a bias in front of
+                                                             the attention */
         te_value own;
         TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;

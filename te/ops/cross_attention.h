@@ -3,24 +3,24 @@
  * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
  * (max_logit, 0)
  *
- * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
- * the fork or input `kv`: rows [k of all kv_heads, v of all kv_heads]. There may be more or fewer of these rows than of
- * queries, such as those of an encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Output width heads
- * head_dim; with value_dim, the head size of v, keys and values are kv_heads (head_dim + value_dim) wide and the output
- * heads value_dim.
+ * Computes softmax(scale q k^T) v. The queries of all heads are the op's input, [rows, heads head_dim]. The keys and
+ * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]; there may be
+ * more or fewer of them than queries, as with the output of an encoder (Vaswani et al. 2017; Raffel et al. 2020, T5).
+ * The output is heads head_dim wide. With value_dim, the head size of v, the rows of `kv` are kv_heads (head_dim +
+ * value_dim) wide and those of the output heads value_dim.
  *
- * Do this: declare the encoder's output, make keys and values from its rows, and return to the queries:
+ * Do this: declare the encoder's output, compute keys and values from it, and return to the queries:
  *     (input, enc, 512, (rows, memory)), ...
  *     (linear, q, 512, 512), (fork, queries),
  *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),
  *     (cross_attention, cross, keys, 8, 8, 64), ...
- * Each sequence of the batch attends to te_batch.memory_seq rows of its own memory. Backward stores the memory's
- * gradient in te_edge.grad. If keys and values were computed beforehand, (input, keys, 2 * 512, (rows, memory)) passes
- * them, in place of the encoder's output and its linear.
+ * Each sequence of the batch attends to te_batch.memory_seq rows of memory of its own; here the memory is the encoder's
+ * output. Backward stores the memory's gradient in te_edge.grad. If the keys and values were computed beforehand, pass
+ * them as (input, keys, 2 * 512, (rows, memory)) and leave out the encoder's output and its linear.
  *
- * The last query is at the position of the last key: with q queries and k keys, causal and windows see query i at
- * position i + k - q among the keys, and ALiBi counts distances from there. A query before the first key sees none: it
- * outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
+ * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
+ * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A query before
+ * the first key sees none: it outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
  * te/attention/impl/attention_cuda.h.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H

@@ -1,5 +1,5 @@
 /* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x [rows,
- * vocabulary] logits, loss [rows] in f32. Ends a list; te_batch passes labels [rows] and ignore_index.
+ * vocabulary] logits, loss [rows] in f32. It is the last op of a list; te_batch passes labels [rows] and ignore_index.
  *
  *   (cross_entropy, name, vocabulary)
  * Options; the first two are 0 if not given:
@@ -13,12 +13,13 @@
  *     (rmsnorm, norm, H), (copy_to_group, c), (linear, head, H, V / N, (shard, columns)), (cross_entropy, loss, V,
  *      (ranks, N))
  *
- * Forward reads the logits once (online softmax: a vocabulary of any size) and saves them, the largest logit and the
- * log of the sum, 8 bytes a row. Backward reads the logits once and writes (softmax - target) * dloss, with z_loss
- * (softmax (1 + 2 z log sum exp) - target) * dloss. dloss is dy[row], te_batch.loss_scale, or loss_scale / loss_count
- * for the mean over the rows that count (loss_mean.h). A row with the label ignore_index (0 stands for -100) has loss 0
- * and gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Fused
- * with the linear in front, so that all logits are never in memory: te/linear/impl/linear_cross_entropy.h.
+ * Forward reads the logits once, by an online softmax, so the vocabulary may have any size. It saves the logits and, in
+ * 8 bytes a row, the largest logit and the log of the sum. Backward reads the logits once and writes dloss (softmax -
+ * target), with z_loss dloss (softmax (1 + 2 z log sum exp) - target). dloss, the gradient of the row's loss, is
+ * dy[row] or te_batch.loss_scale or, for the mean over the rows that are not ignored (loss_mean.h), loss_scale /
+ * loss_count. A row with the label ignore_index (0 stands for -100) has loss 0 and gradient 0. A label outside the
+ * vocabulary is an error on the host; on CUDA its loss and gradient are NaN. te/linear/impl/linear_cross_entropy.h
+ * fuses the op with the linear in front, so that the logits are never all in memory.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -54,7 +55,7 @@
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* A checkpoint stores the list's text. The options are part of it only where the op names one of them. */
+/* A checkpoint stores the list as text. The options appear in that text only if the op names at least one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -77,12 +78,13 @@ typedef struct te_cross_entropy_args {
     int ignore_index;
     float dloss;
     int width;             /* columns of x; read where it is not a constant of the list */
-    int first, vocabulary; /* of a shard of the columns: its first column, and the columns of all shards */
+    int first, vocabulary; /* (ranks, N): first column of this rank's shard; columns of all shards together */
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* A block takes a row. Wide rows have 256 threads, each with several vectors of eight in flight. */
+/* Each block computes one row. For wide rows it has 256 threads, each with the loads of several vectors of eight in
+ * flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -105,9 +107,9 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. The first aligned
- * vector then begins up to seven elements in front of the row (c < 0), and of the first and the last vector only the
- * elements that lie in the row are used. */
+/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. Its first aligned
+ * vector then begins up to seven elements before the row (c < 0). Of the first and the last vector, only the elements
+ * that lie in the row are used. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
@@ -118,8 +120,8 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* The largest logit of a row, and the sum of exp(x - max). */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
-/* Statistics of the `width` logits from element `row` of x on, in all lanes. With label smoothing also *deviation, the
- * sum of x - origin. */
+/* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing it
+ * also sets *deviation, the sum of x - origin. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -128,7 +130,8 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        if (at.n < 8) /* masks only the cut vectors: two instructions less for each logit of all others */
+        if (at.n < 8) /* only vectors that the row's ends cut are masked, which saves two instructions for each logit of
+                         all others */
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
         const float base = new_max > -INFINITY ? new_max : 0.0f; /* all logits so far may be -infinity */
@@ -176,7 +179,8 @@ TE_FN te_vocab_shard te_vocab_shard_of(int first, int width, int vocabulary) {
     v.first = first, v.width = width, v.vocabulary = vocabulary;
     return v;
 }
-/* The gradient of a row's logits of a shard. max, log2_sum: of the whole row. */
+/* The gradient of the logits of one row in the columns of shard k. max, log2_sum: the statistics of the whole row, over
+ * all shards. */
 TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, const te_lanes *g, const te_vocab_shard k,
                                  te_dtype dtype, const te_loss_options o, float max, float log2_sum) {
     const int64_t row = (int64_t)b.x * k.width;
@@ -199,7 +203,7 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Forward. Bytes: the logits read. */
+/* Forward. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -207,7 +211,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Backward. Bytes: the logits read, the gradient written. */
+/* Backward. Memory traffic: reads the logits, writes the gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
     int group;
@@ -223,7 +227,8 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Loss and gradient in one kernel. Bytes: the logits read (a second time from the caches), the gradient written. */
+/* Loss and gradient in one kernel. Memory traffic: reads the logits twice, the second time from the caches, and writes
+ * the gradient. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
     int group;
@@ -236,7 +241,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* The arguments except tensors. In the dry run for the sizes there is no batch, so nothing is checked. */
+/* Sets the arguments except the tensors. The dry run that determines the memory sizes has no batch, so it checks
+ * nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -265,7 +271,8 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te__set_current(r, y);
     return TE_OK;
 }
-/* dy = batch.loss_scale / batch.loss_count in every row, in scratch memory, which the dry run for the sizes counts. */
+/* Sets every row of dy to batch.loss_scale / batch.loss_count. dy is in scratch memory, which the dry run counts as
+ * part of the workspace. */
 TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
@@ -282,8 +289,8 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* The gradient of the losses: dy in f32, or no tensor if batch.loss_scale is the gradient of every row. Call it after
- * the step has acquired its other memory. */
+/* Sets *dy to the gradient of the losses in f32, or to no tensor if batch.loss_scale is the gradient of every row. Call
+ * it after the step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -308,15 +315,16 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
 
-/* A rank reduces its columns of each row to five numbers, te_loss_partial. An all_gather exchanges those, 20 bytes a
- * row and rank, and no logits. Then each rank combines them in the order of the ranks, so all have the same bits of the
- * loss and of the statistics. The gradient of a rank's columns needs nothing else of the other ranks. */
+/* A rank reduces its columns of each row to five numbers, te_loss_partial. An all_gather exchanges these numbers, 20
+ * bytes a row and rank, instead of logits. Then each rank combines them in the order of the ranks, so the loss and the
+ * statistics are bitwise identical on all ranks. The gradient of a rank's columns needs nothing else from the other
+ * ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* A rank's contribution to a row. */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* of this rank's columns */
-    float label_logit;       /* 0: another rank has it */
+    float label_logit;       /* x[label]; 0 if another rank has that column */
     float deviation, origin; /* label smoothing: deviation = the sum of x - origin */
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
@@ -329,7 +337,7 @@ typedef struct te_vocab_parallel_args {
     int rank, ranks;
 } te_vocab_parallel_args;
 
-/* A row of this rank's columns. Bytes: the logits read. */
+/* Reduces a row of this rank's columns to a te_loss_partial. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_block b, int threads, int width,
                                         te_dtype dtype, const te_loss_options o) {
     int group;
@@ -344,7 +352,7 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
     a->part[a->rank * a->rows + b.x] = p;
 }
-/* The losses, from the partials of all ranks. Bytes: 20 a row and rank read. */
+/* Computes the losses from the partials of all ranks. Memory traffic: reads 20 bytes for each row and rank. */
 TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);
@@ -379,7 +387,7 @@ typedef struct te_vocab_parallel {
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Sets the arguments except the logits, and acquires the memory of the partials. y: the losses. */
+/* Sets the arguments except the logits, and acquires the memory of the partials. y: receives the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {
     const int i = s->op[s->count - 1];

@@ -5,9 +5,9 @@
  *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
  *
  * Nothing is saved: the mask comes from Philox with the counter (seed, draw, op, element), so backward recomputes it.
- * It has the same bits on every target and on any number of ranks (te/comm), because the counter has the element's
- * index in the tensor of all ranks. The draw is an offset in device memory that each forward advances, so replays of a
- * graph draw fresh masks. Inference leaves the op out of its plan.
+ * The mask is the same on every target and for any number of ranks (te/comm), because `element` is the element's index
+ * in the whole tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay
+ * of a captured graph draws a fresh mask. Inference plans leave the op out.
  *
  * Measurements: docs/notes/ops.md.
  */
@@ -28,12 +28,12 @@
         TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
 
 /* One Philox call makes 128 bits, which serve eight elements with 16 bits each: with a call for every four elements the
- * arithmetic would cost more time than the memory traffic. Element e uses counter e / 8 and there half e % 2 of word
- * e % 8 / 2. It is dropped if those 16 bits are below limit = 65536 p. So p is rounded to a multiple of 1 / 65536, and
- * factor = 1 / (1 - p) is that of the rounded p (philox.h). */
+ * arithmetic would cost more time than the memory traffic. Element e uses the call with counter e / 8, and of its
+ * 32-bit word number e % 8 / 2 the 16-bit half e % 2. It is dropped if those 16 bits are below limit = 65536 p. So p is
+ * rounded to a multiple of 1 / 65536, and factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* Rows wider than this read the random state by a load that is repeated for each eight elements (te_load_rng). */
+/* For rows wider than this, the random state is loaded again for every eight elements (te_load_rng). */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
@@ -41,9 +41,10 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
     return (e % 2 ? u : u << 16) < limit << 16; /* compares the upper 16 bits: `limit << 16` has zeros below */
 }
-/* The random state. Wide rows read it by ld.global.nc, which need not wait for the kernel's own stores. The load is
- * volatile, so that the compiler repeats it for each eight elements: held for the whole kernel, the state and its round
- * keys would spill backward's column sums. Narrow rows read it once, by a plain load. */
+/* Loads the random state. For wide rows it uses ld.global.nc, which need not wait for the kernel's own stores. This
+ * load is volatile, so that the compiler repeats it for every eight elements: if the state and its round keys were held
+ * in registers for the whole kernel, the column sums of backward would spill. For narrow rows the state is loaded once,
+ * by a plain load. */
 TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;
@@ -72,7 +73,7 @@ TE_CALLBACK void te_dropout_forward(float v[8], const te_stage *s, te_place at, 
 }
 TE_CALLBACK void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p): the same map of dy */
+    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p), so dx is the same function of dy */
 }
 
 #endif

@@ -15,10 +15,10 @@
  * An elementwise op (class `map`) is two functions, found by name; CONTRIBUTING.md shows how to add one:
  *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
- * v holds eight neighbours of a row in registers: x in, y out; in backward dy in, dx out. Elements from at.n on lie
- * outside the row: results for them are never stored, but computing them must not trap. `options` points to the op's
- * te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add to it the contribution of these
- * eight columns to the gradient of the first parameter.
+ * v holds eight neighbouring elements of a row in registers: on entry x and on return y, in backward dy and dx.
+ * Elements from index at.n on lie outside the row: results for them are never stored, but computing them must not trap.
+ * `options` points to the op's te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add to
+ * it the contribution of these eight columns to the gradient of the first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H
@@ -49,28 +49,29 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
 /* Coordinates of eight elements. */
 typedef struct te_place {
     int64_t row;
-    int col, n;        /* column of the first; how many exist: 8, or fewer at the end of a row */
+    int col, n;        /* column of the first element; number of elements: 8, or fewer at the end of a row */
     int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation */
     int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
     const struct te_stage *ahead_of; /* the op whose row-shaped tensor is prefetched in `ahead`; null: none */
-    te_vec8 ahead, ahead_second;     /* 16-bit elements; ahead_second: of the second half where halves is 2 */
+    te_vec8 ahead, ahead_second;     /* prefetched 16-bit elements; ahead_second: those of the second half if halves is
+                                        2 */
 } te_place;
 /* Index of the first element in a tensor of the row's shape. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* The operands of one op of a kernel. */
 typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied it (a bias in its
-                                     epilogue). `mul` in backward: w[0] is its fork's value */
-    const void *edge;             /* add, mul: the fork's value; in backward, there and at a fork, the gradient that
-                                     the other uses of the fork have summed so far, null: none */
+    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied the parameter (a bias,
+                                     in its epilogue). `mul` in backward: w[0] is its fork's value */
+    const void *edge;             /* add, mul: the fork's value. In backward, for these ops and for a fork: the gradient
+                                     that the other uses of the fork have summed so far; null: none */
     const void *saved;            /* backward: its input in forward, [rows, in] */
     void *out;                    /* where the op's result is stored in addition; null: nowhere */
     float *stats;                 /* [rows, stats] */
     float *sum[TE_MAX_PARAMS];    /* backward: partial sums of its parameters' gradients, [blocks, width] */
     const te_rng *rng;            /* the random state of this forward */
-    int64_t first;                /* dropout: index of this rank's first element in the tensor of all ranks */
+    int64_t first;                /* dropout: index of this rank's first element in the whole tensor, over all ranks */
     uint32_t id;                  /* its index in the list, which selects the random stream */
 } te_stage;
 
@@ -80,7 +81,7 @@ TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-/* The coordinates of b, where `at` are those of a, in a row [a, b] of a gated activation. */
+/* In a row [a, b] of a gated activation: the coordinates of the elements of b that belong to the elements `at` of a. */
 TE_FN te_place te_second_half(te_place at) {
     at.col += at.width, at.ahead = at.ahead_second;
     return at;
@@ -128,8 +129,8 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
-/* dx = dy * weight; dweight = column sums of dy * x; with one learnt factor, the sum of these column sums in the order
- * of the columns. */
+/* dx = dy * weight; dweight = column sums of dy * x. With one learnt factor, dweight is the sum of these column sums,
+ * added in the order of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)

@@ -10,13 +10,14 @@
  * Nothing is saved: backward reads the tokens again. A token outside the vocabulary is an error on the host; on CUDA,
  * where the host does not see the tokens, its row becomes NaN. At most 2^24 - 1 rows.
  *
- * dweight[token] = sum of dy over the rows with that token, without atomics, so the same inputs give the same bits: the
- * rows are sorted by token, and the rows of each token are added in order. dweight[position] is the sum over sequences.
+ * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
+ * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
+ * over the rows at that position, one of each sequence.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
  * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank that has its row of the table
  * writes it to y and all others write zeros. So y is a partial sum, which a reduce_scatter or all_reduce must follow;
- * the result has the bits of the unsharded table.
+ * the result is bitwise identical to that of the unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
@@ -54,12 +55,12 @@ typedef struct te_embedding_args {
     float *partials; /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
     te_sequences of;
-    int size;        /* rows of this rank's table: of the vocabulary, or the length */
-    int position;    /* of the first row of each sequence */
-    const int32_t *past; /* by sequence: tokens in the cache before the batch; null: none */
-    int accumulate;  /* add to dweight */
+    int size;        /* rows of this rank's table: its part of the vocabulary; positions: the length */
+    int position;    /* the position of the first row of each sequence */
+    const int32_t *past; /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
+    int accumulate;  /* 1: dweight is added to, not overwritten */
     int width;       /* read where it is not a constant of the list */
-    int64_t first;   /* (rows, shard): this rank has the batch's rows from here on */
+    int64_t first;   /* (rows, shard): the index in the batch of this rank's first row */
     int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of `vocabulary` */
 } te_embedding_args;
 enum {
@@ -89,13 +90,13 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if another rank has the token's row, or
- * none has. `sharded`, a constant: whether the op has (ranks, N). */
+/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if the token's row is on another rank
+ * or on none. `sharded`, a constant: whether the op has the option (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
-/* Forward of both ops: y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. Bytes: the rows of w
- * (and of x) read, y written. */
+/* Forward of both ops: y[row] = w[token] or x[row] + w[position]. A group of lanes computes a row. Memory traffic:
+ * reads the rows of w (and of x), writes y. */
 TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format,
                              int sharded) {
     int group;
@@ -121,8 +122,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     }
 }
 
-/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row. A group
- * of lanes counts them for one row: rows^2 comparisons in all, 67 million at 8192 rows. */
+/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row in the
+ * sorted order. A group of lanes counts them for one row: rows^2 comparisons in all, 67 million at 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -160,11 +161,11 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
 }
 /* Backward: dweight[token] += dy[row], eight columns a lane.
  *
- * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced however often a
- * token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The part of a
- * run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment, else in
- * slot 1. te_embedding_merge then adds the parts in order.
- * Bytes: dy once; the gradients of the tokens that occur, read and written. */
+ * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter how
+ * often each token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The
+ * part of a run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment,
+ * else in slot 1. te_embedding_merge then adds the parts in order. Memory traffic: reads dy once, and reads and writes
+ * the gradients of the tokens that occur. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -208,7 +209,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Runs that cross segments: the group of the segment in which a run begins adds its parts to the gradient, in order. */
+/* Runs that cross segments: the group whose segment contains the beginning of a run adds all parts of the run to the
+ * gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -234,7 +236,7 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
-/* Arguments of op i. The caller sets y and the members that only backward needs. */
+/* Returns the arguments of op i, except y and the members that only backward needs: these are set by the caller. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
@@ -319,7 +321,8 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
-/* dweight[position] (+)= sum of dy over the sequences. A group takes a position. Bytes: dy read, dweight written. */
+/* dweight[position] (+)= sum of dy over the sequences. A group of lanes computes a position. Memory traffic: reads dy,
+ * writes dweight. */
 TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -332,7 +335,8 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     for (int s = 0; row >= 0 && s < a->of.count; s++) {
         const te_sequence sequence = te_sequence_rows(&a->of, s);
         const int64_t at = sequence.first + row - a->first;
-        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* too short, or another rank's */
+        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* the sequence is too short, or the row is on
+                                                                           another rank */
         te_load8(v, a->x, at * width + c, n, aligned, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
     }

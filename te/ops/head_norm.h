@@ -8,16 +8,17 @@
  * Do this:
  *     (linear, qkv, H, 6144), (head_norm, qk, 32, 8, 128), (rope, rot, 32, 8, 128), (attention, attn, 32, 8, 128)
  *
- * q_weight[head_dim] serves all heads of q, k_weight[head_dim] those of k. Of a head x, w its weight, D = head_dim:
+ * All heads of q share q_weight[head_dim], all heads of k share k_weight[head_dim]. For a head x with the weight w, and
+ * with D = head_dim:
  *     forward     y = x rstd w, rstd = (sum(x^2) / D + eps)^-1/2
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
- * Saves x; backward recomputes rstd. Bytes of a row: x and y; in backward x, dy and dx. A rope that follows is fused
- * into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor group each rank has some of the heads,
- * all of both weights, and computes a partial sum of dw.
+ * Forward saves x; backward recomputes rstd. Memory traffic: forward reads x and writes y; backward reads x and dy and
+ * writes dx. A rope that follows is fused into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor
+ * group each rank has a part of the heads and both weights in full, and computes a partial sum of dw.
  *
- * A head is split into chunks of two times eight columns, one chunk a lane, such that both columns of a rope's pair are
- * in one lane. On CUDA a group of 1 to 32 lanes takes a head, and the groups of a block take the heads of some rows one
- * after the other, with the loads of the next heads in flight.
+ * A head is split into chunks of two times eight columns, one chunk a lane, such that the two columns that a rope
+ * rotates together are in one lane. On CUDA a group of 1 to 32 lanes computes a head. The groups of a block loop over
+ * the heads of a few rows, with the loads of the next heads in flight.
  */
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
@@ -57,8 +58,8 @@ enum {
     TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: one warp holds the largest head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows of a block */
-    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* rows that a block takes at a time, at most */
-    TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* heads of which a lane has loads in flight */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at a time */
+    TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1,
     TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* chunks that a lane takes */
 };
@@ -71,7 +72,7 @@ typedef struct te_head_shape {
     int rotary, interleaved, scaled; /* of the rope in the same kernel; rotary 0: there is none */
     int zero_centred;                /* the stored weight is w - 1 */
     float eps;
-    te_dtype x, y, w, saved; /* formats: of the input and the output of this pass, the weights, forward's x */
+    te_dtype x, y, w, saved; /* formats of this pass's input and output, of the weights, and of forward's x */
 } te_head_shape;
 
 typedef struct te_head_args {
@@ -84,13 +85,13 @@ typedef struct te_head_args {
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
 /* A chunk: n[0] columns from a[0] on and n[1] from a[1] on; n is 8, or fewer at the end of a head. The first
- * te_head_pair_chunks hold columns and their rotation partners, `pairs` columns further on; the others hold 16 of the
- * remaining columns. */
+ * te_head_pair_chunks chunks of a head hold columns and their rotation partners, `pairs` columns further on; each of
+ * the others holds 16 of the remaining columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
 TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
-/* Lanes of a group: the chunks of a head, up to a power of two. */
+/* Lanes of a group: the number of chunks of a head, rounded up to a power of two. */
 TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
@@ -148,7 +149,8 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* Pairs in a row's table of cosines and sines, rounded up to a multiple of eight, because te_rotate8 reads eight. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
-#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* of a row; 1 more: no array of length 0 */
+#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* of a row; 1 more, so that no array has
+                                                                             length 0 */
 
 /* cos_sin: the table of this row. */
 TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, te_head_shape k) {
@@ -223,7 +225,8 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Backward of one head: d is dy on entry and dx on return; dw is the head's contribution to its weight's gradient. */
+/* Backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the gradient of its
+ * weight. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* sums of x^2 and of w dy x */
@@ -239,7 +242,8 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Stores a block's partial sum of one weight's gradient: the sum over its groups, in a fixed order. */
+/* Stores a block's partial sum of the gradient of one weight: the sum over the block's groups of lanes, in a fixed
+ * order. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -252,13 +256,13 @@ TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_he
     }
 }
 
-/* Backward. A block takes rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums dw over all of them. */
+/* Backward. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums dw over all of them. */
 TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* twice the registers */
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* its vectors take twice the registers */
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
     const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows of a block in a round */
@@ -277,7 +281,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* the table of the previous rows is no longer read */
+                te_block_sync(); /* now no thread reads the table of the previous rows any more */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }
@@ -322,7 +326,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
                   "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
 
-/* `last`: the last op of this step in the order of the list: the rope, or the norm if there is no rope. */
+/* `last`: the op of this step that comes last in the list: the rope, or the norm if there is no rope. */
 #define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
     TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
                    TE_DTYPE_OUT(model, last))                                                                        \
@@ -350,7 +354,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The step is a norm alone or a norm and a rope. The norm is its first op in forward, its last in backward. */
+/* The step consists of a norm alone, or of a norm and a rope. The norm is the step's first op in forward and its last
+ * in backward. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
@@ -371,7 +376,8 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
 TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
                                             te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     const int i = s->op[s->count - 1];
-    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* partial sums of dw: one a block */
+    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* each block writes a partial sum of
+                                                                                     dw */
     te_head_args a;
     te_value dx;
     TE_TRY(te__gradient(&dx, r, s, i));

@@ -3,9 +3,10 @@
  * Do this:
  *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
  *
- * For inference that needs no logits of the rest of a prompt, and for a classifier on top of a causal model: the values
- * behind the op have one row for each sequence, and so must te_batch.labels. Saves nothing. Backward: dx[last row] =
- * dy[sequence], 0 elsewhere. Of an empty sequence (te_batch.cu_seqlens) y is 0 and its dy is dropped.
+ * Use it for inference that needs only the logits of a prompt's last token, and for a classifier on top of a causal
+ * model. All values behind the op have one row for each sequence, so te_batch.labels must have one label for each
+ * sequence. Saves nothing. Backward: dx[last row] = dy[sequence], and dx is 0 elsewhere. For an empty sequence
+ * (te_batch.cu_seqlens) y is 0 and dy is ignored.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
 #define TE_OPS_LAST_TOKEN_H
@@ -26,9 +27,9 @@
 typedef struct te_last_token_args {
     void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
     const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
-    int64_t rows;  /* of y above */
+    int64_t rows;  /* rows of y */
     te_sequences of;
-    int width;     /* read where it is not a constant of the list */
+    int width;     /* used only if the width is not a constant of the list */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 
@@ -43,7 +44,7 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
     TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
 
-/* A group of lanes copies a row of y. Bytes: the last rows read and written. */
+/* A group of lanes copies a row to y. Memory traffic: reads the last rows, writes y. */
 TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
@@ -58,7 +59,7 @@ TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
-/* A group of lanes writes a row of dx. Bytes: dy read, dx written. */
+/* A group of lanes writes a row of dx. Memory traffic: reads dy, writes dx. */
 TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);

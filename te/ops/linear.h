@@ -1,19 +1,20 @@
 /* linear.h -- y = x weight^T: x [rows, in], weight [out, in], y [rows, out]. A bias is an op of its own.
  *
  *   (linear, name, in, out)
- *   (tied_linear, name, in, out)     its weight is that of another op (te_tie()): an lm_head tied to the embedding
+ *   (tied_linear, name, in, out)     it uses the weight of another op (te_tie()), as an lm_head does that is tied to
+ *                                    the embedding
  *   (frozen_linear, name, in, out)   its weight never trains (te/plan/freeze.h), so backward computes dx alone and
  *                                    forward does not save x for it
- * Options: (recipe, none) or another FP8 recipe than the list's (docs/fp8.md), and those below.
+ * Options: (recipe, ..), which is none or an FP8 recipe other than the list's (docs/fp8.md), and those below.
  *
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
  *
- * Saves x for dweight = dy^T x, summed in f32; dx = dy weight. How it runs, alone or with a fused epilogue:
- * te/linear/impl/linear_step.h.
+ * Forward saves x. Backward computes dweight = dy^T x, summed in f32, and dx = dy weight. te/linear/impl/linear_step.h
+ * runs the op, alone or with a fused epilogue.
  *
  * Tensor parallelism (Shoeybi et al. 2019); `in` and `out` are then the local sizes of a rank:
- *   (shard, columns)   column-parallel: each rank computes its own output columns. Stands behind an all_gather or
+ *   (shard, columns)   column-parallel: each rank computes its own output columns. Must follow an all_gather or
  *                      copy_to_group
  *   (shard, rows)      row-parallel: each rank has its own input columns, those of a column-parallel GEMM, and y is a
  *                      partial sum. A reduce_scatter or all_reduce must follow
@@ -58,7 +59,8 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* negative: known at run time, and checked then */
+#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* a negative width is known, and checked, only at run
+                                                                  time */
 #define TE_CHECK_linear(model, op)                                                                              \
     (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \

@@ -10,10 +10,10 @@
  *
  * Gradient accumulation: the mean over all rows of several micro-batches needs one count of all their labels before the
  * first backward. Count the first micro-batch with accumulate 0 and the others with 1, then run them as usual;
- * te_mean_loss with accumulate 1 adds a micro-batch's part. A count for each micro-batch, with loss_scale 1 /
- * micro-batches, yields the mean of the micro-batches' means instead, which is a different number if the counts differ.
- * Data-parallel ranks, whose gradients are summed, need one count, too: te_group_all_reduce(te_data_group(ctx), count,
- * count, 1, TE_f32, ctx).
+ * te_mean_loss with accumulate 1 adds a micro-batch's part. If each micro-batch has its own count, with a loss_scale of
+ * 1 / (number of micro-batches), the result is the mean of the micro-batches' means instead, which differs if the
+ * counts differ. Data-parallel ranks, whose gradients are summed, need one count, too:
+ * te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
  *
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
@@ -23,10 +23,10 @@
 #include "../core/lanes.h"  /* te_lanes_here, te_lanes_sum */
 #include "../core/target.h" /* TE_KERNEL, te__check_target */
 
-/* One block computes a sum: with 64 Ki labels each of its threads loads 64. */
+/* A single block computes the sum: with 64 Ki labels each of its threads loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* The label that te_batch.ignore_index means: 0 stands for -100. */
+/* The label that is ignored: te_batch.ignore_index, where 0 stands for -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
@@ -39,13 +39,13 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The count, or 1 where there is none or it is 0. */
+/* The divisor of the sum: the count, or 1 if there is no count or it is 0. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return a->count && *a->count > 0.0f ? *a->count : 1.0f;
 }
 
 /* out (+)= the sum of the losses / count, or the number of labels that are not ignored. Each lane sums in double.
- * Bytes: 4 a row read. */
+ * Memory traffic: reads 4 bytes for each row. */
 TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
@@ -87,7 +87,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     a.accumulate = accumulate;
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* mean[1] (+)= the sum of loss[rows] / count[1]; where the count is 0, the sum. Otherwise as te_count_labels. */
+/* mean[1] (+)= the sum of loss[rows] / count[1]; if the count is 0, the sum is not divided. The pointers and errors are
+ * as for te_count_labels. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;

@@ -9,9 +9,9 @@
  * Do this:
  *     (fork, x1), (rmsnorm, norm1, 4096, (eps, 1e-6f)), (linear, qkv, 4096, 6144)
  *
- * Forward saves x and the statistics: rstd in f32, layernorm mean and rstd. Backward computes dx, and dgamma and dbeta
- * as column sums. This header has the formulas; the kernels, of a norm alone or fused with elementwise ops, are in
- * te/pointwise.
+ * Forward saves x and, in f32, the statistics of each row: rstd, for layernorm mean and rstd. Backward computes dx, and
+ * dgamma and dbeta as column sums. This header has the formulas; the kernels, of a norm alone or fused with elementwise
+ * ops, are in te/pointwise.
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
@@ -56,12 +56,12 @@ enum {
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 
-/* rstd from the sum of squares of a row of `count` elements (layernorm: of x - mean). l2norm uses the sum itself, the
- * others divide it by `count`. */
+/* Returns rstd, computed from `squares`, the sum of squares of a row of `count` elements (in layernorm, the squares of
+ * x - mean). l2norm uses the sum itself, the others divide it by `count`. */
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }
-/* Eight columns of gamma as floats, from the registers that te_load_gamma filled; 1 where the norm has none. */
+/* Eight columns of gamma as floats, from the registers that te_load_gamma filled; 1 if the norm has no gamma. */
 TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
     if ((code & 3) == TE_NORM_l2norm) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;

@@ -1,8 +1,8 @@
-/* residual.h -- residual edges and branches. All values are [rows, width]; nothing but `mul` saves its input.
+/* residual.h -- residual edges and branches. All values are [rows, width]; only `mul` saves its input.
  *
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
- *                        Options: (dtype, f32), its format; (rows, memory), it has te_batch.memory_seq rows a sequence,
+ *                        Options: (dtype, f32), its format; (rows, memory): it has te_batch.memory_seq rows a sequence,
  *                        and is then used by (load, x) or a (cross_attention, ..)
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x: the list continues from there. A (fork, ..) must stand directly in front
@@ -13,9 +13,9 @@
  *     (fork, x), (rmsnorm, n, H), (linear, fc, H, H), (add, x)                             // a residual
  *     (fork, x), (linear, gate, H, F), (silu, act), (fork, g), (load, x), (linear, up, H, F), (mul, g)     // branches
  *
- * `load` makes parallel branches: attention beside the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
- * 2022), or a gate with a projection of its own. Each fork is used at least once. A second use by an op of the same
- * kind needs a name of its own, with the fork's name behind it: (add, second, x).
+ * `load` makes parallel branches: attention parallel to the MLP (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et al.
+ * 2022), or a gate with a projection of its own. Each fork must be used at least once. If two ops of the same kind use
+ * a fork, the second one needs a name of its own, followed by the name of the fork: (add, second, x).
  *
  * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use.
  * Backward reaches the last use in the list first, which stores its contribution; each earlier use adds its own to it,
@@ -47,9 +47,9 @@
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
 #define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
 #define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
-/* Constants of fork x, by its name: its index in the list, and the width, rows and format of its value, which
- * te/fuse/impl/declare.h defines. Where a list uses a fork that it does not have, the compiler names one of these as an
- * undeclared identifier, so they are worded as the error message. */
+/* The names of constants of fork x: its index in the list, and the width, rows and format of its value, which
+ * te/fuse/impl/declare.h defines. If a list uses a fork that it does not have, the compiler reports one of these names
+ * as an undeclared identifier, so they are worded as error messages. */
 #define TE_FORK_INDEX(model, use, x) TE_JOIN5(te_error_, use, x, of, model, has_no_fork_before_it)
 #define TE_FORK_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
 #define TE_FORK_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
@@ -61,8 +61,8 @@
     };                                                                \
      static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
-/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to it. So the compiler reports
- * a fork that is never used. */
+/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to the type. So for a fork
+ * that is never used, the compiler reports the type as undeclared. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
 
 /* ---- (add, x), (mul, x), (output, x) ---------------------------------------------------------------------------- */
@@ -105,8 +105,8 @@ TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place 
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
 /* Backward: stores v, this use's contribution to the gradient of the fork's value. The use that comes first in backward
- * stores it and continues with the rounded value; each other one adds it to the sum of those before, which this same
- * kernel may have stored. */
+ * stores it and continues with the rounded value; each other use adds its contribution to the sum of the previous ones.
+ * The same kernel may have stored that sum, hence the coherent load. */
 TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
@@ -157,8 +157,8 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 
 /* ---- (load, x) --------------------------------------------------------------------------------------------------- */
 
-/* Forward moves no data. Backward moves none either where no later op uses the same fork; else one kernel adds the two
- * gradients. */
+/* Forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel adds
+ * this use's gradient to that of the later uses. */
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
@@ -180,7 +180,7 @@ enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
-/* y = a + b. Bytes: two tensors read, one written. */
+/* y = a + b. Memory traffic: reads two tensors, writes one. */
 TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);
@@ -202,7 +202,7 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* to = a + b; with a null to = b, which may have another format. */
+/* to = a + b. If a is null, to = b, and the format of b may differ from that of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
@@ -215,7 +215,7 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* its gradient goes to the caller's tensor, if there is one */
+    if (fork->flags & TE_IS_INPUT) { /* the input's gradient goes to the caller's tensor, if there is one */
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
@@ -225,7 +225,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    te__set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
+    te__set_current(r, r->edge[i - 1]); /* backward continues with the fork in front of the load, whose gradient is
+                                           complete */
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;
 }

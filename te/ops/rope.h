@@ -2,23 +2,24 @@
  * [q of all heads, k of all kv_heads, v of all kv_heads]; q only if kv_heads is 0. v passes through.
  *
  *   (rope, name, heads, kv_heads, head_dim)
- * Options: (rotary_dim, head_dim), dimensions from there on pass through; (interleaved, 0); (base, 10000.0f);
+ * Options: (rotary_dim, head_dim), dimensions from rotary_dim on pass through; (interleaved, 0); (base, 10000.0f);
  * (value_dim, head_dim), the size of a head of v; and, for longer contexts, (scaling, none) and its parameters,
  * described below.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
  *
- * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), scaled if asked for:
+ * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), unless a scaling
+ * changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is te_batch.position + its index in its sequence + the tokens that a te_cache has of that already,
- * or that of te_batch.positions. Saves nothing:
- * backward rotates dy by the negative angle. Bytes: x read and y written; angles are computed in the kernel.
+ * position of a row is te_batch.position + its index in its sequence + the number of tokens that a te_cache already has
+ * of the sequence, or the row's entry in te_batch.positions if that is given. Saves nothing: backward rotates dy by the
+ * negative angle. Memory traffic: reads x and writes y; the kernel computes the angles.
  *
- * Fused: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If head_dim
- * divides 256, value_dim must be a multiple of head_dim, because a tile of that GEMM then holds heads of v like those
- * of q and k.
+ * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
+ * head_dim divides 256, value_dim must be a multiple of head_dim, because a tile of the fused GEMM, 256 columns, then
+ * holds whole heads of head_dim columns, in v as in q and k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -83,15 +84,15 @@
 
 /* ---- scaled frequencies, for sequences longer than those of the first training ----------------------------------- */
 
-/* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), (factor, ..) and those below, by the names that they
- * have in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length of the
- * first training, pair p gets
+/* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
+ * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
+ * of the first training, the frequency of pair p becomes
  *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
  *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
  *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
- *             log(L / (2 pi beta)) / (2 log(base)) is the pair that makes `beta` full turns in L tokens;
+ *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
  *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))), without floor and ceil
  *             with (truncate, 0); (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
  *             (attention_factor, 0.1 log(factor) + 1). */
@@ -186,7 +187,7 @@ TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
 }
 
 #define TE__TWO_PI 6.283185307179586
-/* d(beta): the pair, a fraction, that makes `beta` full turns in original_length tokens. */
+/* d(beta): the index, in general fractional, of the pair that makes `beta` full turns in original_length tokens. */
 TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
     return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
 }
@@ -215,11 +216,11 @@ typedef struct te_rope_args {
     const void *x; /* [rows, width] */
     int64_t rows;
     te_sequences of;
-    int position;             /* of the first row of each sequence */
+    int position;             /* the position of the first row of each sequence */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null: from `of`, `position` and `past` */
-    const int32_t *past;      /* by sequence: tokens in the cache before the batch; null: none */
+    const int32_t *positions; /* [rows], or null: positions are then computed from `of`, `position` and `past` */
+    const int32_t *past;      /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -261,7 +262,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
     for (int e = g.id; e < rows * t.pairs; e += g.count) {
-        /* In double: in float the angle of a large position would have lost its fraction. */
+        /* The angle is computed in double: in float, the angle of a large position would lose its fractional digits. */
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
         const int position = a->positions ? a->positions[row]
                                           : a->position + te_sequence_past(&a->of, row, a->past) +
@@ -278,7 +279,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }
-/* `rows` rows from `first` on, an element at a time: any width. */
+/* Rotates `rows` rows from `first` on, one element at a time, which works for any width. */
 TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                              const te_rope_shape k) {
     const int pairs = k.rotary_dim / 2;
@@ -296,12 +297,13 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* The same, eight columns at a time. Unless pairs are interleaved, a lane takes eight columns and the eight at
- * `distance` that they pair with, so that a head has (head_dim - distance) / 8 units of work. Columns of v are units of
- * eight, too. All rows are loaded before the first is rotated. */
+/* The same, eight columns at a time. Unless pairs are interleaved, a unit of a lane's work is eight columns and the
+ * eight that they pair with, `distance` columns further on, so that a head has (head_dim - distance) / 8 units. Each
+ * eight columns of v are a unit, too. All rows are loaded before the first is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
-    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: both of a pair in one vector */
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: a vector holds both columns of a
+                                                                                 pair */
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
         const int head = u / head_units, in_head = u % head_units * 8;
@@ -345,7 +347,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-/* Arguments for rope i, from the current value into y. */
+/* Sets the arguments of rope i, which reads the current value and writes y. */
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;

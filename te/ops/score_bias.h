@@ -4,21 +4,22 @@
  *     (attention, a, 12, 12, 64, (bias, heads), (bias_queries, 512))                 // a table for each head
  *     (attention, a, 12, 12, 64, (relative_bias, 32), (max_distance, 128))           // T5's
  *
- * (bias, heads), (bias_queries, Q), (bias_keys, Q): a parameter `bias`, [heads, Q, K] as a matrix of heads * Q rows,
- * for sequences of up to Q queries and K keys; longer ones are refused. (bias, shared): [Q, K], the same for all heads.
- * For a bias that is not learnt, such as a mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the
- * first call. There is no bias for each sequence of a batch.
+ * (bias, heads), (bias_queries, Q), (bias_keys, K): the op has a parameter `bias`, [heads, Q, K], stored as a matrix of
+ * heads * Q rows, for sequences of up to Q queries and K keys; longer sequences are refused. If bias_keys is not given,
+ * K is Q. With (bias, shared) the parameter is [Q, K], the same for all heads. For a bias that is not learnt, such as a
+ * mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the first call. All sequences of a batch
+ * have the same bias.
  *
- * (relative_bias, buckets), (max_distance, 128): a parameter `relative_bias`, [buckets, heads]. Causal attention uses
- * all buckets for keys before the query, otherwise half of them are for keys after it. (tied, 1): the parameter is that
- * of another attention, te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx), as in T5, whose
- * blocks share the first one's.
+ * (relative_bias, buckets), (max_distance, 128): the op has a parameter `relative_bias`, [buckets, heads]. Causal
+ * attention uses all buckets for keys before the query; otherwise half of the buckets are for keys after the query.
+ * With (tied, 1) the op uses the parameter of another attention, te_tie(&m.b1_attention.relative_bias,
+ * &m.b0_attention.relative_bias, ctx), as in T5, where all blocks share that of the first one.
  *
- * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the edge with the op's
- * name, [1, heads] f32, if the caller has given one.
+ * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the tensor that the caller
+ * has passed as an edge with the op's name, [1, heads] in f32, if there is one.
  *
- * On CUDA these options run in the kernels for f32 and sm_80, also on sm_90: with a bias neither forward nor backward
- * uses wgmma, with max_logit forward does not.
+ * On CUDA only the kernels for f32 and for sm_80 support these options, so they run on sm_90, too: with a bias, neither
+ * forward nor backward uses wgmma; with max_logit, forward does not.
  */
 #ifndef TE_OPS_SCORE_BIAS_H
 #define TE_OPS_SCORE_BIAS_H
@@ -55,7 +56,7 @@
                     (bias, TE__BIAS_TABLES(op, heads) * TE__BIAS_QUERIES(op), TE__BIAS_KEYS(op), zero))
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
-/* The buckets of one side, and whether the sizes are valid. */
+/* The number of buckets for one side, the keys before or after the query, and whether the sizes are valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -95,12 +96,12 @@ typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
-    int64_t (*parts)(int64_t seq); /* of the gradient of a relative bias */
+    int64_t (*parts)(int64_t seq); /* the number of partial sums of a relative bias's gradient */
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
-/* Kernels name##_relative and name##_max_logit of a forward, name##_relative and name##_dbias of a backward; and in
- * both name##_bias, the table of them. */
+/* Declares the kernels: name##_relative and name##_max_logit for a forward, name##_relative and name##_dbias for a
+ * backward, and for both the table of these kernels, name##_bias. */
 #define TE__SCORE_BIAS_FORWARD(name, dtype, op, heads)                                                      \
     TE__IF_RELATIVE(op, TE_ATTENTION_RELATIVE_BIAS, TE_NOTHING)(name##_relative, dtype)                     \
     TE__IF_MAX_LOGIT(op, TE_ATTENTION_MAX_LOGIT, TE_NOTHING)(name##_max_logit, heads)                       \
@@ -113,7 +114,7 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* The parameter of the op's bias; null: it has none, or this is a dry run for the sizes. */
+/* The parameter of the op's bias; null if the op has no bias, or in a dry run for the sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_param *first = r->param[op - r->plan->op];
@@ -166,7 +167,8 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     return te_sum_rows_launch(r->ctx, te__grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
 }
 
-/* (max_logit, 1), in a forward that saves: *max_logit is the caller's tensor; null: the caller has given none. */
+/* For (max_logit, 1), in a forward that saves for backward: sets *max_logit to the caller's tensor, or to null if the
+ * caller has passed none. */
 TE_API te_status te__max_logit_begin(te_attention_args *a, float **max_logit, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     void *rows = 0;

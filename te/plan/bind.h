@@ -14,8 +14,8 @@
 #include "../core/rank_group.h" /* te_group */
 
 /* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many
- * elements, and at the same element in both buffers. So the optimizer, the gradient norm, a checkpoint and an
- * all-reduce work on flat memory. */
+ * elements, and at the same element index in both buffers. So the optimizer, the gradient norm, a checkpoint and an
+ * all-reduce can treat each buffer as one flat array. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -34,7 +34,7 @@ TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
-/* m must be an instance of this plan, and lie where it was bound. */
+/* Refuse an m that is not an instance of this plan, or that was copied after it was bound. */
 TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
                plan->name, plan->name);
@@ -42,7 +42,8 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Call this before something writes to m's parameters. who: the caller's name, for the message. */
+/* Refuse an instance whose parameters must not be written, because they lie in a mapped file. Call this before
+ * something writes to m's parameters. who: the caller's name, for the message. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
@@ -50,14 +51,15 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Call this before something reads m's gradients: no reduction over ranks may be in flight. */
+/* Refuse an instance whose gradients are being reduced over ranks. Call this before something reads m's gradients. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
                m->plan->name);
     return TE_OK;
 }
-/* The same as te__check_bound, and each of its parameters must have memory that products can read. */
+/* te__check_bound; also refuses an instance with a parameter that has no memory, has a format that products cannot
+ * read, or whose owner (te_tie) was bound again since. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -88,8 +90,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* The format of an op's parameters: the list's. Only the weight of a product under a recipe may have another one, if
- * the list says (weights, f32). */
+/* The format of an op's parameters. It is the list's dtype, with one exception: with the list's option (weights, f32),
+ * the weights of FP8 GEMMs are f32. */
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
@@ -105,21 +107,21 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
             bytes += te__param_padded_bytes(&plan->op[i].param[k], te__plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
-/* Elements of each slice, if `elements` of a buffer are cut into `ranks` equal slices (ZeRO-1). Less than
- * ranks * TE_PARAM_ALIGN elements remain behind the last slice; all ranks have these. */
+/* The number of elements in each slice, if a buffer of `elements` elements is cut into `ranks` equal slices (ZeRO-1).
+ * Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-/* Bytes of the gradient buffer, in f32; 0: the widths are not known yet, or the list is for inference alone. */
+/* Bytes of the gradient buffer, which is f32; 0: the widths are not known yet, or the list is for inference only. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of an op's parameter a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
- * whether its gradient is a partial sum (p->sums). product: the last product of the list up to this op, whose columns
- * may be sharded part by part (q, k, v); null: there is none yet. */
+/* Set which shard of parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
+ * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op up to and including
+ * `op`, whose output columns may be sharded part by part (q, k, v); null: there is none yet. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -128,17 +130,18 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
-    /* a custom op's parameters do not have a number for each column: an attention's sinks are one for each head */
+    /* a custom op's parameters have no element for each column: an attention's sinks have one for each head */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
-/* Bind an instance to its memory: params of te_plan_param_bytes, grads of te_plan_grad_bytes, both aligned to
- * TE_ALIGN. Their contents stay as they are. grads null: for inference, or for a backward that computes dx alone.
- * params may be null for a list that is for inference alone: te_weights_use then brings the memory. To train only some
- * parameters, see freeze.h. param: param_count records, which this function fills. TE_ERROR_NULL, TE_ERROR_ALIGNMENT:
- * of the buffers; TE_ERROR_SHAPE: another count than the list has; TE_ERROR_VALUE: the two buffers overlap;
- * TE_ERROR_STATE: the widths are not set, or grads for a list without backward. */
+/* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
+ * are aligned to TE_ALIGN. Their contents do not change. grads is null for inference, or for a backward that computes
+ * only dx. params may be null if the list is for inference only: te_weights_use then provides the memory. To train only
+ * some parameters, see freeze.h. param: param_count records, which this function fills.
+ * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
+ * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
+ * widths are not set, or grads is given although the list has no backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -183,7 +186,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* The same for the struct that TE_SEQUENTIAL declares: its parameters lie between the te_model and `end`. */
+/* te_model_bind for the struct that TE_SEQUENTIAL declares, in which the parameters lie between the te_model and
+ * `end`. */
 TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
                                    te_context *ctx) {
     te_param *first = m ? (te_param *)(m + 1) : 0;
@@ -192,18 +196,20 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Whether backward writes a's gradient before b's, both being `owner` or tied to it. Within one list the order is that
- * of the list reversed, with deferred column sums at the end. If the lists differ, the one without the owner runs its
- * backward first; of two without it, b's does, which was tied before. */
+/* Whether backward writes a's gradient before b's. Each of a and b is `owner` or tied to it. There are three cases:
+ * both are of one list: the one later in the list is written first, but deferred column sums come last;
+ * one of them is of the owner's list: the backward of the other list runs first;
+ * neither is: b's list runs its backward first, because b was tied earlier. */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first backward that
- * reaches one of them writes the gradient, the others add to it. Within one list the library knows the order. If
- * `user` is of another list, that list's backward must run before the owner's; several such lists run in the order in
- * which they were tied. An instance without gradients does not count. Both instances must stay where they are; after
- * binding one of them again, tie them again. */
+/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first op that backward
+ * reaches among those that share the gradient overwrites it; the others add to it. Within one list the library knows
+ * the order. If `user` is of another list than `owner`, the backward of the user's list must run before the backward
+ * of the owner's; if there are several such lists, their backwards must run in the order in which they were tied.
+ * Instances without gradients may run in any order. Both instances must stay where they are; after binding one of them
+ * again, tie them again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
@@ -237,10 +243,10 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
-/* A rank's shard of a parameter consists of runs: contiguous elements of the whole parameter. With (shard, rows) a run
- * is the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows of one of the weight's
- * parts (te/ops/linear.h). The whole parameter has `ranks` times as many elements: run 0 of rank 0, run 0 of rank 1,
- * ..., run 1 of rank 0, and so on.
+/* A rank's shard of a parameter consists of runs: stretches of elements that are contiguous in the whole parameter.
+ * With (shard, rows) a run is the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows
+ * of one of the weight's parts (te/ops/linear.h). The whole parameter has `ranks` times as many elements as a shard,
+ * in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
@@ -250,12 +256,12 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
  */
 
 typedef struct te_shard_layout {
-    int64_t count;       /* of runs */
-    int64_t first, each; /* elements of run 0; of each other run */
+    int64_t count;       /* number of runs */
+    int64_t first, each; /* number of elements in run 0, and in each other run */
     int rank, ranks;     /* 0 of 1: the parameter is not sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
-    int64_t at, whole; /* its first element in the shard, and in the whole parameter */
+    int64_t at, whole; /* index of its first element in the shard, and in the whole parameter */
     int64_t elements;
 } te_shard_run;
 
@@ -279,7 +285,7 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     r.whole = r.at * s->ranks + s->rank * r.elements;
     return r;
 }
-/* The index of the run that has element `at` of the shard. */
+/* The index of the run that contains element `at` of the shard. */
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
 }

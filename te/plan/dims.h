@@ -10,12 +10,12 @@
  *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));
  *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m))); // the functions that tell sizes take &m as well
  *
- * A symbol, or a symbol times a constant, stands where a list has a width. A width is 1 to TE_MAX_WIDTH; a norm's is 1
- * to TE_MAX_NORM_WIDTH.
+ * In a list, a symbol, or a symbol times a constant, may take the place of a width. Its number may be 1 to
+ * TE_MAX_WIDTH, or 1 to TE_MAX_NORM_WIDTH for the width of a norm.
  *
- * A symbol is a negative number, and the symbols are chosen so that a product m * TE_DIM(k) tells m and k. So widths
- * are compared at compile time as numbers are, and a sum of two different symbols, which is no such product, is
- * refused.
+ * Each symbol is a negative constant. The constants are chosen so that m and k can be recovered from m * TE_DIM(k). So
+ * widths with symbols are compared at compile time like other numbers, and a width that is no such multiple, like the
+ * sum of two different symbols, is refused.
  */
 #ifndef TE_DIMS_H
 #define TE_DIMS_H
@@ -23,35 +23,37 @@
 #include "model.h" /* te_plan, te_op */
 
 enum {
-    TE_DIMS = 8,              /* symbols: TE_DIM(0) to TE_DIM(7), each times 1 to 2047 */
-    TE_MAX_WIDTH = 8388608,   /* 2^23: grids and byte counts stay far from their limits */
-    TE_MAX_NORM_WIDTH = 65536 /* 1024 lanes with eight vectors each */
+    TE_DIMS = 8,              /* number of symbols: TE_DIM(0) to TE_DIM(7); each may be multiplied by 1 to 2047 */
+    TE_MAX_WIDTH = 8388608,   /* 2^23; small enough that grid sizes and byte counts cannot overflow */
+    TE_MAX_NORM_WIDTH = 65536 /* a row is held by 1024 lanes with eight vectors each */
 };
-/* Symbol k, 0 to TE_DIMS - 1; and whether w is a symbol times a constant. */
+/* TE_DIM: symbol number k, 0 to TE_DIMS - 1. TE_IS_DIM: whether w is a symbol times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* Whether w may be a width or a count of the list: a positive number, or a symbol if the list takes dims. */
+/* Whether w is allowed as a width in this list: a positive number or, if the list takes dims, a symbol times a
+ * constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* In a kernel: the width, if it is a constant; the value that the launch brings, if it is a symbol. */
+/* The width in a kernel: `constant` if that is a number; if it is a symbol, `at_run_time`, the value that the launch
+ * passes. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
-/* The index of the symbol that w is a multiple of; -1: w is a number. */
+/* The index of the symbol that w is a multiple of; -1: w contains no symbol. */
 TE_API int te__dim_of(int64_t w) {
     for (int k = 0; w < 0 && k < TE_DIMS; k++)
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* The number that w stands for; 0: it is more than TE_MAX_WIDTH. */
+/* The number that w stands for if dims[k] replaces TE_DIM(k); 0: that is more than TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* Set *op to `of` with numbers in place of its symbols. */
+/* Set *op to a copy of `of` in which dims[k] replaces TE_DIM(k). */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);
@@ -71,7 +73,7 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* How many dims a list takes: one more than the index of its last symbol. */
+/* The number of dims that a list takes: one more than the highest index of a symbol in it. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {
@@ -82,8 +84,8 @@ TE_API int te__dims_of(const te_plan *plan) {
     }
     return last + 1;
 }
-/* Set *sized to `plan` with dims[k] in place of TE_DIM(k), and ops[plan->op_count] to its ops. <model>_set_dims calls
- * this; the instance must then be bound again, and a te_saved from before is no longer valid.
+/* Set *sized to a copy of `plan` in which dims[k] replaces TE_DIM(k), and ops[plan->op_count] to the ops of that copy.
+ * <model>_set_dims calls this; the instance must then be bound again, and a te_saved from before is no longer valid.
  * TE_ERROR_SHAPE: `count` is not the number of dims that the list takes, or a product in FP8 gets a width that is no
  * multiple of 16; TE_ERROR_VALUE: a dim is not positive; TE_ERROR_OVERFLOW: a width is beyond the limits above. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
@@ -109,7 +111,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* The plan of an instance: `sized` once its dims are set. Until then the list's plan, which every call refuses. */
+/* The plan of an instance: `sized` after its dims have been set; before that `plan`, the list's plan with symbols,
+ * which every call refuses. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

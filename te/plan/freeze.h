@@ -1,5 +1,5 @@
 /* freeze.h -- parameters that are not trained: backward launches no kernel that only they need, and the gradient norm,
- * optimizers and reductions over ranks leave them out. All other gradients have the same bits as without freezing.
+ * optimizers and reductions over ranks skip them. All other gradients are bitwise identical to those without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
@@ -8,28 +8,29 @@
  *     TE_TRY(te_allocate(&ctx, &memory, te_trained_grad_bytes(&block.model)));
  *     TE_TRY(te_bind_trained_grads(&block.model, (float *)memory, &ctx));
  *
- * te_bind_trained_grads takes memory for the gradients of the trained parameters alone. With gradients bound by
- * <model>_bind, which have memory for all, any parameter may be frozen and trained again between optimizer steps; the
- * optimizer must then be initialised again. Frozen parameters take no moments and no master weights.
- * Binding an instance again unfreezes them.
+ * te_bind_trained_grads needs memory for the gradients of the trained parameters only. If <model>_bind was called with
+ * a gradient buffer, which has memory for all parameters, any parameter may be frozen or unfrozen between optimizer
+ * steps; the optimizer must then be initialised again. Frozen parameters have no moments and no master weights. Binding
+ * an instance again unfreezes its parameters.
  *
- * A weight that never trains is declared so: (frozen_linear, ..) in place of (linear, ..). Forward then saves no input
- * for its gradient; of a linear it saves the input even if te_freeze was called.
+ * If a weight is never to be trained, declare its op as (frozen_linear, ..) instead of (linear, ..). Forward then does
+ * not save the input that the weight's gradient would need; for a linear, it saves the input even after te_freeze.
  *
- * A tied parameter trains if its owner does. Backward stops at the first op that needs a gradient: if dx is not wanted,
- * the ops before the first trained parameter cost nothing.
+ * A tied parameter is trained if its owner is. Backward ends at the first op of the list that has a gradient to
+ * compute: if dx is not wanted, the ops before the first trained parameter cost nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p has these names; null stands for any. */
+/* Whether p belongs to the op named `op` and is called `field`; null stands for any name. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* Freeze or train the parameters called `field` of op `op`; null stands for all. Tied parameters follow their owners,
- * and those of a frozen_linear stay frozen. who: the caller's name, for messages. */
+/* Freeze (frozen = 1) or unfreeze the parameters called `field` of op `op`; null stands for all. Tied parameters are
+ * left alone, because their owners decide; those of a frozen_linear stay frozen. who: the caller's name, for
+ * messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -54,19 +55,21 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
     return TE_OK;
 }
 /* Stop training the parameters called `field` ("weight") of op `op` ("fc1"); null: all fields, all ops.
- * TE_ERROR_VALUE: there is none of these names, or all of them are tied. */
+ * TE_ERROR_VALUE: no parameter has these names, or all that have them are tied. */
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Train them again. If gradients were bound by te_bind_trained_grads it must be called again, to give them memory.
- * TE_ERROR_VALUE: as above, or all of them are of a frozen_linear. */
+/* Train these parameters again. If te_bind_trained_grads bound the gradients, call it again afterwards, because the
+ * gradients of these parameters have no memory yet.
+ * TE_ERROR_VALUE: as for te_freeze, or all of these parameters belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Give the gradients of the trained parameters places in grads; null: only count. Returns elements, including gaps. */
+/* Assign each trained parameter's gradient its place in grads; grads null: assign nothing, only count. Returns the
+ * number of elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -77,14 +80,14 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* Bytes of the gradients of the parameters that are not frozen; 0: there are none, or m is not bound. */
+/* Bytes that the gradients of all parameters that are not frozen take; 0: all are frozen, or m is not bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind the gradients of the parameters that are not frozen, in list order: grads has te_trained_grad_bytes bytes,
- * aligned to TE_ALIGN. Its contents stay as they are. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
- * parameter is tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
+/* Bind the gradients of the parameters that are not frozen, in list order. grads: te_trained_grad_bytes bytes, aligned
+ * to TE_ALIGN; its contents do not change. Call this before te_tie. TE_ERROR_STATE: m is not bound, or a parameter is
+ * tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

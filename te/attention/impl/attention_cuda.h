@@ -3,8 +3,9 @@
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
- *                      they support the call: head sizes te__attn_sm90_supports, no score bias, no max_logit (forward);
- *                      in cross-attention each query must see a key; backward needs scratch
+ *                      they support the call: the head size must be one that te__attn_sm90_supports accepts, without a
+ *                      score bias and, in forward, without max_logit; in cross-attention each query must see a key;
+ *                      backward needs scratch
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
  */
 /* target: cuda */
@@ -18,18 +19,18 @@
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* and forward */
 
-/* The kernels for compute capability 9.0. They do not exist for f32, so f32 is passed here for options that they do not
- * support: a score bias, and in forward max_logit. */
+/* The kernels for compute capability 9.0. They do not exist for f32; so for options that they do not support (a score
+ * bias, and in forward max_logit) these aliases pass f32 instead of the dtype. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * H: the kernel for compute capability 9.0, F: the options. Cross-attention needs both kernels, because the choice
- * depends on the call. */
+ * H: the kernel for compute capability 9.0, F: the options. Cross-attention needs code for both kernels, because which
+ * of them runs depends on the sizes of the call. */
 
-/* Whether the option `only` leaves all other kernels empty. */
+/* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
@@ -46,8 +47,8 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Returns an error if the forward was compiled only for sm_90a and the kernel does not run. On other devices the driver
- * is not queried. */
+/* Returns an error if only the sm_90a forward was compiled and its kernel cannot run. On other devices the driver is
+ * not queried. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -60,8 +61,9 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
 }
 
 /* ---- kernels as types --------------------------------------------------------------------------------------------
- * A type describes a kernel except its name: THREADS, BLOCKS (how many must fit on a multiprocessor), args, and body.
- * The three types below also have ROWS (rows of a sequence in a block) and BYTES (of shared memory). */
+ * A type describes everything of a kernel except its name: THREADS, BLOCKS (how many blocks must fit on a
+ * multiprocessor), args, and body. The three types below also have ROWS (rows of a sequence in a block) and BYTES (of
+ * shared memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
@@ -103,12 +105,13 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and the devices (bit d: device d) on which its shared memory has been configured. */
+/* A kernel, and a mask of the devices (bit d: device d) on which its shared memory has been configured. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
-/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; a block takes K::ROWS of them. More than 48
- * KB of shared memory needs an attribute, which is set once on each device (from the 64th device on at each launch,
- * which is harmless). Setting it is not a stream operation, so it is allowed while the stream is being captured. */
+/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; a block takes K::ROWS of them. A kernel with
+ * more than 48 KB of shared memory needs a function attribute, which is set once on each device (for the 64th and later
+ * devices, at each launch, which is harmless). Setting it is not a stream operation, so it is allowed while the stream
+ * is being captured. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -193,7 +196,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* rows of a column sum of te_attention_args.sum: the rows of a warp */
+    /* rows of dqkv that a row of te_attention_args.sum adds up: the rows of a warp */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* The same as te__attn_forward_dispatch::ready. */
@@ -219,11 +222,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
  * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table, and adds up dS of
- * its pairs in registers, sequence after sequence. With a relative bias it owns a row of such tiles: it adds up each
- * tile's diagonals, then the diagonals that belong to a bucket, and stores the sums as one part of the gradient.
+ * its pairs in registers, sequence after sequence. With a relative bias a block owns a row of such tiles: it adds up
+ * the sums along each diagonal of a tile, where key - query is constant, then those of all diagonals that belong to the
+ * same bucket, and stores the sums of the buckets as one part of the gradient.
  *
- * Floor: the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of it if causal), in addition
- * to backward's 14; and the gradient once, 4 bytes a pair. Measurements: docs/notes/attention.md. */
+ * Floor of its work: it recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops
+ * (half of it if causal; the backward before it takes 14 * ..), and writes the gradient once, 4 bytes a pair.
+ * Measurements: docs/notes/attention.md. */
 
 /* The type of a tile's sums. Its functions: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -276,7 +281,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             __syncthreads(); /* all threads have read the sums of the last tile */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
-            for (int i = thread; i < DIAGONALS; i += THREADS) { /* keys i - (ROWS - 1) columns right of their queries */
+            for (int i = thread; i < DIAGONALS; i += THREADS) { /* diagonal i: keys i - (ROWS - 1) columns right of
+                                                                   their queries */
                 float sum = 0;
                 for (int row = 0; row < ROWS; row++) {
                     const int column = i - (ROWS - 1) + row;

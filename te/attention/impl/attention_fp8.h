@@ -1,7 +1,8 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: scaling, the layout of the operands, and the two
  * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are
- * rounded to e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 /
- * amax for v, 15 / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
+ * rounded to e4m3 with one scale per head. The scale depends on amax, the largest |x| of that head over all rows of the
+ * call: it is 448 / amax for v, 15 / amax for k, and for q a number up to 15 / amax, chosen so that the factor from a
+ * product of e4m3 numbers to a score is a power of two.
  *
  * Do this, at file scope, then call name##_launch with name##_scratch_bytes(ctx, rows) bytes of scratch:
  *     // name, dtype, heads, kv_heads, head_dim, options
@@ -12,13 +13,14 @@
  * Of the options of attention_options.h it supports left and right. head_dim is 64, 128 or 256, dtype bf16 or f16, and
  * a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0 (sm_90a).
  *
- * Operands of products are e4m3, accumulators float (on CUDA f16 for the scores). P = 2^(score - row_max + 4) is e4m3,
- * too, where row_max is an integer not below the largest score in base 2. So the rounding of P's fraction does not
- * depend on the tiles before, and probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P
- * before it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
+ * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because it is an
+ * integer, how P's fraction is rounded does not depend on the previous tiles. Probabilities below 2^-14 of the largest
+ * become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results that
+ * depend on that head are NaN.
  *
- * Floor of the two passes: amax reads qkv, 2 bytes an element; cast reads it again and writes e4m3, 3 bytes an element.
- * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
+ * Memory traffic of the two passes: amax reads qkv, 2 bytes an element; cast reads it again and writes e4m3, 3 bytes an
+ * element. v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
  */
 #ifndef TE_ATTENTION_FP8_H
 #define TE_ATTENTION_FP8_H
@@ -31,14 +33,14 @@ enum {
     TE_ATTENTION_FP8_MAX_SEQUENCES = 1024, /* limit for a call, because the transposed v pads each sequence by up to 15
                                               keys */
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
-    TE__ATTN_FP8_ROWS = 128, /* rows that a block of the two passes takes */
+    TE__ATTN_FP8_ROWS = 128, /* rows of a block of the two passes */
     TE__ATTN_FP8_KEYS = 16,  /* the transposed v permutes keys within groups of this size */
-    /* P of the largest score is 8 to 16; e4m3 spans 448 to 2^-9. With a larger exponent smaller probabilities would not
-     * become 0, but P would exceed the range of e4m3 more often, and the CUDA kernel would have to rescale more
+    /* P of the largest score is 8 to 16; e4m3 spans 448 to 2^-9. With a larger exponent, fewer small probabilities
+     * would become 0, but P would exceed the range of e4m3 more often, and the CUDA kernel would have to rescale more
      * often. */
     TE__ATTN_FP8_P_EXPONENT = 4,
-    /* The largest |q| and |k| in e4m3: a score, a sum of up to 256 products, then stays below 65504, the largest f16.
-     * Numbers down to 2^-9 of it remain normal. */
+    /* The largest |q| and |k| in e4m3. With this limit a score, a sum of up to 256 products, stays below 65504, the
+     * largest f16, and numbers down to 2^-9 of the limit are still normal e4m3 numbers. */
     TE__ATTN_FP8_QK_MAX = 15
 };
 
@@ -64,9 +66,9 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     const int64_t elements = ((heads + kv_heads) * rows + kv_heads * keys) * d;
     return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
-/* The byte of a key in a row of the transposed v. In the accumulator of the scores, thread t of four has the keys 2 t,
- * 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen; as the e4m3 operand P it needs four adjacent bytes, 4 t to 4 t + 3.
- * Permuting the keys of v in the same way avoids shuffles between threads. */
+/* Returns the byte at which a key is stored in a row of the transposed v. In the accumulator of the scores, thread t of
+ * a group of four has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen; as the e4m3 operand P it needs four
+ * adjacent bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between threads. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }
@@ -78,20 +80,20 @@ TE_BOTH int te__attn_fp8_key_of_byte(int column) {
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* The factor that converts products of e4m3 to scores in base 2 if q were scaled to TE__ATTN_FP8_QK_MAX as k is. q, k:
- * amax. */
+/* The factor that would convert products of e4m3 numbers to scores in base 2, if q were scaled to TE__ATTN_FP8_QK_MAX
+ * as k is. q, k: the amax of the heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* The factor that is used: the above rounded up to a power of two, so that f16 represents it exactly (unless it is
- * extreme). */
+/* The factor that is used: te__attn_fp8_raw_score_unit rounded up to a power of two, so that f16 represents it exactly
+ * (unless it is extreme). */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* The scale of q, which includes the inverse of that rounding. */
+/* The scale of q, which compensates for that rounding. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -114,7 +116,8 @@ TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_bloc
     t.from = ((int64_t)t.batch * a->seq * all + t.head) * d;
     return t;
 }
-/* Read sixteen numbers of a row, from dimension `dim` on; for rows beyond the sequence those of its last row. */
+/* Read sixteen numbers of a row, from dimension `dim` on; for rows beyond the end of the sequence, read its last row
+ * instead. */
 TE_FN void te__attn_fp8_read(float v[16], const te__attn_fp8_tile *t, int row, int dim) {
     const int64_t from = t->from + (int64_t)(row < t->a->seq ? row : t->a->seq - 1) * t->all * t->d + dim;
     te_load8(v, t->a->qkv, from, 8, 1, t->dtype), te_load8(v + 8, t->a->qkv, from + 8, 8, 1, t->dtype);
@@ -146,8 +149,8 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
 }
-/* v, transposed: to[dim * keys + byte of the key]. A thread writes four keys of sixteen rows, the next thread the next
- * four keys. */
+/* v, transposed: to[dim * keys + byte of the key]. A thread writes four keys of sixteen dimensions, the next thread the
+ * next four keys of the same dimensions. */
 TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t keys, float scale, te_lanes g) {
     for (int i = g.id; i < TE__ATTN_FP8_ROWS / 4 * (t->d / 16); i += TE__ATTN_FP8_THREADS) {
         const int column = t->first + i % (TE__ATTN_FP8_ROWS / 4) * 4, dim = i / (TE__ATTN_FP8_ROWS / 4) * 16;
@@ -166,12 +169,12 @@ TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t 
     }
 }
 TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dtype, int heads, int kv_heads, int d) {
-    b.y = b.ny - 1 - b.y; /* last rows first, because the amax pass left them in the L2 */
+    b.y = b.ny - 1 - b.y; /* the last rows come first, because the amax pass left them in the L2 */
     const te__attn_fp8_tile t = te__attn_fp8_tile_of(a, b, dtype, heads + 2 * kv_heads, d);
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* below 0: the head belongs to another tensor */
+    /* k, v: the head's index in this tensor; below 0: the head belongs to another tensor */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)

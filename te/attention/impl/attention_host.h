@@ -1,12 +1,14 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
  *
- * The operand that a block owns is transposed once; the other one is streamed in its own layout. So each product reads
- * contiguous memory, and softmax processes 64 queries (or keys) in parallel, without sums across a vector:
+ * A block transposes the operand that it owns (its queries or keys) once; it reads the tiles of the other operand in
+ * the layout in which they are stored. So each product reads contiguous memory, and softmax processes 64 queries (or
+ * keys) in parallel, without sums across a vector:
  *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
  *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
  *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
- * Floor: the flops in attention_sm80_forward.h and attention_sm80_backward.h at the processor's rate of multiply-adds.
+ * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
+ * processor's rate of multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
@@ -73,7 +75,7 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* The first query of a block. If the last queries see the most keys, blocks take these first. */
+/* The first query of a block. If the last queries see the most keys, the first blocks take the last queries. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -82,7 +84,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     b.a = c->a, b.head = head, b.shift = m.shift, b.dtype = c->dtype;
     return b;
 }
-/* `rows` rows of q, dO, k or v from token `row` on, to a tile: transposed and scaled, or as stored. */
+/* These functions read `rows` rows of q, dO, k or v from token `row` on to a tile: either transposed (and q and k
+ * scaled), or in the layout in which they are stored. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
 }
@@ -123,7 +126,7 @@ TE_FN void te__attn_read_kv_transposed(float *kt, float *vt, const te__attn_call
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* One step of the online softmax, for n queries: s[key][query] becomes exp2(s - max), `max` and `sum` are updated, and
- * rescale[query] is the factor for earlier sums. */
+ * rescale[query] receives the factor for the previous O of the query. */
 TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float *sum, float *rescale) {
     for (int q = 0; q < n; q += TE__ATTN_LANES) {
         te__attn_vector old, now, add, e;
@@ -158,7 +161,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* scratch: tiles of K, V, O, Q^T and P^T, then a number for each query */
+    /* scratch: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
@@ -194,7 +197,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         te__attn_accumulate(o, ldv, p, v, queries, keys, triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
-        /* a query that sees no key: its output is 0, and with this lse so are all its probabilities in backward */
+        /* a query that sees no key: its output is 0, and its lse is infinity, so that all its probabilities are 0 in
+         * backward */
         const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
@@ -309,7 +313,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
             te__attn_accumulate(dk, ld, dp, q, keys, queries, depth);
         }
     }
-    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention amax is only that of dqkv */
+    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention, amax is that of dqkv only, without dkv */
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, c->d, a->scale, c->dtype, amax);
         te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, c->dv, f.factor, c->dtype, amax);
@@ -402,13 +406,14 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* to[rows][ld] = rows of d numbers, `width` apart; padded with zeros to ld columns and to a multiple of 4 rows. */
+/* to[rows][ld] = rows of d numbers, which begin `width` numbers apart in `from`; padded with zeros to ld columns and to
+ * a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Updates `max` of each query, an integer not below its scores. */
+/* Raises `max` of each query to its largest score, rounded up to an integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {
         float largest = max[q];
@@ -483,7 +488,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     return te__attention_check_bias(ctx, a, f.cross, f.bias, f.bias_queries, f.bias_keys, name);
 }
 
-/* Defines kernel `name` of te__attention_<body>_host, with its scratch memory. */
+/* Defines the kernel `name`, which calls te__attention_<body>_host with scratch memory on the stack. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, variant)                                  \
     TE_FN void name##_body(const te_attention_args *a, te_block at) {                                               \
         float scratch[TE__ATTENTION_FLOATS(head_dim, variant##_value != 0 ? (int)variant##_value : (head_dim))]     \

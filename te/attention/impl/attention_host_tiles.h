@@ -1,7 +1,8 @@
 /* attention_host_tiles.h -- the building blocks of attention_host.h: vectors, tiles of 64 rows in memory, one small
  * matrix product, and the mask and the options on a tile of scores.
  *
- * A tile of scores is s[key][query] or s[query][key], rows of TE__ATTN_TILE floats, in base 2: softmax uses exp2.
+ * A tile of scores is s[key][query] or s[query][key], in rows of TE__ATTN_TILE floats. Scores are in base 2, because
+ * softmax uses exp2.
  */
 /* target: host */
 #ifndef TE_ATTENTION_HOST_TILES_H
@@ -34,8 +35,9 @@ typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES
 enum { TE__ATTN_TILE = 64 }; /* queries and keys of a tile; the row length of every [.][TE__ATTN_TILE] below */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* Rows of tiles of q, k and v are padded to 32 numbers. The scratch memory of a block, in floats, is sized for dkdv,
- * which needs the most: three tiles of each head size and two of scores. */
+/* Rows of tiles of q, k and v are padded to 32 numbers. TE__ATTENTION_FLOATS is the number of floats of a block's
+ * scratch memory. It is sized for the dkdv kernel, which needs the most: three tiles of each head size and two of
+ * scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
@@ -44,7 +46,8 @@ enum { TE__ATTN_TILE = 64 }; /* queries and keys of a tile; the row length of ev
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
-/* x = 2^x to 2 units in the last place; 0 below 2^-126, NaN for NaN. No branch, no table. */
+/* Replaces x by 2^x, with an error of up to 2 units in the last place; results below 2^-126 become 0, and NaN stays
+ * NaN. It needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
     const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
     const te__attn_vector f = *x - (shifted - 12582912.0f);
@@ -75,8 +78,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* The elements of a product that are needed in a tile whose diagonal is the edge of a causal mask. A product may
- * compute more. */
+/* Which elements of a product are needed, for a tile whose diagonal is the edge of a causal mask. A product may compute
+ * more than these. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* columns >= row */
@@ -85,8 +88,8 @@ enum te__attn_region {
     TE__ATTN_DEPTH_TO_ROW      /* terms of the sum <= row */
 };
 
-/* c[m][n] = a b, or += with `add`. Element (i, k) of a is a[i * a_row + k * a_step]. m is rounded up to a multiple of 4
- * (the additional rows are read and written), n is a multiple of 32. */
+/* Arguments of a product c[m][n] = a b, or c += a b if `add` is set. Element (i, k) of a is a[i * a_row + k * a_step].
+ * m is rounded up to a multiple of 4 (the additional rows are read and written), n is a multiple of 32. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -151,8 +154,8 @@ TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, 
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* to[TE__ATTN_TILE][ld] = `rows` rows of d numbers, from index `at` on, `width` apart; padded with zeros to ld columns
- * and to a multiple of 4 rows. */
+/* to[TE__ATTN_TILE][ld] = `rows` rows of d numbers, the first at index `at` of `from`, each `width` numbers after the
+ * previous one; padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -161,7 +164,8 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* to[d][TE__ATTN_TILE] = the transpose of such rows, times `factor`; columns from `rows` on are zeros. */
+/* to[d][TE__ATTN_TILE] = the transpose of rows as in te__attn_tile_read, times `factor`; columns from `rows` on are
+ * zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -171,8 +175,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Write a row of d numbers, times `factor`. amax: te_attention_args.amax, which becomes the maximum of itself and the
- * magnitudes that are stored, or null. */
+/* Writes a row of d numbers, times `factor`. amax: te_attention_args.amax, or null; it becomes the maximum of itself
+ * and the magnitudes that are stored. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -184,7 +188,8 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     }
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
-/* The same to a->out. If there is an out_scale, the value is rounded to the dtype, scaled and stored in e4m3. */
+/* Writes a row of a->out in the same way. If there is an out_scale, the value is rounded to the dtype, scaled and
+ * stored in e4m3. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -197,7 +202,7 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* Sets the columns of a row that lie outside the range to -inf. at: the token of column 0. */
+/* Sets the scores of a row outside the range `seen` to -inf. at: the token that column 0 stands for. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
@@ -209,17 +214,19 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Whether one side of the tile's diagonal is masked, so that products may skip it: no query before q0 + i sees key k0 +
- * i. Testing the last key suffices, because the first query that sees a key advances by at most one from key to key. */
+/* Whether one side of the tile's diagonal is completely masked, so that products may skip it: no query before q0 + i
+ * sees key k0 + i. Testing the last key suffices, because the first query that sees a key advances by at most one from
+ * key to key. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* The factor for q (or k) with which q k^T are scores in base 2, or with softcap the arguments of te__attn_tanh. */
+/* The factor by which q (or k) is multiplied, so that q k^T are scores in base 2, or with softcap the arguments of
+ * te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
-/* softcap tanh(score / softcap) of a tile, in base 2; n columns. */
+/* Replaces the scores of a tile by softcap tanh(score / softcap), in base 2, in the first n columns. */
 TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f) {
     for (int i = 0; f.softcap > 0 && i < rows; i++)
         for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -227,7 +234,7 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* x times the derivative of softcap at the score e: 0 where e is masked. */
+/* Multiplies x by the derivative of softcap at the score e; the derivative is 0 if e is masked. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -240,7 +247,7 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
 TE_FN float te__attn_alibi(int head, int heads, te__attn_variant f) {
     return f.alibi ? te__attn_alibi_slope(head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
-/* Subtracts slope |i - j| from scores of pairs at the distances `distance`, `distance` + 1, .. */
+/* Subtracts slope |i - j| from the scores of a vector, whose pairs have the distances `distance`, `distance` + 1, .. */
 TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
     if (!f.alibi) return;
     float bias[TE__ATTN_LANES];
@@ -255,8 +262,9 @@ typedef struct te__attn_score_bias {
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
-/* Adds the score bias, in base 2: of one query and the keys from `key` on (by_key), or of one key and the queries from
- * `query` on. Pairs outside a table are beyond the sequence; 0 is added to them. */
+/* Adds the score bias, in base 2, to a vector of scores: with by_key those of one query and the keys from `key` on,
+ * else those of one key and the queries from `query` on. Pairs outside a table are beyond the end of the sequence; 0 is
+ * added to them. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;
@@ -278,8 +286,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
     te__attn_get(&b, bias), *x += b;
 }
 
-/* Dropout on a tile s[key][query] (by_key) or s[query][key]: dropped elements become 0, the others are multiplied by
- * `factor`. head: te__attn_global_head. q0, k0: multiples of 64. */
+/* Applies dropout to a tile, s[key][query] (by_key) or s[query][key]: dropped elements become 0, the others are
+ * multiplied by `factor`. head: te__attn_global_head. q0, k0: multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
     const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one for eight pairs */

@@ -2,13 +2,13 @@
  * backward, use these functions.
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
- * al. 2023 (Mistral); causal is right = 0. So the keys of a query are one contiguous range, and neither end of it moves
- * back from one query to the next; the queries that see a key are a contiguous range, too. The ends of these ranges
- * define the mask completely.
+ * al. 2023 (Mistral); a causal mask has right = 0. So the keys of a query are one contiguous range, neither end of
+ * which moves back from one query to the next, and the queries that see a key are a contiguous range, too. The ends of
+ * these ranges define the mask completely.
  *
- * Where queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
- * has the position i + shift among the keys, shift = keys - queries, and sees key j if i + shift - left <= j <= i +
- * shift + right. With more queries than keys the first queries may see no key: their range is empty.
+ * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
+ * has the position i + shift among the keys, where shift = keys - queries, and sees key j if i + shift - left <= j <= i
+ * + shift + right. With more queries than keys the first queries may see no key: their range is empty.
  *
  * Do this, in a kernel that owns `rows` queries and loops over tiles of keys (one that owns keys and loops over queries
  * uses te__attn_queries_of and te__attn_seen likewise):
@@ -37,9 +37,9 @@ typedef struct te__attn_mask {
 
 /* The keys that a block of queries sees, or the queries that see a block of keys. */
 typedef struct te__attn_range {
-    int first, end;         /* those that see, or are seen by, at least one token of the block: tiles outside this range
-                               are skipped */
-    int all_first, all_end; /* those that see, or are seen by, all tokens of the block: tiles inside this range need no
+    int first, end;         /* tokens that see, or are seen by, at least one token of the block: tiles outside this
+                               range are skipped */
+    int all_first, all_end; /* tokens that see, or are seen by, all tokens of the block: tiles inside this range need no
                                mask. Empty if all_end <= all_first */
 } te__attn_range;
 
@@ -53,16 +53,17 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Whether later queries see more keys (with a window on the left, until it is full). Then kernels process the last
- * queries first, so that the blocks with the least work come last and the multiprocessors finish together. */
+/* Whether later queries see more keys than earlier ones (with a window on the left, up to its width). If so, kernels
+ * process the last queries first, so that the blocks with the least work come last and the multiprocessors finish
+ * together. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
 /* Whether there is a mask at all. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* The first of the `count` tokens up to `token`, and the end of the `count` tokens after it, in a sequence of `seq`
- * tokens; count < 0: all. If there is a shift, `token` may lie outside the sequence, and te__attn_clamp_end is
- * needed. */
+/* The first of the `count` tokens before `token`, and the end of the `count` tokens after it, in a sequence of `seq`
+ * tokens; count < 0: all of them. If there is a shift, `token` may lie outside the sequence; then the end needs
+ * te__attn_clamp_end. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
@@ -84,43 +85,46 @@ TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
     return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
 }
 
-/* The keys of the `count` queries from `query` on. */
+/* The ranges of keys that the `count` queries from `query` on see. */
 TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_range s;
     s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
-/* The queries of the `count` keys from `key` on. */
+/* The ranges of queries that see the `count` keys from `key` on. */
 TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_range s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
     s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
     return s;
 }
-/* The range in tiles of `size` tokens: first, end: tiles that intersect it; all_first, all_end: tiles inside it. */
+/* Converts a range of tokens to tiles of `size` tokens. first, end: the tiles that intersect the range; all_first,
+ * all_end: the tiles inside it. */
 TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     te__attn_range t;
     t.first = s.first / size, t.end = (s.end + size - 1) / size;
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* at >= first. Positions are not negative, so the compiler folds it to 1 if `first` is the constant 0. */
+/* Returns at >= first. Positions are not negative, so the compiler replaces the call by 1 if `first` is the constant
+ * 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
 /* Whether one of the `count` tokens from `at` on is in the range. */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether some pair of the block and these tokens is masked, so that each score has to be tested. */
+/* Whether at least one pair of a token of the block and one of these tokens is masked, so that each score has to be
+ * tested. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. Cheap if a thread has few queries and many keys. */
+/* Whether a query sees a key. This form is cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* The same for a key inside the sequence. Cheap if a thread has few keys and many queries. */
+/* The same, for a key inside the sequence. This form is cheap if a thread has few keys and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

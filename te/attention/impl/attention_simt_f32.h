@@ -1,10 +1,11 @@
 /* attention_simt_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
  *
- * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) has the rows y + 16 i, with the
- * columns x + 16 j of scores and the 4 columns from 4 * (x + 16 j) on of outputs. A product reads 4 columns at a time:
- * with T = 64, 8 loads of 16 bytes for 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes the rows y + 16 i: of a
+ * tile of scores the columns x + 16 j, of an output groups of 4 columns, from column 4 * (x + 16 j) on. A product reads
+ * 4 columns at a time: with T = 64, a thread loads 8 times 16 bytes for 64 multiply-adds.
  *
- * Floor: the flops of attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate of the CUDA cores.
+ * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
+ * of the CUDA cores.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SIMT_F32_H
@@ -14,15 +15,15 @@
 
 /* ---- tiles and products ------------------------------------------------------------------------------------------ */
 
-/* Tiles of T rows of D. R: rows of a thread, and its columns of scores; COLS: its groups of 4 columns of outputs. PAD:
- * D rounded up to 4. LD: the row length in shared memory, an odd number of 16-byte units, so that there are no bank
- * conflicts. LP: the row length of a tile of scores. */
+/* Tiles of T rows of D columns. R: rows of a thread, and its columns of a tile of scores; COLS: its groups of 4 columns
+ * of an output. PAD: D rounded up to a multiple of 4. LD: the row length in shared memory, an odd number of 16-byte
+ * units, so that there are no bank conflicts. LP: the row length of a tile of scores. */
 template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* V: the head size of v. value: the shape of tiles of v; qk: of tiles of q and k. */
+/* V: the head size of v. value: the shape of tiles of v; qk: the shape of tiles of q and k. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
@@ -36,8 +37,8 @@ template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D,
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
-/* Loads T rows of D, `width` apart; rows from `valid` on and the padding become zeros. ALIGNED: rows are aligned to 16
- * bytes, because head sizes are multiples of four. */
+/* Loads T rows of D columns, which begin `width` elements apart; rows from `valid` on and the padding become zeros.
+ * ALIGNED: 1 if rows are aligned to 16 bytes, because the head sizes are multiples of four. */
 template <class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
@@ -212,7 +213,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
                 a->row_max_logit[h.row + row] = max_logit[i] * te__attn_score_unit<F>(a->scale);
         }
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
-        if (empty) sum[i] = 0; /* the output of such a row is 0 */
+        if (empty) sum[i] = 0; /* the row sees no key: its output is 0 */
     }
     te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
@@ -351,7 +352,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     float sum[C::R][C::R];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds up dS of queries q0.. by keys k0.. of a head over all sequences, in order. */
+    /* Adds up dS of the tile of queries from q0 on by keys from k0 on, for one head, over all sequences in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }

@@ -6,10 +6,10 @@
  *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
  *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
  *
- * Floor: the products S, dP, dQ (6 * n flops) and S, dP, dV, dK (8 * n), n = batch * heads * seq^2 * head_dim, half of
- * it if causal; an algorithm that computes S and dP once needs 10 * n. If head_dim of v differs, dP and dV are counted
- * with that size, the other products with head_dim. P and dS are rounded to the dtype for their products. Measurements:
- * docs/notes/attention.md.
+ * Floor: the products S, dP, dQ of the dq kernel (6 * n flops) and S, dP, dV, dK of the dkdv kernel (8 * n),
+ * where n = batch * heads * seq^2 * head_dim, half of it if causal; an algorithm that computes S and dP only once needs
+ * 10 * n. If head_dim of v differs, dP and dV are counted with that size, the other products with head_dim. P and dS
+ * are rounded to the dtype for their products. Measurements: docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -31,7 +31,8 @@ template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
-/* The address in te_attention_args.sum of the sum over a warp's ROWS rows from `row` on, at this column; or null. */
+/* The address in te_attention_args.sum at which a warp stores the sum of its ROWS rows from `row` on, for this column;
+ * null if no sums are wanted. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
@@ -76,7 +77,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            float delta = 0; /* rowsum(dO * O): 8 of 32 numbers at a time by each of the four lanes of the row */
+            float delta = 0; /* rowsum(dO * O): each of the four lanes of a row sums 8 of every 32 numbers */
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
                     float x[8], y[8];
@@ -148,18 +149,19 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
 }
 
 /* ---- dK and dV ---------------------------------------------------------------------------------------------------
- * Two warps share M * 16 keys:
+ * Two warps process the same M * 16 keys:
  *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
  *                    memory
- *     the dK warp    dP^T = V dO^T at the same time, then dS^T = P^T (dP^T - delta), dK += dS^T Q
- * So each warp has one accumulator of M * 16 rows. If one warp had both, the registers would suffice for only 16 rows
- * at head_dim 128, and the bandwidth of shared memory would be the limit. Both roles run the same two products, with
- * different operands. */
+ *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
+ * So each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would suffice
+ * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both roles run the same two
+ * products, with different operands. */
 template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: 128 keys by 64 queries in a block; else half of each, so that three blocks share a multiprocessor. */
+    /* WIDE: a block processes 128 keys by 64 queries at a time; otherwise half of each, so that three blocks share a
+     * multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
     static constexpr int TILE = WIDE ? 64 : 32; /* queries of a tile */
@@ -171,7 +173,7 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
 
-/* Starts loading queries q0 to q0 + TILE of the head that is `member` heads after h: Q, dO, lse, delta. */
+/* Starts to load Q, dO, lse and delta of queries q0 to q0 + TILE, of the head that is `member` heads after h. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -189,7 +191,7 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* An accumulator of N columns, in the registers of one that fits the larger of head_dim and V. */
+/* A view of an accumulator as one of N columns. The accumulator has registers for the larger of head_dim and V. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
@@ -204,13 +206,14 @@ struct te__attn_dkdv_step {
     int batch, head;
     int key, query;            /* those of this lane's element [0][0][0] */
     float unit, c;             /* the unit of scores, and the unit times log2(e) */
-    const float2 *column;      /* lse (of the dK warp: delta) of this lane's queries; column[n * 4]: of columns n * 8 */
-    uint4 *exchange;           /* P^T of this pair in shared memory, at this lane */
+    const float2 *column;      /* lse (in the dK warp: delta) of this lane's queries; column[n * 4]: those of the
+                                  columns from n * 8 on */
+    uint4 *exchange;           /* this lane's part of the pair's P^T in shared memory */
 };
 
-/* Initialises the accumulators: S^T starts from -lse / unit, so that the product yields S - lse, and dP^T from -delta.
- * But with softcap S^T starts from 0, because lse is subtracted after the tanh, and with dropout dP^T starts from 0,
- * because delta is subtracted after the mask. */
+/* Initialises the accumulators: S^T starts from -lse / unit, and dP^T from -delta, so that the products yield S - lse
+ * and dP - delta. But with softcap S^T starts from 0, because lse is subtracted after the tanh, and with dropout dP^T
+ * starts from 0, because delta is subtracted after the mask. */
 template <class F, int M, int N>
 TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int makes_dk, float unit) {
     const int is_zero = makes_dk ? F::DROP != 0 : F::SOFTCAP > 0;
@@ -222,8 +225,8 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* Softcap or dropout: S^T becomes P^T with dropout. ds_factor is the factor of dP^T - delta in dS^T: P (1 - t^2),
- * negative if the pair was dropped. */
+/* For softcap or dropout: s = S^T becomes P^T, with dropout applied. ds_factor is the factor of dP^T - delta in dS^T: P
+ * (1 - t^2), with a negative sign if the pair was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -258,7 +261,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* The dV warp: computes p = P^T from s = S^T - lse, for its product, and passes P^T, or ds_factor, to the dK warp. */
+/* The dV warp: computes p = P^T from s = S^T - lse, as the operand of its product, and passes P^T, or ds_factor, to the
+ * dK warp. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -284,9 +288,9 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
         }
 }
 
-/* The dK warp: computes ds = dS^T = P^T (dP^T - delta) from s = dP^T - delta, for its product, with the P^T of the dV
- * warp. With dropout s = dP^T without delta, and a negative sign of the P^T in shared memory says that the pair was
- * dropped. */
+/* The dK warp: computes ds = dS^T = P^T (dP^T - delta) from s = dP^T - delta and the P^T of the dV warp, as the operand
+ * of its product. With dropout s is dP^T without delta, and a negative sign of the P^T in shared memory says that the
+ * pair was dropped. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -308,8 +312,8 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
 }
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. Causal: blocks with the most work start first, because the first keys are
- * seen by the most queries. */
+ * pair, and lse and delta of both stages. Causal: the blocks with the most work start first, because the first blocks
+ * have the first keys, which the most queries see. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -381,8 +385,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* P^T, or dS^T after the other warp has stored P^T. Three __syncthreads of this loop are matched with each
-         * other, each reached by whole warps; a barrier for the two warps of a pair was not faster. */
+        /* P^T, or dS^T after the other warp has stored P^T. A warp reaches one of three __syncthreads of this loop,
+         * depending on its role and the mask; the three together form one barrier of the block, which is allowed
+         * because whole warps reach each. A barrier for only the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -410,8 +415,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* through this pair's rows of the other operand in shared memory, which have the right
-                               size */
+    if constexpr (V != D) { /* the numbers pass through the shared memory of this pair's rows of the other operand,
+                               which have the right size */
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
@@ -432,7 +437,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds up dS of queries q0.. by keys k0.. of a head over all sequences, in order. */
+    /* Adds up dS of the tile of queries from q0 on by keys from k0 on, for one head, over all sequences in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }

@@ -2,12 +2,12 @@
  * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. Dao 2023,
  * FlashAttention-2, algorithm 1.
  *
- * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, in two
- * stages. A warp of 32 rows uses each B fragment for two products; with 16 rows the bandwidth of shared memory would be
- * the limit, not the tensor cores.
+ * A block computes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles of
+ * TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
+ * rows the bandwidth of shared memory would be the limit, not the tensor cores.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads + 2 *
- * kv_heads) * head_dim bytes; if the head size V of v differs, replace 2 * head_dim by head_dim + V in both. At seq
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * (2 * heads + 2 * kv_heads) *
+ * batch * seq * head_dim bytes; if the head size V of v differs, replace 2 * head_dim by head_dim + V in both. At seq
  * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. In addition there are seq^2 exponentials, at 16 a clock
  * and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:
  * docs/notes/attention.md.
@@ -18,8 +18,8 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64 more warps of 16 rows are
- * faster, at 128 fewer warps of 32 rows. */
+/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64, more warps with 16 rows each
+ * are faster than fewer warps with 32; at 128 it is the other way round. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
@@ -32,7 +32,7 @@ template <int D, int V = D> struct te__attn_forward_shape {
     static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
 };
 
-/* The maximum, and the sum, over the four lanes that have a row. */
+/* The maximum, and the sum, over the four lanes that together hold a row. */
 TE_FN float te__attn_quad_max(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
@@ -43,8 +43,8 @@ TE_FN float te__attn_quad_sum(float v) {
     return v;
 }
 /* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of each square m. s becomes exp(s -
- * row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale is the factor for
- * earlier sums. c: the unit of scores times log2(e). Returns whether a maximum has changed. */
+ * row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale receives the
+ * factor for the previous O. c: the unit of scores times log2(e). Returns whether a maximum has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -87,7 +87,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* causal: queries with the most keys first, so that the blocks with the least work come last */
+    /* causal: the first blocks take the queries with the most keys, so that the blocks with the least work come last */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -144,7 +144,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
          * masked, so that row_max is finite from there on. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
-        if (__any_sync(~0u, changed)) /* otherwise all factors are 1, which is usual after a few tiles */
+        if (__any_sync(~0u, changed)) /* otherwise all factors are 1, which is the usual case after a few tiles */
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < V / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];

@@ -36,7 +36,8 @@ enum { TE__ATTN_PAD = 8 }; /* elements behind each row of a tile */
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
 /* ---- copies and fragments ----------------------------------------------------------------------------------------
- * 16 bytes, or 4, from global to shared memory, asynchronously; zeros where ok is 0. */
+ * These functions copy 16 bytes, or 4, from global to shared memory, asynchronously; if ok is 0 they write zeros
+ * instead. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -56,8 +57,8 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* The offset of this lane's row in ldmatrix.x4, in bytes from the first element of a 16 x 16 square: for A, and for B
- * in product_nn .. */
+/* The offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16 x 16
+ * square: for A, and for B in product_nn .. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
@@ -70,7 +71,8 @@ template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D 
 /* Starts to copy ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16 bytes each; rows at a time */
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16-byte chunks of a row; rows that the block copies at a
+                                                              time */
     constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
     const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
@@ -88,15 +90,15 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     }
 }
 
-/* Load the A fragments of M * 16 rows, of a tile that is used in every step. */
+/* Loads the A fragments of M * 16 rows to registers, for a tile that every step uses. */
 template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < D / 16; k++)
             te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
 }
 
-/* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, and a is not
- * used. */
+/* s += A B^T over D columns. a and b: the addresses that this lane passes to ldmatrix. HELD: the fragments of A are in
+ * registers, and a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
 TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
                                uint32_t b) {
@@ -116,7 +118,7 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HE
     }
 }
 
-/* o += P B for P of M * 16 rows and K * 16 columns, in fragments, and B of K * 16 rows of D. */
+/* o += P B. P, in fragments, has M * 16 rows and K * 16 columns; B, in shared memory, has K * 16 rows of D elements. */
 template <te_dtype T, int M, int K, int D>
 TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
@@ -151,7 +153,8 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* The unit of scores in a kernel: scores are q k^T in units of scale, or with softcap a tanh in units of softcap. */
+/* The unit of scores in a kernel, by which a score is multiplied to get the logit: a score is q k^T, with the unit
+ * scale; or with softcap a tanh, with the unit softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* tanh(scale / softcap s) with an error of 2e-7. The hardware's tanh has a relative error of 2^-11: at a softcap of 50
  * that is 1% of a probability, three times the rounding of bf16. */
@@ -170,7 +173,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* ALiBi in the unit of scores, for a tile whose pair (0, 0) has the distance query - key. */
+/* ALiBi for a tile of scores, in the unit of scores. slope: of the head; at: the slope times the distance query - key
+ * of the tile's pair (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
@@ -180,11 +184,12 @@ template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int he
     }
     return b;
 }
-/* Returns a score with its bias. further: a constant, by which its distance exceeds that of pair (0, 0). */
+/* Returns score s with its bias. further: by how much the distance of its pair exceeds that of pair (0, 0), a
+ * constant. */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
-/* For all of s[M][N][4], queries by keys. */
+/* The same for all of s[M][N][4], queries by keys. */
 template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][4], te__attn_alibi_bias b) {
     if constexpr (F::ALIBI)
         TE_UNROLL for (int m = 0; m < M; m++)
@@ -193,8 +198,8 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
                     s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* The score bias (attention_options.h) of a tile of one head. After the first sequence a table, 2 or 4 bytes a pair, is
- * read from the L2; a relative bias is read from the L1. */
+/* The score bias (attention_options.h) of a tile of one head. After the first sequence, the L2 has the part of a table
+ * that is read, 2 or 4 bytes a pair; a relative bias is read from the L1. */
 struct te__attn_score_bias {
     const void *at; /* the head's table, or its bias at distance 0 */
     int query, key; /* those of the tile's pair (0, 0); for a relative bias, query is its position among the keys */
@@ -212,8 +217,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* Returns a score with its bias, for the pair (queries, keys) of the tile. Pairs outside a table are beyond the
- * sequence. */
+/* Returns score s with its bias, for the pair (queries, keys) of the tile. Pairs outside a table are beyond the end of
+ * the sequence and get no bias. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -226,7 +231,8 @@ TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries
         return fmaf(te_load(b.at, (int64_t)query * F::BIAS_KEYS + key, T), b.inverse, s);
     }
 }
-/* For all of s[M][N][4], queries by keys. Loads two keys at once if the rows of the table have an even length. */
+/* The same for all of s[M][N][4], queries by keys. Loads the biases of two keys at once if the rows of the table have
+ * an even length. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
     constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
@@ -252,8 +258,8 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
-/* Calls f(m, n, e, whether this pair is dropped) for all of s[M][N][4], queries by keys. query (modulo 16) and key: of
- * s[0][0][0]; row: te__attn_draw_row_of its query. */
+/* Calls f(m, n, e, whether this pair is dropped) for all of s[M][N][4], queries by keys. query (modulo 16) and key:
+ * those of s[0][0][0]; row: te__attn_draw_row_of its query. */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -272,13 +278,13 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
     }
 }
 
-/* The sink of a head, in the unit of scores. It is the initial maximum of a row, with a sum of 1. Without sinks the
- * initial maximum is -inf, with a sum of 0. */
+/* The sink of a head, in the unit of scores. The online softmax begins with the sink as a row's maximum and with a sum
+ * of 1. Without sinks it begins with a maximum of -inf and a sum of 0. */
 template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
 
-/* Masked scores become -inf. query, key: of s[0][0][0]. */
+/* Sets masked scores to -inf. query, key: those of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -287,7 +293,7 @@ template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__
                 if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* The same for scores keys by queries; those of queries beyond the sequence become -inf, too. */
+/* The same for a tile of keys by queries; the scores of queries beyond the end of the sequence become -inf, too. */
 template <int M, int N>
 TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -397,18 +403,19 @@ template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Whether some pair of a tile of queries and keys is not masked. */
+/* Whether a tile of queries and keys has a pair that is not masked. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
 }
 
 /* ---- stores, the option fp8_output -------------------------------------------------------------------------------
- * Without fp8_output, out_scale and amax are null constants, so that there is no code for them: a branch at the store
- * of O or of a gradient, where all registers are in use, made whole kernels 1 to 4% slower. */
+ * Without fp8_output, out_scale and amax are null constants, so that there is no code for them: a branch where O or a
+ * gradient is stored, at which point all registers are in use, made whole kernels 1 to 4% slower. */
 
-/* out_scale and amax of te_attention_args, or of arguments that copy them; and the amax for the gradients of keys and
- * values, which is null in cross-attention, where they are not part of dqkv. */
+/* These functions return out_scale and amax of te_attention_args, or of arguments that copy them; the last one returns
+ * the amax for the gradients of keys and values. It is null in cross-attention, where these gradients are not part of
+ * dqkv. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
@@ -417,8 +424,8 @@ template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
 
-/* The address of element i of out, which is e4m3 if there is a scale, else 16 bits; and the conversion of eight numbers
- * of T to e4m3. */
+/* te__attn_out_at returns the address of element i of out, whose elements are e4m3 if there is a scale, else 16 bits.
+ * te__attn_to_e4m3 scales eight numbers of T and converts them to e4m3. */
 TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) {
     return scale ? (void *)((uint8_t *)out + i) : (void *)((uint16_t *)out + i);
 }
@@ -429,8 +436,8 @@ template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *sca
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
     return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
 }
-/* Update *largest, the largest magnitudes so far of the stored numbers, two in a word. raise_amax: a warp updates *amax
- * with them. */
+/* te__attn_track_amax updates *largest, the largest magnitudes so far of the stored numbers, two 16-bit numbers in a
+ * word. With it, a warp then updates *amax (te__attn_raise_amax). */
 TE_FN void te__attn_track_amax(uint32_t *largest, uint4 eight) {
     const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
     TE_UNROLL for (int i = 0; i < 4; i++) *largest = te__max_u16x2(*largest, w[i] & 0x7fff7fffu);
@@ -444,12 +451,13 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 struct te__attn_destination {
     void *to;
     int64_t width;      /* from row to row, in elements */
-    int valid;          /* rows from this one on are beyond the sequence and not stored */
+    int valid;          /* rows from this one on are beyond the end of the sequence and are not stored */
     float *sum;         /* output: the sums of the columns; or null */
     const float *scale; /* not null: store e4m3, times *scale */
     float *amax;        /* becomes the maximum of itself and the magnitudes before scaling; or null */
 };
-/* Stores o * factor[row] through `tile`, this warp's part of shared memory, to write 16 bytes at a time. */
+/* Stores o * factor[row]. The numbers pass through `tile`, this warp's part of shared memory, so that each lane writes
+ * 16 bytes at a time. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
                                unsigned char *tile) {

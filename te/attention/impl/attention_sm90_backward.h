@@ -5,21 +5,21 @@
  *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
  *     dV = P^T dO, dK = scale * dS^T Q, dQ = scale * dS K
  *
- * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and adds dQ in f32 in global memory;
+ * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and sums dQ in f32 in global memory;
  * postprocess scales dQ and rounds it. In the main kernel a block holds 128 keys and their values in shared memory, and
  * processes the tiles of queries that see them, of all query heads of the group. Its roles:
  *
  *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
  *                  global memory (attention_sm90_backward_producer.h, which also has the order in which dQ is added)
- *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 two blocks
- *                  have 64 of the 128 keys each, and their warpgroups divide the work differently
+ *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 a cluster
+ *                  of two blocks has the 128 keys, 64 in each block, and the warpgroups divide the work differently
  *                  (attention_sm90_backward_2cta.h)
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
- * head size 128 takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared memory,
- * at 128 bytes a cycle: 544 each for S and dP, which read both operands and lse or delta from there; 384 for the
- * product dQ; 512 for dV and dK; 512 to write and read dQ for global memory; 384 to write Q, dO and dS. Measurements:
- * docs/notes/attention_sm90.md.
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries
+ * at head size 128 takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
+ * memory, at 128 bytes a cycle: 544 each for S and dP, which read both operands and lse or delta from it; 384 for the
+ * product dQ; 512 for dV and dK; 512 to write dQ there and read it to add it to global memory; 384 to write Q, dO and
+ * dS. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -32,8 +32,8 @@
 
 /* The number of lanes that sum a row's delta, 8 columns each. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
-/* Computes delta, with a few lanes for each row of a head, and zeroes the ticket and the semaphores. Bytes: dout and
- * out are read; it is bound by memory. */
+/* Computes delta, with a few lanes for each row of a head, and zeroes the ticket and the semaphores. It reads dout and
+ * out once and is bound by memory. */
 template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
     constexpr int LANES = te__attn_bwd_pre_lanes(V);
     const te_attention_args *a = &p->a;
@@ -54,10 +54,12 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Threads of a block: a warp for each 32 columns, several sets of these if the block has warps left. */
+/* Threads of a block: a set of warps, one for each 32 columns of a head; and further such sets if they fit into the
+ * block. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* Stores dQ times scale in 16 bits, and the column sums of the stored numbers. A block takes 64 tokens of a head, a
- * thread 8 columns of two tokens at a time. Bytes: 4 read and 2 written an element; it is bound by memory. */
+/* Stores dQ times scale in 16 bits, and the column sums of the stored numbers. A block has 64 tokens of a head; a
+ * thread processes 8 columns of two tokens at a time. Each element costs 4 bytes read and 2 written; the kernel is
+ * bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
@@ -107,8 +109,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    if (F::FP8_OUTPUT && p->a.amax) { /* reads back the stored numbers, so that no registers are needed for amax
-                                         before */
+    if (F::FP8_OUTPUT && p->a.amax) { /* amax is computed from the stored numbers, which are read back, so that the code
+                                         above needs no registers for it */
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
         for (int first = warp / (D / 32) * 16 + g; first < 64 && first < left; first += 16 * GROUPS)
@@ -136,10 +138,10 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 /* One thread of a block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* lanes of both warpgroups */
-    /* arrivals for a dQ: those of one warpgroup, or of both */
+    /* arrivals that complete a dQ: those of one warpgroup, or of both */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* lanes that receive items: those of all warps except the one that
-                                                  writes the items */
+    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* arriving lanes of the warps that receive items, which are all warps
+                                                  except the one that writes the items */
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
         /* arrivals of TMA, and of the warp of lse and delta */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
@@ -168,7 +170,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
     typedef te__attn_bwd_traits_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
-    /* shuffled, so that the compiler keeps it instead of recomputing it */
+    /* __shfl_sync, so that the compiler holds the value in a register instead of recomputing it */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
     if (C::TWO_CTA) te__cluster_sync();
@@ -197,8 +199,9 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* The three kernel types of attention_cuda.h. EXISTS: 0: there are no kernels for these constants. They support
- * cross-attention up to head_dim 128 and without a bound on the left, because then each key is seen by a query. */
+/* The three kernels as types (attention_cuda.h, "kernels as types"). EXISTS is 0 if there are no kernels for these
+ * constants. They support cross-attention only up to head_dim 128 and without a bound on the left, because with such a
+ * bound there may be keys that no query sees. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
@@ -230,27 +233,29 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether these kernels are faster than those of mma.sync. In cross-attention they are slower if there are many key
-     * tiles and few queries, because key tiles then wait for each other's dQ (measurements:
-     * docs/notes/attention_sm90.md). */
+    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention
+     * they are slower if there are many key tiles and few queries, because key tiles then wait for their turn to add dQ
+     * (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* Scratch memory for `rows` tokens in any number of sequences (at most as many as tokens): dQ in f32, the ticket,
-     * the semaphores. */
+    /* The size of the scratch memory for `rows` tokens in any number of sequences (at most one for each token): dQ in
+     * f32, the ticket, the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
-    /* Tiles, items and bands of the tile scheduler. clusters: the number of clusters (or blocks) that run at once. */
+    /* Sets the number of tiles, items and bands of the tile scheduler. clusters: the number of clusters (or of blocks,
+     * without clusters) that run at the same time. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* heads whose bands are scheduled together */
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
         /* If one band of all heads occupies all multiprocessors, no band waits for the one before it. A band has at
-         * most as many key tiles as run at once, because a key tile may wait for those of its band that begin later. */
+         * most as many key tiles as run at the same time, because a key tile may wait for key tiles of its band that
+         * are scheduled later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

@@ -8,18 +8,18 @@
  *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), which replaces P^T in shared memory; dK += dS^T Q
  *
  * dQ is a sum over all 128 keys. Each block sends its dS to the shared memory of the other one and computes half of the
- * columns of dQ, for which it also holds the other block's K of these columns (docs/notes/attention_sm90.md has the
- * reason). With step i of S or dP complete, a warpgroup
+ * columns of dQ, for which it also holds these columns of the other block's K (docs/notes/attention_sm90.md has the
+ * reason). When the first warpgroup's S, or the second one's dP, of step i is complete, the warpgroup
  *
- *     computes P or dS from it, and stores that once both blocks have read dS of step i - 2,
- *     issues the gradient's product, then its columns of dQ of step i - 1,
- *     when the gradient is complete issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
+ *     computes P or dS from it, and stores the result once both blocks have read dS of step i - 2,
+ *     issues the product for dV or dK, then that for its columns of dQ of step i - 1,
+ *     when dV or dK is complete issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with head_dim and
- * 4 n with V). A step of 64 keys by 64 queries at head size 256 takes 2560 cycles of the tensor cores and 3392 cycles
- * of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing and reading dQ for global
- * memory, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. 64 KB are read from the L2, and 32 KB are
- * added there. With 192 and V of 128 it takes 1664 and 2112 cycles.
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with
+ * head_dim and 4 n with V). A step of 64 keys by 64 queries at head size 256 takes 2560 cycles of the tensor cores and
+ * 3392 cycles of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing dQ and
+ * reading it to add it to global memory, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. 64 KB are
+ * read from the L2, and 32 KB are added there. With head sizes 192 and V 128, a step takes 1664 and 2112 cycles.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -27,8 +27,8 @@
 
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
-/* Registers of a thread: a gradient of 64 keys takes head_dim / 2, S or dP 32, a box of dQ 32, and P or dS in 16 bits
- * 16. If enough are left, K or V is held in registers, too.
+/* Registers of a thread: dV or dK of 64 keys takes head_dim / 2, S or dP 32, a box of dQ 32, and P or dS in 16 bits 16.
+ * If enough are left, K or V is held in registers, too.
  * Shared memory at head size 256, in KB: K and V 64, the other block's K 16, Q 64, dO 32 (used from dP to dV only), dS
  * 32, dQ 16: 224 of 227. */
 
@@ -36,15 +36,15 @@
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* The addresses of this block's dS of the current step, and of this lane's part of P, which has the same memory
- * before. */
+/* The address of this block's dS of the current step, and that of this lane's part of P, which is in the same memory
+ * before dS replaces it. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
-/* Store P, packed, for the same lanes of the second warpgroup. */
+/* Stores P, packed to 16 bits. Each lane of the second warpgroup reads what the same lane of the first one stored. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -69,9 +69,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
         te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
 }
-/* When all of the second warpgroup has read P, it stores dS in the same memory, and one thread sends it to the other
- * block. After a wait for ds_full the dS of both blocks is in shared memory. The first warpgroup has waited before
- * until this memory is free in both blocks. */
+/* When all threads of the second warpgroup have read P, they store dS in the same memory, and one of them sends dS to
+ * the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. The memory is free
+ * in both blocks, because the first warpgroup waited for that before it stored P. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -87,7 +87,8 @@ template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], 
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* For Q (is_do: 0) or dO of step i: return its address; wait for it; release it. */
+/* For the tile of Q (is_do: 0) or dO (1) of step i: these functions return its address, wait until it is loaded, and
+ * release it. */
 template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
 }
@@ -98,8 +99,8 @@ template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgro
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
-/* Load K or V to registers, as the A operand of the products for S or dP, so that these read only Q or dO from shared
- * memory. N: k steps of 16 columns; 1: A stays in shared memory. */
+/* Loads K or V to registers, as the A operand of the products for S or dP, so that these read only Q or dO from shared
+ * memory. N: the number of steps of 16 columns; 1: nothing is loaded, and A stays in shared memory. */
 template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
     if (N == 1) return;
@@ -107,7 +108,8 @@ template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], c
         te__attn_ldmatrix(a[x], te__attn_chunk_address(g->base + g->group * C::K_BYTES + x / 4 * 8192, row,
                                                   2 * (x % 4) + lane / 16));
 }
-/* Issue S (warpgroup G 0) or dP (1) of step i. D: the number of columns that the product sums over. */
+/* Issues the product S (warpgroup G = 0) or dP (G = 1) of step i. D: the number of columns that the product sums
+ * over. */
 template <te_dtype T, int D, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g,
                                       int i) {
@@ -121,7 +123,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
                                                   x > 0);
     te__wgmma_commit();
 }
-/* Issue warpgroup G's columns of dQ of step j once dS is complete, over the 64 keys of each block. */
+/* Waits until dS of step j is complete in both blocks, then issues the product for warpgroup G's columns of dQ, a sum
+ * over the 64 keys of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;
@@ -134,7 +137,7 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Store dQ of step j to shared memory, and release dS of step j in both blocks. whole: all 64 queries lie in the
+/* Stores dQ of step j to shared memory, and releases dS of step j in both blocks. whole: 1 if all 64 queries lie in the
  * sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
@@ -148,7 +151,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Do both, at the end of a key tile, where there are no other products to issue. */
+/* Issues the product for dQ, waits for it and stores it: for the end of a key tile, where there are no other products
+ * to issue in between. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -159,7 +163,7 @@ TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup
 
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* For step g->i, whose S or dP is complete in s: compute P or dS (p16) from it, and store it in shared memory. */
+/* For step g->i, whose S or dP is complete in s: computes P or dS (p16) from s, and stores it in shared memory. */
 template <te_dtype T, int HEADS, class F, class C, int G>
 TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
                                  const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -174,7 +178,7 @@ TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te
         te__attn_2cta_ds_send(p16, g);
     }
 }
-/* Stores dV (warpgroup G 0) or dK (1) of an item. k0: this block's first key. */
+/* Stores dV (warpgroup G = 0) or dK (G = 1) of an item. k0: this block's first key. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G, int N>
 TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p, typename C::shared *sh,
                                const te__attn_bwd_item &item, const te_sequence &rows, int k0) {
@@ -196,7 +200,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     constexpr int SUMMED = G ? V : D; /* the number of columns that S or dP sums over */
     constexpr int OWN = G ? D : V;    /* columns of dV or dK */
     /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
-     * is larger, for 128 of V in addition to 192 of dK. 1: K or V stays in shared memory. */
+     * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS is 1 if K or V stays in shared
+     * memory instead. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -208,7 +213,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
         g->seq = seq;
         float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* dV or dK, S or dP, columns of dQ */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
-        int whole = 0; /* bit i: all queries of the tile i steps ago lie in the sequence */
+        int whole = 0; /* bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */
         if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
         uint32_t a[A_STEPS][4]; /* K or V */

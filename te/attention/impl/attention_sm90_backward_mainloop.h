@@ -6,11 +6,11 @@
  *
  *     S^T = K Q^T             P^T = exp(S^T - lse), the A operand in registers of dV += P^T dO
  *     dP^T = V dO^T           dS^T = P^T (dP^T - delta), the A operand in registers of dK += dS^T Q
- *     dS to shared memory     from where a warpgroup reads dS of all 128 keys for dQ = dS K, one step later
+ *     dS to shared memory     from which a warpgroup reads dS of all 128 keys for dQ = dS K, one step later
  *
  * Because dQ is computed one step later, no warpgroup waits for the other's dS, and while one warpgroup works on
  * scores, the tensor cores run the products of the other. Above head size 64 the warpgroups alternate in computing all
- * of a step's dQ; up to 64 each computes half of every step's. dQ is stored to shared memory, from where the producer
+ * of a step's dQ; up to 64 each computes half of every step's. dQ is stored to shared memory, from which the producer
  * adds it to global memory (attention_sm90_backward_producer.h).
  */
 /* target: cuda */
@@ -22,7 +22,8 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Ping-pong of the two warpgroups: wait until the other one signals, and signal to the other one. */
+/* Ping-pong of the two warpgroups: te__attn_bwd_pingpong_wait waits until the other warpgroup signals,
+ * te__attn_bwd_pingpong_pass signals to the other one. */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
@@ -48,14 +49,15 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 struct te__attn_bwd_output {
     uint16_t *to;       /* row 0, column 0 */
     int64_t width;      /* elements from row to row, of `sum` too */
-    int valid;          /* how many rows lie in the sequence */
+    int valid;          /* the number of rows that lie in the sequence */
     float factor;       /* multiplies the accumulators */
     float *sum;         /* output: column sums of the stored numbers, over SUM_ROWS rows each; or null */
     float (*part)[16];  /* [2, 16] floats of shared memory of this warpgroup */
     int group;
     float *amax;        /* te_attention_args.amax */
 };
-/* Store to `sum` the column sums of up to 64 columns, over 32 or 16 rows each. u: the columns as they are stored. */
+/* Stores to `sum` the column sums of up to 64 columns, each over 32 or 16 rows. u: the columns, rounded to 16 bits as
+ * they are stored. */
 template <te_dtype T, int SUM_ROWS>
 TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -75,7 +77,7 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        if (SUM_ROWS == 16) continue; /* a sum over the rows of one warp is complete */
+        if (SUM_ROWS == 16) continue; /* a sum over 16 rows, those of one warp, is complete */
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
@@ -109,7 +111,8 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
             }
     }
     if (!o.amax) return;
-    uint32_t amax = 0; /* reads back the stored numbers, because there are no registers for amax while d is in use */
+    uint32_t amax = 0; /* computed from the stored numbers, which are read back, because no registers are left for amax
+                          while d is in use */
     for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
         for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
     te__attn_raise_amax<T>(o.amax, amax);
@@ -121,9 +124,9 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 template <class C> struct te__attn_bwd_warpgroup {
     uint32_t base, at;     /* addresses of the tiles, and of te__attn_bwd_shared */
     int group, warp, lane; /* warp: in the group */
-    int rank;              /* 2 CTAs: the rank of this block in its cluster */
-    int i;                 /* steps so far, of all items */
-    int seq;               /* varlen: of the item */
+    int rank;              /* TWO_CTA: the rank of this block in its cluster */
+    int i;                 /* number of steps so far, over all items */
+    int seq;               /* varlen: queries of the item's sequence */
 };
 
 /* This warpgroup's first key of the block's tile. */
@@ -137,14 +140,15 @@ TE_FN int te__attn_rematerialize(int lane) {
     asm volatile("" : "+r"(lane));
     return lane;
 }
-/* The address of a member of te__attn_bwd_shared. index: of an mbarrier. */
+/* The shared-memory address of a member of te__attn_bwd_shared. index: which mbarrier of an array; 0 for other
+ * members. */
 #define TE__ATTN_BWD_AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
 template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C> *g, uint32_t bar) {
     if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive(bar);
 }
-/* S^T = K Q^T (which: 0) or dP^T = V dO^T (1), this warpgroup's 64 keys by the queries. keys, queries: addresses of the
- * rows of K or V, of Q or dO. With folded stats (te__attn_bwd_stats_descriptor) the accumulation begins with the
- * product that adds -lse / scale or -delta. */
+/* Computes S^T = K Q^T (which: 0) or dP^T = V dO^T (which: 1) for this warpgroup's 64 keys and the queries of the step.
+ * keys: the address of the rows of K or V; queries: that of Q or dO. With folded stats (te__attn_bwd_stats_descriptor)
+ * the accumulation begins with the product that adds -lse / scale or -delta. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
@@ -160,16 +164,16 @@ TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, u
             s, te__wgmma_descriptor(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
             te__wgmma_descriptor(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::FOLDED || x > 0);
 }
-/* dV += P^T dO or dK += dS^T Q: A in registers, this warpgroup's 64 keys by the queries; B: the rows of dO or Q. first:
- * overwrite d. */
+/* dV += P^T dO or dK += dS^T Q. a: P^T or dS^T in registers, this warpgroup's 64 keys by the queries; queries: the
+ * address of the rows of dO or Q. first: 1: overwrites d instead of adding to it. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
                                   const int first) {
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* dQ = dS K of a step, 64 queries by 2 N columns: all of the step's dQ, or that of this warpgroup's half of the
- * queries. */
+/* Computes dQ = dS K of a step, for 64 queries and 2 N columns. That is all of the step's dQ or, up to head size 64,
+ * the dQ of this warpgroup's half of the queries. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -178,8 +182,8 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
         te__wgmma_atom<2 * N>::template ss<T, 1>(
             dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
-/* Store a part of dQ to shared memory at `to`, once mbarrier `empty` has completed the phase of this parity. left: how
- * many queries there are from the part's first row to the end of the sequence. The layouts are those of
+/* Waits until mbarrier `empty` has completed the phase of this parity, then stores a part of dQ to shared memory at
+ * `to`. left: the number of queries from the part's first row to the end of the sequence. The layouts are those of
  * te__attn_bwd_dq_at. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
@@ -197,8 +201,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_wa
                 te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* Store the dQ of step j. Each stage has two slots: one for each warpgroup, or both for the one that computes all of
- * it. */
+/* Stores the dQ of step j. Each stage has two slots: one for each warpgroup or, if one warpgroup computes all of a
+ * step's dQ, both for that one. */
 template <class C>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
                                      int left) {
@@ -211,8 +215,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* Load lse or delta of this lane's columns ahead of their use, if there are registers; and return lse or delta of
- * columns 8 n. */
+/* te__attn_bwd_prefetch_stats loads lse or delta of this lane's columns ahead of their use, if there are registers for
+ * it. te__attn_bwd_stat returns lse or delta of this lane's columns in the group of eight from column 8 n on. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -229,8 +233,8 @@ TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 
 /* A tile of scores: its first query, the block's first key, and its head, counted over all sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
-/* Draws for this lane's scores of a step, one bit each, whether dropout drops them. This happens before the scores are
- * complete, while the products of the other warpgroup run. */
+/* Draws the dropout mask of this lane's scores of a step: one bit for each score, set if it is dropped. This happens
+ * before the scores are complete, while the products of the other warpgroup run. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const te__attn_bwd_params *p,
                               const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -244,7 +248,7 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
             te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
-            TE_UNROLL for (int h = 0; h < 2; h++) /* a warp has 16 of a counter's 32 keys */
+            TE_UNROLL for (int h = 0; h < 2; h++) /* a counter has 32 keys, of which a warp has 16 */
                 TE_UNROLL for (int x = 0; x < 2; x++)
                     if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
                         dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
@@ -252,8 +256,8 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
     }
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
-/* S becomes P: p16 is P in 16 bits, the A operand of the product for dV. ds_factor: with softcap or dropout
- * (attention_options.h) the factor of dS that replaces P. dropped: the result of te__attn_bwd_draw_dropout. */
+/* S becomes P: p16 is P in 16 bits, the A operand of the product for dV. ds_factor: with softcap or dropout, the factor
+ * that replaces P in dS (attention_options.h). dropped: the result of te__attn_bwd_draw_dropout. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
                                 float (&s)[C::QUERIES / 2], const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
@@ -297,9 +301,9 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* dS = P (dP - delta), in 16 bits. It uses the rounded P, because there are no registers for both. p16: P, or ds_factor
- * as above; p16 and ds may be the same array. first, end: groups of eight queries. With dropout the sign of p16 says
- * that a score is dropped. */
+/* dS = P (dP - delta), in 16 bits. It uses the rounded P, because there are no registers to hold the unrounded P as
+ * well. p16: P, or the ds_factor of te__attn_bwd_softmax; p16 and ds may be the same array. first, end: the range of
+ * groups of eight queries to compute. With dropout, a negative sign of p16 says that the score is dropped. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
                            const float (&dp)[C::QUERIES / 2],
@@ -318,7 +322,7 @@ TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&
         }
     }
 }
-/* Store dS to shared memory as [queries, keys], with the swizzle of 16-byte chunks. */
+/* Stores dS to shared memory as [queries, keys], with the 128-byte swizzle (te__attn_chunk_address). */
 template <class C>
 TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane);
@@ -330,7 +334,7 @@ TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const
     }
 }
 
-/* Issue S of the current step. */
+/* Issues the product S of the current step. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
     const int st = g->i & 1;
@@ -339,7 +343,7 @@ TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_w
     te__attn_bwd_gemm_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH, g, 0);
     te__wgmma_commit();
 }
-/* Issue this warpgroup's dQ of step j, once both have stored dS of it. */
+/* Issues the product for this warpgroup's part of dQ of step j, once both warpgroups have stored dS of that step. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
@@ -347,8 +351,8 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Return whether this warpgroup computes dQ of step j (or half of it, in all steps); compute it and store it in shared
- * memory; and signal to the warps that add it. */
+/* Three parts of dQ of step j: whether this warpgroup computes it (or half of it, in all steps); computing it and
+ * storing it in shared memory; and the signal to the warps that add it to global memory. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
@@ -368,8 +372,8 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Runs a step whose S was issued before. On return the product for dK is still running. has_dq: dQ of the step before
- * the previous one is in shared memory. first: the first step of an item, which overwrites dK and dV. */
+/* Runs step n of an item; its S was issued before. On return the product for dK is still running. has_dq: dQ of the
+ * step before the previous one is in shared memory. first: the first step of an item, which overwrites dK and dV. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -419,20 +423,20 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
 }
 
 /* Runs between step g->i - 1, whose product for dK is in flight, and the next one: issues S of the next step, and
- * computes dQ of step g->i - 2. n: steps of this item so far. left: how many queries step g->i - 2 has from this
- * warpgroup's first one on. */
+ * computes dQ of step g->i - 2. n: the index in this item of step g->i - 1. left: the number of queries from the first
+ * one whose dQ this warpgroup computes in step g->i - 2 to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
     const int st = g->i & 1; /* the stage of step g->i - 2, and of the next step */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* wait for dK, because dQ reuses the registers of dS, and S those of dQ */
+        te__attn_wgmma_wait<0>(); /* waits for dK, because dQ reuses the registers of dS, and S reuses those of dQ */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* after the first step there is no such dQ, and the result is not used */
+    } else { /* after the first step there is no step g->i - 2, and the result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* dK */
@@ -494,7 +498,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* steps of this item so far */
-        int left = 0, left_before; /* how many queries the last step, and the one before it, have from dq_query on */
+        int left = 0, left_before; /* for the last step and for the one before it: number of queries from the tile's
+                                      query dq_query to the end of the sequence */
 #pragma unroll 1
         for (;; n++) {
             te__attn_bwd_step<T, HEADS, D, F, C>(

@@ -4,23 +4,24 @@
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
  * added their dQ to it. A block waits for its turn, adds, waits until its sum is in memory, and increments the
  * semaphore. The first key tile stores instead of adding, so that nothing has to be zeroed. With any_order a block
- * waits only for the first one; results may then differ in the last bits. Full attention always keeps the order.
+ * waits only for the first key tile; results may then differ in the last bits. Full attention always keeps the order.
  *
  * Key tiles are scheduled in bands of neighbouring tiles: one band of each head, then the next band, beginning with the
  * tiles that have the most queries. In a band, dQ is added in the order in which the key tiles reach a tile of queries
  * (DASH, arXiv 2601.21824):
- *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each other one
- *                       begins one or two tiles of queries before it.
+ *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each of the
+ *                       others begins one or two tiles of queries before the key tile after it.
  *     full              the same, but at the end of the queries a block continues with the first tile of queries.
  *     windows           as causal, beginning with the first tile of queries that sees the key tile.
  *     causal, grouped   from the last tile of queries to the first, the first key tile of a band first. All key tiles
  *                       of a head begin at the same queries, so that Q and dO of eight heads stay in the L2.
- * No deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention a block
- * may wait for a later key tile of its band. But a band has no more key tiles than there are blocks, and a block takes
- * its next key tile only after it has added every dQ that its band may wait for, so a block has or takes the later one.
+ * There is no deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention
+ * a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles than there are
+ * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
+ * block already has that later key tile, or will take it.
  *
- * Each packed sequence has its own bands. Numbers without a key tile (te_sequence_tiles) are skipped, and not waited
- * for. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
+ * Each packed sequence has its own bands. Tile numbers without a key tile (te_sequence_tiles) are skipped, and no block
+ * waits for them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -35,15 +36,15 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* stages of Q and dS, and of dO if there is shared memory for it */
+    TE__ATTN_BWD_STAGES = 2,               /* stages of Q and dS, and of dO if shared memory suffices */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
     TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a head in a band */
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
 /* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged at that point. But
- * compute-sanitizer's racecheck regards only the accesses of arriving lanes as ordered: for it, compile with
- * TE_RACECHECK, with which all lanes arrive (slower). */
+ * compute-sanitizer's racecheck regards only the accesses of lanes that arrive as ordered. For racecheck, compile with
+ * TE_RACECHECK: then all lanes arrive, which is slower. */
 #ifdef TE_RACECHECK
 enum { TE__ATTN_BWD_ARRIVING_LANES = 32 };
 #else
@@ -61,22 +62,22 @@ typedef struct te__attn_bwd_params {
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
     int key_tiles, query_tiles; /* of a sequence; varlen: te_sequence_tiles of all sequences */
-    int items, band;            /* the number of key tiles of all heads; and of a band */
+    int items, band;            /* the number of key tiles of all heads together; the number of key tiles of a band */
     int any_order;              /* te_context.attention_nondeterministic; not for full attention, where it is slower */
     te_sequences sequences;     /* varlen */
 } te__attn_bwd_params;
 
-/* The work of a block: a key tile of a head of K and V. */
+/* An item, the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
     int head;                  /* batch * kv_heads + kv_head */
     int key_tile;              /* or TE__ATTN_BWD_ITEM_.. */
     int band_first, band_last; /* key tiles */
 };
-/* Special values of key_tile. END: there are no more items; INVALID (varlen): this number has no tile. */
+/* Special values of key_tile. END: there are no more items; INVALID (varlen): this tile number has no tile. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* FOLDED: lse and delta are operands of products (te__attn_bwd_folds_stats): both are in `lse`, 16 bytes for each
- * query. */
+/* FOLDED: lse and delta are operands of products (te__attn_bwd_folds_stats). Then both are stored in `lse`, in 16 bytes
+ * for each query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* in base 2 */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
@@ -86,45 +87,45 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* 2 CTAs: one for each warpgroup */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: one for each warpgroup */
     te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* 2 CTAs */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA */
 };
 
 /* The sizes that follow from head_dim D and V, the head size of v and dO; V differs from D only with TWO_CTA. TWO_CTA:
  * attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64 keys each. In shared memory a
- * tile consists of whole boxes of 64 columns; columns past head_dim belong to the next head, and their results are not
- * used. */
+ * tile consists of whole boxes of 64 columns; in these, columns past head_dim belong to the next head, and the results
+ * for them are not used. */
 template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_traits {
     static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
     static constexpr int TWO_CTA = D > 128, CLUSTER = TWO_CTA ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* rows of one column sum of the gradients of K and V */
+    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* rows over which one column sum of dK or dV is taken */
     /* PREFETCH: there are registers to load lse and delta ahead of their use. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
-    /* 1: the warpgroups alternate in computing all of a step's dQ, so that dS is read once for it; 0: each computes
-     * half of every step's. DQ_REGISTERS: accumulators of a thread. */
+    /* DQ_ALTERNATES: 1: the warpgroups alternate in computing all of a step's dQ, so that only one of them reads the
+     * step's dS; 0: each computes half of every step's dQ. DQ_REGISTERS: a thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* The warpgroups issue their products one after the other, so that one computes exponentials while the other's
-     * products run. */
+    /* PINGPONG: the warpgroups issue their products one after the other, so that one computes exponentials while the
+     * products of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
-    /* Shared memory: K, V, then Q and dO of each stage (dO may have only one stage), dS, and dQ before it is added to
-     * global memory: a box for each warpgroup and stage. TWO_CTA: dQ as described below, and two boxes of the other
-     * block's K. */
+    /* The contents of shared memory, in this order: K, V, then Q and dO of each stage (dO may have only one stage), dS,
+     * and dQ, which waits there to be added to global memory: a box for each warpgroup and stage. TWO_CTA: dQ as
+     * described below, and two boxes of the other block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
     static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* distance from one stage to the next */
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
-    /* TWO_CTA: a block computes half of the columns of dQ, and each warpgroup a box of 64 of them. If there are three
-     * boxes, each block computes half of the middle one, and leaves that to its first warpgroup, which also computes
-     * the exponentials. A box has one or two slots of shared memory; with four boxes both warpgroups use one slot
-     * alternately. */
+    /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups a box of 64 columns. If dQ has
+     * three boxes, each block computes half of the middle one; its first warpgroup does that, the smaller part, because
+     * it also computes the exponentials. A box has one or two slots of shared memory; with four boxes both warpgroups
+     * use one slot alternately. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -132,13 +133,15 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: the columns of dQ that warpgroup `group` of block `rank` computes: their number, and their box. */
+    /* TWO_CTA: the number of columns of dQ that warpgroup `group` of block `rank` computes, and the box in which these
+     * columns lie. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* The slot of a warpgroup's dQ of step i: its offset; the mbarrier of dq_empty, and the parity of its phase, that
-     * signal that the slot is free; and the mbarrier to arrive at when the slot has been read. */
+    /* The slot of shared memory for a warpgroup's dQ of step i. These functions return the offset of the slot; the
+     * index in dq_empty of the mbarrier that signals that the slot is free, and the parity of its phase; and the index
+     * of the mbarrier to arrive at when the slot has been read. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
@@ -160,10 +163,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, of ones,
- * and Q and dO sixteen columns that have this value of each query as three terms of bf16, whose sum has all its bits.
- * That takes 128 cycles of the tensor cores a step and saves 192 of shared memory, which is the bottleneck. It is not
- * possible with options that need S before lse is subtracted, nor in f16, whose range is too small. */
+/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, with
+ * ones, and Q and dO get sixteen more columns, which hold -lse / scale or -delta of each query as three terms of bf16,
+ * whose sum has all bits of the f32 value. That takes 128 cycles of the tensor cores a step, and saves 192 cycles of
+ * shared memory, which is the bottleneck. It is not possible with options that need S before lse is subtracted, nor in
+ * f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -176,10 +180,10 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Whether a key tile continues with the first tile of queries after the last one. That is full attention, where all key
- * tiles have all queries. */
+/* Whether a key tile continues with the first tile of queries after the last one. That is the case in full attention,
+ * where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Item i of `heads` heads of K and V. */
+/* Returns item i in the order of the schedule, of `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* key tiles in whole bands */
@@ -189,7 +193,7 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, in
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* The item of ticket i. walk: varlen: a cursor, which is moved to the item's sequence. */
+/* Returns the item of ticket i. walk: with varlen, a cursor, which is moved to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -206,8 +210,8 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Queries and keys of the item's sequence, and its mask. rows: varlen: its rows; otherwise the numbers are in the
- * arguments. */
+/* The number of queries and of keys of the item's sequence, and its mask. rows: with varlen, the rows of the sequence;
+ * without, the numbers come from the arguments of the call. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
@@ -223,7 +227,7 @@ template <class F>
 TE_FN int64_t te__attn_bwd_first_row(const te__attn_bwd_params *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
 }
-/* The index of lse and delta of a head's query 0. */
+/* The index in lse and delta of query 0 of a head. */
 template <int HEADS, class F>
 TE_FN int64_t te__attn_bwd_stats_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head) {
     if (F::VARLEN) return (int64_t)head * p->sequences.rows + rows.first;
@@ -237,8 +241,8 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* Full attention: the tile of queries at which key tile n of a band begins; and the number of its steps before it
- * reaches `tile`. */
+/* For full attention: the tile of queries at which key tile n of a band begins, and the number of steps that this key
+ * tile takes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
@@ -246,10 +250,11 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* How many key tiles add their dQ of this tile of queries before the item does: those that reach it sooner. In full
- * attention the last key tile of a band is scheduled first, begins at the latest queries, and wraps around. In
- * cross-attention there may be more key tiles than tiles of queries, so that several begin at the same one: LANES lanes
- * of a warp count them, and the later key tile adds first. seq: queries of the sequence. */
+/* Returns how many key tiles add their dQ of this tile of queries before the item does: those that reach the tile
+ * sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries, and wraps
+ * around. In cross-attention there may be more key tiles than tiles of queries, so that several key tiles begin at the
+ * same tile of queries; of these, the later key tile adds first, and LANES lanes of a warp count the key tiles that add
+ * before the item. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -276,9 +281,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
-/* The address of the f32 sum of box `box` of dQ (64 columns), from row `row` on. 64 queries of one sequence are in the
- * order of the accumulators: eight times 16 bytes for each of a warpgroup's 128 lanes. The remaining queries of a
- * sequence, fewer than 64, are stored as [queries, 64]. */
+/* The address of the f32 sums of dQ in box `box` (64 columns), from row `row` on. Each complete group of 64 queries of
+ * a sequence is stored in the order of the accumulators: eight times 16 bytes for each of a warpgroup's 128 lanes. The
+ * remaining queries of a sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
@@ -304,7 +309,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advance to the next step. 0: there is none. */
+/* Advances to the next step. Returns 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -319,9 +324,9 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* ---- passing items to the warps --------------------------------------------------------------------------------- */
 
-/* The first block of a cluster schedules the items of both blocks. One of its threads also writes an item to the shared
- * memory of the other block, once all warps of both blocks have read the previous one. to, rows_to, full: addresses of
- * the item, its rows and its mbarrier in a block's shared memory. */
+/* The first block of a cluster schedules the items of both blocks. One of its threads also writes each item to the
+ * shared memory of the other block, once all warps of both blocks have read the item that had the same place before.
+ * to, rows_to, full: the addresses of the item, of its rows and of its mbarrier in a block's shared memory. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -342,12 +347,13 @@ template <class C> TE_FN void te__attn_bwd_item_release(uint32_t bar) {
     if constexpr (C::TWO_CTA) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
-/* Receive item number r of this block, in all warps except the one that writes the items. 0: there are no more. */
+/* Receives item number r of this block; all warps call it except the one that writes the items. Returns 0 if there are
+ * no more items. */
 template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
     const te__attn_bwd_item v = sh->item[r & 1];
-    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    /* __shfl_sync, so that the compiler knows that the values are the same in all lanes */
     *item = {__shfl_sync(~0u, v.head, 0), __shfl_sync(~0u, v.key_tile, 0), __shfl_sync(~0u, v.band_first, 0),
              __shfl_sync(~0u, v.band_last, 0)};
     if constexpr (F::VARLEN) {
@@ -359,15 +365,15 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, for TMA. */
+/* The sequence of an item, in the form that te__attn_tma_load_box takes. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* Full attention, before a block takes its next item: if that may belong to the same band as `item`, number i, wait
- * until this block has added every dQ of `item`. Two warps add alternate steps, each in order, so it suffices to wait
- * for the last two steps w. */
+/* For full attention, before a block takes its next item: if the next item may belong to the same band as the current
+ * one, `item` with the number i, this waits until the block has added every dQ of the current item. Two warps add
+ * alternate steps, each in order, so it suffices to wait for the last two steps, w. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -384,9 +390,9 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* ---- producer: K, V, Q and dO ---------------------------------------------------------------------------------- */
 
-/* The state of the loading thread. */
+/* The state of the thread that schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* items so far */
+    int round;                        /* number of items so far */
     int step;                         /* steps so far, of all items */
     int number;                       /* the ticket of the item */
     te__attn_bwd_item item;
@@ -394,8 +400,8 @@ struct te__attn_bwd_producer_state {
     te__attn_bwd_query_tiles last[2]; /* the last two steps */
 };
 
-/* The next item: the first block of a cluster takes a ticket and passes the item to the warps, the other block receives
- * it. */
+/* Advances to the next item: the first block of a cluster takes a ticket and passes the item to the warps of both
+ * blocks; the other block receives it. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__attn_bwd_params *p, typename C::shared *sh,
                                   te_sequence_cursor *walk, int rank) {
@@ -405,7 +411,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         if (te__attn_bwd_wraps<F>() && at.round)
             te__attn_bwd_await_band<HEADS, KV_HEADS, F, C>(p, at.item, at.rows, at.number, at.last);
         at.rows.first = at.rows.count = 0;
-        do /* not before the item is processed, because other blocks wait for the block that has the ticket */
+        do /* takes the ticket only now, after the previous item, because other blocks may wait for the block that has a
+              ticket */
             at.number = (int)atomicAdd(p->ticket, 1u),
             at.item = te__attn_bwd_item_of_ticket<HEADS, KV_HEADS, F, C>(p, at.number, walk);
         while (F::VARLEN && at.item.key_tile == TE__ATTN_BWD_ITEM_INVALID);
@@ -422,8 +429,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         te__attn_bwd_item_release<C>(empty);
     }
 }
-/* Load V of an item, whose memory is free first, then K. With TWO_CTA also the boxes of the other block's K that this
- * block's columns of dQ need. */
+/* Loads V of an item, whose memory becomes free first, then K. With TWO_CTA it also loads the boxes of the other
+ * block's K that this block's columns of dQ need. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -441,7 +448,8 @@ TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te_
                                   at.item.key_tile * C::KEYS + (rank ^ 1) * C::BLOCK_KEYS, batch, full);
     }
 }
-/* Load Q and dO of a step. Up to head size 64 a tile is two boxes of 64 queries, above it boxes of 64 columns. */
+/* Loads Q and dO of a step. Up to head size 64 a tile consists of two boxes of 64 queries each; above that, of boxes of
+ * 64 columns each. */
 template <int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, const te__attn_bwd_params *p,
                                   typename C::shared *sh, uint32_t base, const S &batch) {
@@ -461,8 +469,8 @@ TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, cons
         te__attn_tma_load_box(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                               w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, do_full);
 }
-/* One thread schedules items and loads their K and V, then Q and dO of each step. base: of the tiles in shared
- * memory. */
+/* One thread schedules items and loads their K and V, then Q and dO of each step. base: the address of the tiles in
+ * shared memory. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     const int rank = C::TWO_CTA ? te__cluster_rank() : 0;
@@ -487,29 +495,31 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
-/* Folded lse and delta are columns of a product's B: query q has eight numbers of bf16 at byte 16 q: three terms whose
- * sum is -lse / scale, 0, three terms of -delta, 0. A product has sixteen columns, so the descriptor makes it read the
- * eight numbers twice; the second time the elements of A are zeros. */
+/* Folded lse and delta are columns of a product's operand B. Query q has eight numbers of bf16, at byte 16 q: three
+ * terms whose sum is -lse / scale, then 0, three terms whose sum is -delta, then 0. A product has sixteen columns, so
+ * the descriptor makes it read the eight numbers twice; the second time the elements of A are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* 8 rows take 128 bytes; no swizzle */
 }
-/* x as three terms of bf16 and a zero: together they have 24 bits, as many as f32. */
+/* Splits x into three terms of bf16, followed by a zero; together the terms have 24 bits, as many as f32. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float high = __bfloat162float(__float2bfloat16_rn(x)), rest = x - high;
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
     return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
 }
-/* Store lse (WHICH 0, in powers of 2) or delta (WHICH 1) of a query of a stage. */
+/* Stores lse (WHICH 0, in base 2) or delta (WHICH 1) of one query in a stage. */
 template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* -inf becomes a large number, because it is also multiplied by zeros of A */
+        /* -inf becomes a large finite number, because B is also multiplied by zeros of A, and 0 times infinity is
+         * NaN */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* clears the elements of delta: the product for S multiplies them by 0, but they may be NaN */
+        /* storing lse also clears the elements of delta: the product for S multiplies these by 0, which would not
+         * remove a NaN */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -519,7 +529,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* A warp loads lse and delta of each step. Queries beyond the sequence get an lse that makes P zero. */
+/* A warp loads lse and delta of each step. Queries beyond the end of the sequence get an lse that makes their P
+ * zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -557,28 +568,29 @@ TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C:
 
 /* ---- producer: add dQ to global memory -------------------------------------------------------------------------- */
 
-/* TMA adds `bytes` bytes of dQ from shared memory to global memory. first: store them instead. */
+/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. first: 1: stores them instead of adding. */
 TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (bytes <= 0) return;
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Add COLUMNS columns of a box of dQ, from column x on, for `left` rows; or all of the box. */
+/* Adds COLUMNS columns of a box of dQ, from column x on, for `left` rows; with COLUMNS 64, the whole width of the
+ * box. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
     for (int y = 0; y < left; y++)
         te__attn_bwd_dq_add(box + y * 64 + x, from + y * COLUMNS * 4, COLUMNS * 4, first);
 }
-/* A step whose dQ is added: its number, head, first query and first row (counted over all sequences), and whether it is
- * the first one that is added to this tile of queries. left: how many queries there are from the first one to the end
- * of the sequence. */
+/* A step whose dQ is to be added. i: the number of the step; row: its first query, as a row counted over all sequences;
+ * left: the number of queries from that one to the end of the sequence; first: whether this dQ is the first one that is
+ * added to this tile of queries. */
 struct te__attn_bwd_dq_step {
     int i, head;
     int64_t row;
     int left, first;
 };
-/* Add the dQ of a step, which the warpgroups have stored in shared memory. */
+/* Adds the dQ of a step, which the warpgroups have stored in shared memory, to global memory. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                     const te__attn_bwd_dq_step &s) {
@@ -612,8 +624,9 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
         __syncwarp();
     }
 }
-/* Two warps, one for each stage, add the dQ of alternate steps when it is this block's turn, and increment the
- * semaphore. While one warp waits until its sums are in memory, the other one adds those of the next step. */
+/* Two warps, one for each stage, run this and take alternate steps. A warp waits for this block's turn, adds the dQ of
+ * the step, and increments the semaphore. While one warp waits until its sums are in memory, the other one adds those
+ * of the next step. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
@@ -637,7 +650,8 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
             /* waits until the sums are in memory, not only until shared memory was read */
             if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
-            __syncwarp(); /* converge, because lanes that poll separately would slow down the working lane */
+            __syncwarp(); /* the warp converges, because lanes that polled separately would slow down the lane that
+                             adds */
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }
 }

@@ -1,8 +1,9 @@
 /* attention_sm90_forward.h -- attention forward for compute capability 9.0 (sm_90a), bf16 and f16.
  *
- * A persistent block processes one tile of queries after the other, 64 rows for each of its two or three consumer
- * warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of several
- * stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each tile it
+ * A persistent block processes one tile of queries after the other; a tile has 64 queries for each of the two or three
+ * consumer warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of
+ * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
+ * tile it
  *
  *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
  *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
@@ -12,14 +13,15 @@
  * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. The order
  * of S and P V, and the ping-pong of the warpgroups at small head sizes, are FlashAttention-3's (Shah et al. 2024).
  *
- * Softmax rescales conditionally (as FlashAttention-4 does): row_max stays the maximum of the first tile of keys until
- * P becomes too large, see te__attn_rescale_threshold. So most tiles of keys need no maximum, no shuffle and no
- * rescaling of O.
+ * Softmax rescales conditionally (as FlashAttention-4 does): the number that is subtracted from a row's scores,
+ * row_max, stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most
+ * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 * head_dim
- * if the head size V of values differs), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that
- * flops are the limit from some hundred tokens on. In addition there are seq^2 exponentials, at 16 a clock and
- * multiprocessor, which at head size 64 take as long as the products. Measurements: docs/notes/attention_sm90.md.
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 *
+ * head_dim if the head size V of values differs), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so
+ * that from some hundred tokens on the flops, not the bytes, limit the speed. In addition there are seq^2 exponentials,
+ * at 16 a clock and multiprocessor, which at head size 64 take as long as the products. Measurements:
+ * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_H
@@ -32,9 +34,10 @@
 
 /* ---- constants ------------------------------------------------------------------------------------------------- */
 
-/* The tuned constants for head size D of q and k and V of v. KEYS: keys of a tile. GROUPS: consumer warpgroups, 64
- * queries each. K has one stage more than V if shared memory suffices, because K is needed longer, in case P has to be
- * recomputed. PINGPONG: the warpgroups issue their products one after the other, in a fixed order. */
+/* The tuned constants for the head size D of q and k and the head size V of v. KEYS: keys of a tile. GROUPS: number of
+ * consumer warpgroups, with 64 queries each. K has one stage more than V if shared memory suffices, because a tile of K
+ * is held until P is known to be small enough; otherwise S is recomputed from it. PINGPONG: the warpgroups issue their
+ * products one after the other, in a fixed order. */
 template <int D, int V = D> struct te__attn_fwd_config;
 template <> struct te__attn_fwd_config<64> {
     static constexpr int KEYS = 128, GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, PINGPONG = 1;
@@ -55,7 +58,7 @@ template <> struct te__attn_fwd_config<192, 128> {
     static constexpr int KEYS = 128, GROUPS = 2, Q_STAGES = 1, K_STAGES = 2, V_STAGES = 2, PINGPONG = 0;
 };
 
-/* The sizes that follow from them. */
+/* The sizes that follow from the constants of te__attn_fwd_config. */
 template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     typedef te__attn_fwd_config<D_, V_> config;
     static constexpr int D = D_, V = V_, KEYS = config::KEYS, GROUPS = config::GROUPS, PINGPONG = config::PINGPONG;
@@ -64,8 +67,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* registers of packed P in a thread */
     typedef float scores[KEYS / 2];
-    /* registers of a producer's and of a consumer's thread; their sum over the block is at most the number that it was
-     * launched with */
+    /* registers of a producer thread and of a consumer thread; their sum over all threads of the block is at most the
+     * number of registers with which the block was launched */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* bytes of a stage */
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
@@ -83,15 +86,16 @@ typedef struct te__attn_fwd_params {
     float *amax;
     float *lse;        /* [batch, heads, seq], or null */
     uint32_t
-        *tickets; /* counts the tiles that blocks take after their first one; 0 before and after a launch. Null: not
-                     counted */
+        *tickets; /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null:
+                     blocks take tiles in a fixed order */
     int all_heads;     /* heads of all sequences */
     int seq;           /* queries of a sequence; varlen: of the longest */
-    int tiles;         /* tiles of queries in total; varlen: numbers of tiles, some of which have no tile */
+    int tiles;         /* tiles of queries in total; varlen: the number of tile numbers, some of which have no tile */
     int head_tiles;    /* tiles of queries of a head */
-    int last_tiles;    /* causal: how many of a head's tiles, those with the fewest keys, come last, after the others of
-                          all heads */
-    /* heads that are processed at a time, so that their K and V stay in the L2; and the same for the last tiles */
+    int last_tiles;    /* causal: how many of a head's tiles, those with the fewest keys, come last, after all other
+                          tiles of all heads */
+    /* the number of heads that are processed at the same time, so that their K and V stay in the L2; and that number
+     * for the last tiles */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* with sinks: [heads of one sequence] */
@@ -99,10 +103,10 @@ typedef struct te__attn_fwd_params {
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen */
-    int slots;              /* varlen: numbers of tiles (te_sequence_tiles) for one head of all sequences */
+    int slots;              /* varlen: the number of tile numbers (te_sequence_tiles) for one head of all sequences */
     int kv_seq;             /* cross-attention: keys of a sequence; kv is then a separate tensor */
 } te__attn_fwd_params;
-/* If the head size of values differs: kv has only the keys, and v the values. */
+/* The parameters if the head size of v differs from that of k: `kv` then maps only the keys, and `v` the values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -140,10 +144,10 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Tile `number` in the order in which blocks take them: some heads at a time. If causal, the tiles with the most keys
- * come first, and those with the fewest keys come last, after the others of all heads, so that all blocks end at about
- * the same time. Causal tiles are counted from the end of the sequence: the partial tile is then the one with the
- * fewest keys, and its first queries lie before the sequence. */
+/* Returns tile `number` in the order in which blocks take tiles: first all tiles of some heads, then all tiles of the
+ * next heads. If causal, the tiles with the most keys come first, and those with the fewest keys come last, after all
+ * other tiles of all heads, so that all blocks end at about the same time. Causal tiles are counted from the end of the
+ * sequence: the partial tile is then the one with the fewest keys, and its first queries lie before the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -151,7 +155,7 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    /* the first of the heads that are processed at a time */
+    /* the first of the heads that are processed together with this one */
     const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
@@ -160,8 +164,8 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     return w;
 }
 
-/* The same for packed sequences: all sequences for some heads, then for the next heads; for each sequence the tiles
- * with the most keys first. at: a cursor, which is moved to the tile's sequence. */
+/* The same for packed sequences: first the tiles of all sequences for some heads, then those for the next heads; in
+ * each sequence, the tiles with the most keys come first. at: a cursor, which is moved to the tile's sequence. */
 template <int ROWS, int HEADS, class F>
 TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -175,13 +179,13 @@ TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, in
     return w;
 }
 
-/* The number of this block's next tile. It is taken when a tile is done, not ahead of time, so that blocks end at about
- * the same time. The count wraps to 0 with the last ticket. */
+/* Returns the number of this block's next tile. A block takes the number only when its tile is done, not ahead of time,
+ * so that blocks end at about the same time. With the last ticket the count wraps to 0, ready for the next launch. */
 TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
 }
 
-/* The tiles of keys that `count` queries from `query` on see. At least one tile, also for queries outside the
+/* The tiles of keys that `count` queries from `query` on see; at least one tile, even for queries outside the
  * sequence. */
 template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, int query, int count) {
     te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
@@ -204,13 +208,13 @@ TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* The sequence whose K and V are loaded. (Varlen: Q is loaded from all rows. Rows of neighbouring sequences in its tile
- * are computed and not stored.) */
+/* The sequence whose K and V are loaded. (Varlen: the tile of Q may extend into neighbouring sequences; the rows of
+ * these are computed but not stored.) */
 template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
-/* The tensor map of values, and the head in it that belongs to a head of k. */
+/* The tensor map of the values, and the index in it of the head of v that belongs to a head of k. */
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
@@ -218,7 +222,8 @@ template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int 
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
 
-/* One thread loads all tiles in the order in which they are used. tiles: the address of Q, K and V in shared memory. */
+/* One thread loads all tiles in the order in which the consumers use them. tiles: the addresses of Q, K and V in shared
+ * memory. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
     const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
@@ -272,13 +277,13 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
 /* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its position in them. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the barrier that signals that they have been read */
+    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the mbarrier that signals that they have been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
-    float scale_log2; /* of a score */
+    float scale_log2; /* the unit of scores times log2(e) */
 };
-/* Named barriers 1 to GROUPS: warpgroup g may issue its products. */
+/* Named barriers 1 to GROUPS: barrier 1 + g signals that warpgroup g may issue its products. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
@@ -286,8 +291,9 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
 
-/* Issue S of the current tile of keys and O += P V of the one before. On return S is complete. has_k, has_v: 0: no such
- * tile was loaded, and the result is not used. add: 0: O = P V. */
+/* Issue the products S of the current tile of keys and O += P V of the previous tile. On return S is complete. has_k,
+ * has_v: 0 if no such tile of K or V was loaded; the result of its product is then not used. add: 0: O = P V instead of
+ * O += P V. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -307,20 +313,20 @@ TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* Signal that this warp has read the current V. */
+/* Signals that this warp has read the current V, and advances to the next stage. */
 template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Wait for O, and release V. */
+/* Waits until O is complete, and releases V. */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signal that this warp has read the current K. is_last: it was the last tile of keys, so the warp has also read Q and
- * the work tile; each lane has its own copy of the latter. */
+/* Signal that this warp has read the current K. is_last: it was the last tile of keys for these queries, so the warp no
+ * longer needs Q and the work tile (each lane has its own copy of the work tile). */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -329,7 +335,8 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
 }
 
 /* Skip a tile of keys. The block loads tiles of keys for all of its warpgroups, and this warpgroup skips those that
- * none of its queries sees; the V of such a tile is skipped one product later. There is at most one at either end. */
+ * none of its queries sees; the V of such a tile is skipped one product later. At either end of the range of keys,
+ * there is at most one such tile. */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -340,7 +347,7 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__attn_release_v(a);
 }
 
-/* Apply the options that change scores, and the mask of a window if this tile needs it. */
+/* Apply the options that change scores (softcap, ALiBi), and the mask of a window if this tile needs one. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
                                      int needs_mask) {
@@ -349,8 +356,8 @@ TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, 
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
 /* The first tile of keys: computes the mask, row_max, P and row_sum. needs_mask: some queries do not see all of its
- * keys. Without a window the hidden keys are those to the right of the queries. query, key: of this thread's first row
- * and column. */
+ * keys. Without a window the hidden keys are those to the right of the queries. at: the query and the key of this
+ * thread's first row and column. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
@@ -365,9 +372,9 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* A tile of keys after the first one. needs_mask: with a window, some queries do not see all of its keys. Without a
- * window all queries see all of them, because queries and tiles of keys begin at multiples of 64. is_last: it is the
- * last tile. */
+/* A tile of keys after the first one. needs_mask: some queries do not see all of its keys, which happens only with a
+ * window: without one, all queries see all keys of these tiles, because the queries of a warpgroup and the tiles of
+ * keys begin at multiples of 64. is_last: it is the last tile. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -389,8 +396,8 @@ TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeline
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
 
-/* The destination of the output of work tile w. rows: varlen: the rows of its sequence; row: this thread's first row of
- * the tile. */
+/* The destination of the output of work tile w. rows: with varlen, the rows of the tile's sequence. row: this thread's
+ * first row, counted from the tile's first query. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w,
                                                  const te_sequence &rows, int row) {
@@ -409,7 +416,7 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    /* __shfl_sync, so that the compiler knows that the value is the same in all lanes */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
@@ -492,11 +499,12 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* How many bytes of the L2 the K and V of the heads that are processed at a time may take (one head may take more). */
+/* How many bytes of the L2 the K and V of all heads that are processed at the same time may take (a single head may
+ * take more). */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
-/* Sets the arguments and the schedule that the forwards in 16 bits and in FP8 have in common. kv_bytes: of K and V of a
- * head. kv_heads: the number of different heads of K and V in the schedule. */
+/* Sets the arguments and the schedule, for the forward in 16 bits and for that in FP8. kv_bytes: the size of K and V of
+ * one head. kv_heads: the number of different heads of K and V in the schedule. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -553,7 +561,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
     return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
-/* The kernel type of attention_cuda.h. EXISTS: 0: there is no kernel for these constants. */
+/* The kernel as a type (attention_cuda.h, "kernels as types"). EXISTS is 0 if there is no kernel for these
+ * constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
                   te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

@@ -1,22 +1,23 @@
 /* attention_sm90_forward_fp8.h -- attention forward in FP8 (attention_fp8.h) for compute capability 9.0 (sm_90a).
  *
- * Roles and pipelines are those of attention_sm90_forward.h with products of e4m3, which take half the time. TMA and
- * the swizzle treat two e4m3 numbers as one element of 16 bits.
+ * The roles of the warps and the pipelines are those of attention_sm90_forward.h; the products are of e4m3 numbers,
+ * which takes half the time. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
  *
- * S is accumulated in f16, and P is f16 before it is rounded to e4m3: two numbers to a register, which leaves registers
- * for three warpgroups, and two to an instruction. That is accurate enough: S has the 11 bits of f16 while the operands
- * have only 4, and the scale of a score, the integer offset of a row and their sum are exact or have 11 bits.
+ * S is accumulated in f16, and P is f16 before it is rounded to e4m3. So a register holds two numbers, which leaves
+ * enough registers for three warpgroups, and an instruction processes two. That is accurate enough: S has the 11 bits
+ * of f16, while the operands have only 4, and the scale of a score, the integer offset of a row and their sum are exact
+ * or have 11 bits.
  *
- * The offset of a row (row_max) is an integer not below the maximum of its first tile of keys, until a lane's sum of P
- * over a tile exceeds 448, the largest e4m3. Then P, which is still f16, O and the sums are divided by a power of two.
- * Only if f16 may have overflowed, too, S of that tile is recomputed, and P is computed in float. P becomes an A
- * operand without a shuffle: of 32 keys a lane has columns 2 t and 2 t + 1 of four groups of eight, but the operand
- * needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are permuted accordingly
- * (te__attn_fp8_byte_of_key).
+ * The offset of a row (row_max) is the maximum of its first tile of keys, rounded up to an integer, until the sum of a
+ * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P, which is still f16, O and the sums are divided
+ * by a power of two. Only if f16 may have overflowed, too, S of that tile is recomputed, and P is computed in float. P
+ * becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of four groups of
+ * eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are permuted
+ * accordingly (te__attn_fp8_byte_of_key).
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16 a
- * clock and multiprocessor, which at head size 128 take as long as the products. Bytes: 1 for each element of q, k and
- * v, 2 for each of the output. Measurements: docs/notes/attention_sm90.md.
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16
+ * a clock and multiprocessor, which at head size 128 take as long as the products. Memory traffic: 1 byte for each
+ * element of q, k and v, 2 for each of the output. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_FP8_H
@@ -28,8 +29,8 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one of this many packed pairs of P is
- * computed by a polynomial, so that the special function unit is not the bottleneck. */
+/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one out of this many packed pairs of P
+ * is computed by a polynomial instead of the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -41,7 +42,7 @@ template <> struct te__attn_fp8_config<256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, EXP2_POLY_EVERY = 4;
 };
 
-/* The sizes that follow from them, like te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
+/* The sizes that follow from te__attn_fp8_config, like te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
 template <int D_> struct te__attn_fp8_traits {
     typedef te__attn_fp8_config<D_> config;
     static constexpr int D = D_, V = D, KEYS = 128, GROUPS = config::GROUPS, PINGPONG = 0;
@@ -59,7 +60,7 @@ template <int D_> struct te__attn_fp8_traits {
     static_assert(KEYS == 128 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_skip_k expect it");
 };
 
-/* If a lane's sum of P exceeds this, a P may have been above 65504, the largest f16, or NaN. */
+/* If the sum of a lane's elements of P exceeds this, an element may have been above 65504, the largest f16, or NaN. */
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
@@ -98,8 +99,8 @@ TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* Issue S of the current tile of keys, and O += P V of the previous tile. A k of 32 is two 16-byte chunks of a row of
- * 128 bytes. */
+/* Issue the product S of the current tile of keys, and O += P V of the previous tile. A wgmma sums over 32 columns,
+ * which are two 16-byte chunks of a row of 128 bytes. */
 template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a) {
     const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
     const uint64_t q = te__attn_tile_descriptor(a.q, 64);
@@ -158,13 +159,13 @@ template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragmen
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The halves of a pair of f16, and a pair of equal numbers. */
+/* The lower and the upper half of a pair of f16, and a pair of two equal numbers. */
 TE_FN float te__attn_f16x2_low(uint32_t w) { return te_float_of_f16((uint16_t)w); }
 TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(w >> 16)); }
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
 /* P = 2^(scale s + offset[e]) in f16, with the scale and the offset of row e as pairs of equal numbers. offset:
- * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent one of these, it is NaN here and P becomes NaN;
+ * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent one of these, it is stored as NaN, and P becomes NaN;
  * te__attn_fp8_exp_row_f32 then computes P instead. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
@@ -179,11 +180,11 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
     const uint32_t w = te__attn_f16x2(offset);
     return te__attn_f16x2_low(w) == offset ? w : TE__ATTN_FP8_NAN;
 }
-/* 2^x of a pair of f16 without the special function unit: the integer part of x is added to the exponent of a
+/* Computes 2^x of a pair of f16 without the special function unit: the integer part of x is added to the exponent of a
  * polynomial of the fraction. Relative error at most 2^-8.8. Below 2^-14 the result is 0, from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    /* 1536: from 1024 on numbers of f16 are integers */
+    /* 1536: adding it rounds to an integer, because f16 numbers from 1024 to 2048 are integers */
     const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
@@ -226,7 +227,7 @@ template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C
     }
     return sum[0] + sum[1];
 }
-/* Pack P to the A operands of P V: four columns of a row in a register, from two groups of eight. */
+/* Packs P to the A operands of P V: a register has four columns of a row, from two groups of eight columns. */
 template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 4 + i % 2;
@@ -246,8 +247,8 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
-/* For rows whose sum of P exceeds the largest e4m3: divide P, O and the sums by a power of two such that P is at most
- * 16; if it is already, divide by 2. */
+/* For rows in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such that P
+ * is at most 16; if P is at most 16 already, divides by 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
@@ -264,7 +265,8 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* The offset for the maximum of row e, an integer; -inf if the row has seen no key (te__attn_finite_max). */
+/* The offset of row e: the maximum of its logits, rounded up to an integer; -inf if the row has seen no key
+ * (te__attn_finite_max). */
 template <class C> TE_FN float te__attn_fp8_integer_max(const te__attn_fwd_fragments<C> &r, int e, float c) {
     return ceilf(te__attn_fp8_max(r, e) * c);
 }
@@ -379,7 +381,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
         if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS;
         int key = tile + lane % 4 * 2; /* this lane's first key of the tile */
-        asm volatile("" : "+r"(key));  /* so that bounds derived from it are recomputed, not held in registers */
+        asm volatile("" : "+r"(key));  /* the compiler then recomputes bounds derived from it instead of holding them in
+                                          registers */
         if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_masks_later_tiles<F>()) te__attn_mask_window(r, m, next.query + group * 64, tile);
             else te__attn_mask_scores(r, m, next.query + row, key);
@@ -411,7 +414,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Load a tile of the transposed V: all of D, keys from `key` on. */
+/* Loads a tile of the transposed V: all D dimensions of the keys from `key` on. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {
@@ -486,7 +489,7 @@ TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* The tensor map of the transposed v, [batch, kv_heads, dim, keys], two keys as one element of 16 bits. */
+/* Makes the tensor map of the transposed v, [batch, kv_heads, dim, keys]; two keys are one element of 16 bits. */
 TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te_attention_fp8_operands *of, int dim, int kv_heads, int batch,
                                            te_context *ctx) {
@@ -497,7 +500,7 @@ TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_enco
                                     {64, (cuuint32_t)dim, 1, 1}};
     return te__tensor_map(map, encode, of->v, &shape, TE_bf16, ctx);
 }
-/* The tensor of q or k in e4m3, two dimensions of a head as one element of 16 bits. */
+/* The tensor of q or k in e4m3; two dimensions of a head are one element of 16 bits. */
 TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim, int heads, int box_rows,
                                                        const te_attention_args *a) {
     te__attn_heads_tensor x;
@@ -506,7 +509,7 @@ TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim
     return x;
 }
 
-/* The kernel type of TE_ATTENTION_FORWARD_FP8. */
+/* The kernel of TE_ATTENTION_FORWARD_FP8 as a type (attention_cuda.h). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_fp8 : te__attn_fp8_traits<D> {
     typedef te__attn_fp8_traits<D> C;
     typedef te__attn_fp8_params args;
@@ -515,14 +518,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
         __shared__ te__attn_fwd_barriers bars;
         te__attn_fp8_kernel<T, C, HEADS, KV_HEADS, F>(p, &bars);
     }
-    /* Returns TE_ERROR_DEVICE unless the context's device runs the kernel. */
+    /* Returns TE_ERROR_DEVICE if the context's device cannot run the kernel. */
     static te_status ready(te_context *ctx, te_sm90_kernel *k, const char *name) {
         TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx,
                    TE_ERROR_DEVICE, "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)",
                    name);
         return TE_OK;
     }
-    /* Launch the kernel on the operands that name_cast has stored in the scratch memory. */
+    /* Launches the kernel on the operands that the cast passes (name##_cast) have stored in the scratch memory. */
     static te_status launch(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a, const char *name) {
         const te_attention_fp8_operands of = te__attn_fp8_operands_of(a, HEADS, KV_HEADS, D);
         const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
@@ -541,7 +544,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
                                                C::THREADS, C::SHARED, 1);
         return te__cuda_launch(ctx, launch, &all, sizeof all);
     }
-    /* Run the casts, then the kernel. */
+    /* Runs the cast passes, then the kernel. */
     static te_status run(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a,
                          te_status (*cast)(te_context *ctx, const te_attention_args *a), const char *name) {
         TE_TRY(te__attention_check_fp8(ctx, a, HEADS, name));

@@ -2,11 +2,11 @@
  * masks and options of scores, softmax, and the epilogue.
  *
  * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum, as long as P neither overflows nor underflows. So row_max stays the maximum of the first tile of keys until
- * a lane's sum of P over a tile exceeds te__attn_rescale_threshold. Then P is discarded: the warp recomputes S of this
- * tile from Q and K, which are still in shared memory, takes the maximum, and rescales O and the sums (the conditional
- * rescale of FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their
- * exponentials begin as soon as S is complete.
+ * maximum, as long as P neither overflows nor underflows. So row_max stays the maximum of the first tile of keys until,
+ * in some tile, the sum of a lane's elements of P exceeds te__attn_rescale_threshold. Then the P of this tile is
+ * discarded: the warp recomputes S of the tile from Q and K, which are still in shared memory, updates row_max, and
+ * rescales O and the sums (the conditional rescale of FlashAttention-4). So most tiles of keys need no maximum, no
+ * shuffle and no rescaling of O, and their exponentials begin as soon as S is complete.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_SOFTMAX_H
@@ -17,7 +17,8 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of two rows, e = 0 and 1; the second row is eight below the first. Four lanes have a row. */
+/* A thread's part of two rows, e = 0 and 1; the second row is eight below the first. A row is distributed over four
+ * lanes. */
 template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S, then P */
     uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of P V */
@@ -48,7 +49,7 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Whether a row may see no key of its first tile. That is possible with a bound on the right, except in causal
+/* Whether all keys of a row's first tile may be masked. That is possible with a bound on the right, except in causal
  * self-attention, where the first tile of every row contains the row's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
@@ -58,16 +59,17 @@ template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
 
-/* The first row and column of this thread's fragment in a warpgroup's tile. The asm hides their origin, so that the
- * compiler recomputes values derived from them each time, because there are no registers to hold these. */
+/* The first query and key of this thread's fragment of a warpgroup's tile. The asm hides how they were computed, so
+ * that the compiler recomputes values derived from them instead of holding them in registers, of which none are
+ * left. */
 struct te__attn_lane_origin { int query, key; };
 TE_FN te__attn_lane_origin te__attn_lane_origin_of(int query, int key) {
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     return {query + thread / 32 % 4 * 16 + thread % 32 / 4, key + thread % 4 * 2};
 }
-/* Masks a window by one comparison for each score. query, key: the first ones of the warpgroup's tile. Queries outside
- * the sequence are not masked. */
+/* Masks the scores outside a window, with one comparison for each score. query, key: the first query and key of the
+ * warpgroup's tile. Queries outside the sequence are not masked. */
 template <class C>
 TE_FN void te__attn_mask_window(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(query, key);
@@ -93,8 +95,8 @@ TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, float scale, cons
             r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
-/* Sets P to 0 where dropout drops it. p: the kernel's arguments. The random state is read in each call, which saves
- * registers. */
+/* Sets the elements of P that dropout drops to 0. p: the kernel's arguments. The random state is loaded again in each
+ * call, which saves registers. */
 template <int HEADS, class F, class C, class P>
 TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te__attn_score_tile &t) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(t.query, t.key);
@@ -135,12 +137,13 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit of a lane's sum of P in a row of a tile, and so of each P. f16 ends at 65504. bf16 has the range of float,
- * but the products of P and V must not come near its end. */
+/* The limit for the sum of a lane's elements of P in a row of a tile, and so for each element. The largest f16 is
+ * 65504. bf16 has the range of float, but the limit must keep the products of P and V far from the end of that
+ * range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Whether the sum of a row of this warp exceeds this limit or is NaN. */
+/* Whether the sum of some lane of this warp exceeds this limit or is NaN. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
@@ -165,13 +168,13 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* The number to subtract if the maximum is row_max: 0 while a row has seen no key (-inf). P is 0 then, and the first
- * tile with a visible key exceeds the threshold. */
+/* The number to subtract from the scores if the maximum is row_max: 0 as long as the row has seen no key, where row_max
+ * is -inf. P of such a row is 0. Its first tile with a visible key exceeds the threshold. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
 /* The first tile of a row with a sink: the maximum includes the sink, and one lane of the row adds the sink to the sum.
- * sinks: of one sequence; head: counted over all sequences. */
+ * sinks: [heads of one sequence]; head: the head's number, counted over all sequences. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                const void *sinks, int head, float scale, float scale_log2) {
@@ -182,7 +185,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* After S was recomputed: take the new maxima, exponentiate, and rescale O and the sums. sum: of P over this tile. */
+/* After S was recomputed: updates row_max, computes P, and rescales O and the sums. sum: output, this lane's sums of P
+ * over this tile. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -197,7 +201,7 @@ TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, floa
 
 /* ---- epilogue ---------------------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix of which each of four lanes has a row. Afterwards each lane has a column. */
+/* Transposes a 4 x 4 matrix that is distributed over four lanes: each lane has a row before and a column after. */
 TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
     TE_UNROLL for (int step = 1; step < 4; step *= 2)
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -215,7 +219,7 @@ struct te__attn_fwd_output {
     float *lse;         /* of row 0, or null */
     int query, seq;     /* this thread's first row; rows outside of 0 to seq - 1 are not stored */
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    float factor;       /* multiplies O, for dropout or a scale of V */
+    float factor;       /* multiplies O: the factor of dropout, or with FP8 the dequantization factor of V */
     float *amax;        /* te_attention_args.amax */
 };
 /* Divides O by the sums and stores it, 16 bytes a lane, so that four lanes store 64 bytes of a row; and stores lse. */
@@ -244,7 +248,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    uint32_t amax = 0; /* reads back the stored numbers, because there are no registers for amax while O is in use */
+    uint32_t amax = 0; /* computed from the stored numbers, which are read back, because no registers are left for amax
+                          while O is in use */
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;
         for (int i = 0; row >= 0 && row < to.seq && i < C::V; i += 32)

@@ -65,8 +65,9 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1, %" #mn_major_ ";\n}"            \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR))
 
-/* D[64, N] = A[64, 16] B[16, N], or += if add is not 0, by a warpgroup. A is K-major in shared memory (ss) or lies in
- * registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix descriptors. */
+/* A warpgroup computes D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is K-major in shared memory (ss)
+ * or lies in registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix
+ * descriptors. */
 template <int N> struct te__wgmma_atom;
 #define TE__WGMMA_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                    \
     template <> struct te__wgmma_atom<n> {                                                                          \
@@ -143,7 +144,8 @@ template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_sta
 }
 
 /* TMA: a box [rows, 64] of a head to shared memory, from dimension x and row y of sequence `batch` on. Rows past the
- * end of the sequence and dimensions past head_dim become zeros. bar: the mbarrier that counts the bytes. */
+ * end of the sequence and dimensions past head_dim become zeros. bar: the mbarrier that counts the bytes that have
+ * arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -151,7 +153,7 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences of different lengths: rows of `rows`, from its row y on. */
+/* The same for packed sequences of different lengths: the rows of sequence `rows`, from its row y on. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -165,8 +167,8 @@ template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
     te__attn_pipeline_state<STAGES> state;
 };
-/* Load the tile that begins at row y once its stage is empty. One thread calls this. S: int, the sequence of a batch;
- * or te_sequence, the rows of a packed one. */
+/* Waits until the stage is empty, then loads the tile that begins at row y. One thread calls this. S, the type of
+ * `batch`: int, the number of the sequence; or te_sequence, the rows of a packed sequence. */
 template <int D, int ROWS, int STAGES, class S>
 TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtensorMap *from, int head, int y,
                                 const S &batch) {
@@ -184,21 +186,21 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
-/* To be called after a wait: keeps uses of the result d, and loads and stores, below this point (see
- * te__wgmma_fence_operand). */
+/* Call it after the wait for a wgmma: the compiler then moves neither uses of its result d nor loads and stores above
+ * this point (see te__wgmma_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* TMA: a box of [batch, seq, width], 64 columns from x on and the box's rows from token y of sequence z on. Rows past
- * the end of the sequence become zeros. */
+/* TMA: loads a box from a tensor [batch, seq, width]: 64 columns from x on, and as many rows as the box has, from token
+ * y of sequence z on. Rows past the end of the sequence become zeros. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences, [rows, width]: from row y of `rows` on. */
+/* The same for packed sequences, [rows, width]: from row y of the sequence `rows` on. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -207,8 +209,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: four 8 x 8 matrices of 16-bit elements to shared memory, transposed. Each lane passes the address of one
- * row there. */
+/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. Each lane passes the address of
+ * one row of the stored matrices. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
                  "r"(w[1]), "r"(w[2]), "r"(w[3])
@@ -229,9 +231,9 @@ TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
 /* Makes this thread's stores to shared memory visible to wgmma and TMA (the async proxy) of threads that synchronise
  * with this thread afterwards. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* TMA bulk copies of `bytes` bytes of f32 from shared to global memory, which store or add. Each is a bulk group of its
- * own: te__attn_bulk_wait_read waits until this thread's groups have read shared memory, te__attn_bulk_wait until they
- * are complete. */
+/* TMA bulk copies of `bytes` bytes of f32 from shared to global memory; the first stores, the second adds. Each copy is
+ * a bulk group of its own: te__attn_bulk_wait_read waits until this thread's groups have read shared memory,
+ * te__attn_bulk_wait until they are complete. */
 TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -240,8 +242,8 @@ TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* A bulk copy to the same address in the shared memory of block `cta` of the cluster, whose mbarrier `bar` counts the
- * bytes. */
+/* Copies `bytes` bytes to the same address in the shared memory of block `cta` of the cluster; the mbarrier `bar` of
+ * that block counts the bytes. */
 TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 to, at;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
@@ -285,7 +287,7 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* The tensor map of such a tensor. */
+/* Makes the tensor map of a te__attn_heads_tensor. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
@@ -298,8 +300,8 @@ TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_enco
     return te__tensor_map(map, encode, x->data, &shape, dtype, ctx);
 }
 
-/* The tensor map of [batch, seq, width], elements of 16 bits, in boxes of 64 tokens by 64 columns, which stay within a
- * sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
+/* Makes the tensor map of a tensor [batch, seq, width] of 16-bit elements, with boxes of 64 tokens by 64 columns; a box
+ * never extends into the next sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
 TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                           int batch, int seq, int width, te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {batch ? 3 : 2,

@@ -1,4 +1,4 @@
-/* file.h -- complete reads at an offset, and new files that replace an old one only once they are complete on the disk.
+/* file.h -- reads at an offset, and new files that replace an old file only once they are complete on the disk.
  *
  * Do this:
  *     TE_TRY(te__file_open(&fd, &bytes, path, ctx));          // refuses all but regular files, without blocking
@@ -12,11 +12,11 @@
  *
  * Guarantees for a new file:
  * - The temporary file belongs to this writer alone: its name is new (O_EXCL), and no symbolic link is followed to
- *   create it. Of two writers of one path the last to finish wins, and the path is a complete file at every moment. A
- *   process that is killed while it writes leaves its temporary file behind.
- * - The content and then the folder are on the disk (fsync) before the close returns TE_OK.
- * - A replaced file keeps its permissions, and its owner where the system allows it. A file that may not be written is
- *   refused.
+ *   create it. If two processes write to the same path, the last one to finish wins; at every moment the path is a
+ *   complete file. A process that is killed while it writes leaves its temporary file behind.
+ * - The content of the file, and then its folder, are on the disk (fsync) before the close returns TE_OK.
+ * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
+ *   is not replaced; the call returns an error.
  * - A symbolic link stays: the file that it leads to is replaced, in its own folder. A dangling link is refused, as are
  *   devices, FIFOs, sockets and folders.
  */
@@ -76,15 +76,16 @@ TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const c
 
 typedef struct te__new_file {
     int fd;
-    const char *path; /* as the caller passed it */
+    const char *path; /* the path that the caller passed */
     char *target;     /* the file that is replaced: path, or the file that the symbolic link `path` leads to */
-    char *temporary;  /* in the folder of the target */
+    char *temporary;  /* the temporary file's path, in the folder of the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* names to try; a name is taken if a killed process with the same id left its file */
+enum { TE__FILE_TRIES = 10000 }; /* how many names to try; a name is taken if an earlier process with the same id was
+                                  * killed and left its file */
 
-/* Set f->target. *exists: whether there is a file at present, and *info: its status. Returns an error if the path must
- * not be replaced. */
+/* Set f->target. *exists: whether the target exists already; *info: its status, if so. Returns an error if the path
+ * must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     *exists = lstat(f->path, info) == 0;
@@ -106,8 +107,8 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* Create the temporary file. old: the status of the file that it replaces, null if there is none. It is readable only
- * by its owner until it has the permissions of the old file. */
+/* Create the temporary file. old: the status of the file that it replaces; null if there is none. If there is one, the
+ * temporary file is readable only by its owner until it gets the permissions of the old file. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
     const size_t capacity = strlen(f->target) + 48;
     struct stat is;
@@ -162,14 +163,16 @@ TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder: otherwise a crash soon after may undo the rename. Cuts f->target to the folder's path. */
+/* Sync the target's folder, because otherwise a crash soon afterwards could undo the rename. Shortens f->target to the
+ * folder's path. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
     if (slash) *slash = 0;
     const int fd = open(folder, O_RDONLY);
-    if (fd < 0) return TE_OK; /* the folder may be writable but not readable */
-    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* the file system cannot sync folders */
+    if (fd < 0) return TE_OK; /* not an error: the folder may be writable but not readable */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* with these errors the file system cannot
+                                                                          * sync folders */
     te_status status = TE_OK;
     if (failed)
         status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,
@@ -177,8 +180,8 @@ TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     (void)close(fd);
     return status;
 }
-/* Replace the target by the new file if status, that of the writes, is TE_OK; otherwise remove the temporary file.
- * Returns the first error. */
+/* Replace the target by the new file if `status`, the result of the writes, is TE_OK; otherwise remove the temporary
+ * file. Returns the first error, which may be `status`. */
 TE_API te_status te__new_file_close(te__new_file *f, te_status status, te_context *ctx) {
     if (status == TE_OK && fsync(f->fd)) status = te__new_file_fail(f, "write", ctx);
     const int closed = close(f->fd);

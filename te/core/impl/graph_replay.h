@@ -1,14 +1,15 @@
-/* graph_replay.h -- how work is enqueued on CUDA: the launches of a pass are recorded and replayed as one CUDA graph.
+/* graph_replay.h -- enqueues work on CUDA: records the launches of a pass, and replays them as one CUDA graph.
  *
- * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels 2 us. So a pass of a model records
- * its launches: kernels with the bytes of their arguments, cuBLASLt calls, fills (te__launch_or_record). At the end of
- * the pass (te_launch_flush):
- *   1. if a cached graph has exactly these launches, it is launched;
- *   2. else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (10 us a kernel, once; 0.1 MB
- *      of device memory a pass);
- *   3. else the least recently used graph with the same kernels gets the new arguments (1 us a kernel);
- *   4. else, and while the stream is being captured, the launches go out one by one.
- * In each case the kernels run in the order of the plan, so the results have the same bits.
+ * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels only 2 us. Therefore a pass of a
+ * model records its launches (te__launch_or_record): kernels with the bytes of their arguments, cuBLASLt calls, and
+ * fills. At the end of the pass (te_launch_flush):
+ *   1. if a cached graph has exactly these launches, that graph is launched;
+ *   2. else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (this takes 10 us for each
+ *      kernel, once, and 0.1 MB of device memory for each pass);
+ *   3. else the least recently used graph with the same kernels gets the new arguments (1 us for each kernel) and is
+ *      launched;
+ *   4. else, and whenever the stream is being captured, the launches are enqueued one by one.
+ * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
  * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
  * Measurements: docs/notes/core.md.
@@ -28,14 +29,14 @@
 
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* the kernel has only one warp */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* dependencies of a fill, and nodes that depend on it */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* of the dependencies of a fill, and of the nodes that depend on it */
 };
-/* The kernel's argument: bytes[i] = byte i % element of the value. */
+/* The argument of the kernel, which sets bytes[i] to byte i % element of `value`, for i < count. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
-/* neighbors[] gets the nodes that `node` depends on (before: 1) or that depend on it (0). Returns their number, or -1
- * if there are more than TE_SMALL_FILL_MAX_EDGES or if an edge has data beyond the order (programmatic dependent
- * launch). */
+/* Get the nodes that `node` depends on (before: 1) or the nodes that depend on `node` (before: 0). Returns their
+ * number, or -1 if there are more than TE_SMALL_FILL_MAX_EDGES or if an edge is not a plain dependency (such as one for
+ * programmatic dependent launch). */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -53,7 +54,7 @@ TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node,
     for (size_t i = 0; i < n; i++) neighbors[i] = all[i];
     return (int)n;
 }
-/* Nodes then[count] get a dependency on `first`. */
+/* Make the nodes then[count] depend on `first`. */
 TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t first, const cudaGraphNode_t *then,
                                             int count) {
     cudaError_t e = cudaSuccess;
@@ -65,7 +66,7 @@ TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t f
 #endif
     return e;
 }
-/* Replace a fill by the kernel if it is small and one-dimensional; otherwise it stays. */
+/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave it. */
 TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
     cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
     cudaMemsetParams of = {};
@@ -81,7 +82,8 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     if (te__graph_add_dependents(graph, node, after, outs) == cudaSuccess) (void)cudaGraphDestroyNode(fill);
     else (void)cudaGetLastError(), (void)cudaGraphDestroyNode(node);
 }
-/* Replace all small fills of a graph. kernel: takes a te_small_fill, one block of 32 threads; null: all fills stay. */
+/* Replace all small fills of a graph. kernel: a kernel that takes a te_small_fill, launched as one block of 32 threads;
+ * null: all fills stay. */
 TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
     size_t count = 0;
     if (!kernel || cudaGraphGetNodes(graph, 0, &count) != cudaSuccess || !count) return;
@@ -100,16 +102,16 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; a full one is flushed */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* fewer launches are enqueued one by one */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; when it is full, its launches are enqueued */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* a pass with fewer launches is enqueued one by one, without a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* cached graphs of a context */
 };
 
-/* A recorded call of a function that enqueues on ctx->stream itself (cuBLASLt, cudaMemsetAsync). */
+/* A function whose call is recorded, and which enqueues on ctx->stream itself (cuBLASLt, cudaMemsetAsync). */
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
-/* A launch of a kernel, or a call. In a record, `bytes` bytes of arguments follow it; the next launch begins `size`
- * bytes after this one. */
+/* A launch of a kernel, or a call of a function. In a record, the struct is followed by `bytes` bytes of arguments, and
+ * the next launch begins `size` bytes after this one. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;
@@ -119,11 +121,11 @@ typedef struct te_launch {
     int bytes, size;
 } te_launch;
 
-/* A cached graph, and the launches it was made from. */
+/* A cached graph, and the launches from which it was captured. */
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t last_launch; /* by te_launches.clock; the least recently used graph is reused first */
+    uint64_t last_launch; /* the value of te_launches.clock at the last launch; finds the least recently used graph */
     int count, bytes;
     char *record;          /* [bytes] */
     cudaGraphNode_t *node; /* [count]; null for a call */
@@ -131,13 +133,15 @@ typedef struct te_replay_graph {
 
 typedef struct te_launches {
     int recording, count, bytes; /* of `record` */
-    int replays, next;           /* cached graphs, and the one that is compared first */
-    int last_is_kernel;          /* the launch recorded last is a kernel, not a call */
-    int autotuning;              /* GEMM candidates are being timed, behind a kernel that writes no weight */
+    int replays, next;           /* replays: the number of cached graphs; next: the graph that the next pass is compared
+                                  * with first */
+    int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
+    int autotuning;              /* 1: GEMM candidates are being timed, each after a kernel that writes no weight */
     uint64_t clock;
-    int64_t made, updated, replayed; /* graphs captured, graphs given new arguments, launches of graphs */
+    int64_t made, updated, replayed; /* counts of graphs captured, of graphs given new arguments, and of graph
+                                      * launches */
     cudaStream_t stream;             /* used for capturing */
-    const void *small_fill_kernel;   /* replaces small fills; null: they stay */
+    const void *small_fill_kernel;   /* the kernel that replaces small fills; null: they stay */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
 } te_launches;
@@ -146,8 +150,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether the stream is being captured. The query fails for the default stream while another stream is being captured;
- * that counts as capturing. */
+/* Whether the stream is being captured. If the stream is the default stream and another stream is being captured, the
+ * query fails; this function then returns 1. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
@@ -155,8 +159,8 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Whether kernels are launched with PDL: ctx->pdl, and this file's code for the context's device was compiled for
- * compute capability 9.0 or higher, so that it contains the wait of te_kernel_begin. */
+/* Whether kernels are launched with PDL. This needs ctx->pdl, and that the code which the context's device runs was
+ * compiled for compute capability 9.0 or higher, because only such code contains the wait of te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -190,7 +194,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     }
     return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, l->kernel, arg), l->name);
 }
-/* The launch at byte *at of a record; *at advances to the next one. */
+/* Returns the launch at byte *at of a record, and advances *at to the next one. */
 TE_API const te_launch *te__launch_next(const char *record, int *at) {
     const te_launch *l = (const te_launch *)(const void *)(record + *at);
     *at += l->size;
@@ -217,7 +221,7 @@ TE_API void te__replay_evict(te_launches *s, int i) {
     s->replay[i] = s->replay[--s->replays];
 }
 
-/* The node that was captured last; null before CUDA 12.3, which cannot tell. */
+/* The node that was captured last; null if CUDA is older than 12.3, where this cannot be queried. */
 TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
     const cudaGraphNode_t *node = 0;
@@ -233,11 +237,12 @@ TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
 #endif
     return nodes == 1 ? node[0] : 0;
 }
-/* Capture the recorded launches into a new graph. Null if that fails; the error text is then left as it was. */
+/* Capture the recorded launches into a new graph. Returns null if that fails; the context's error text is then
+ * unchanged. */
 TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     void *const stream = ctx->stream;
     char error[sizeof ctx->error];
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* other threads may capture meanwhile */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* other threads may be capturing at the same time */
     te_replay_graph *r = (te_replay_graph *)calloc(1, sizeof *r);
     if (!r) return 0;
     memcpy(error, ctx->error, sizeof error);
@@ -279,7 +284,7 @@ TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     }
     return 1;
 }
-/* Set the recorded arguments, grids and block sizes in graph r. Returns 0 on failure. */
+/* Update the arguments, grids and block sizes in graph r to the recorded ones. Returns 0 on failure. */
 TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
@@ -295,7 +300,8 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     memcpy(r->record, s->record, (size_t)s->bytes);
     return 1;
 }
-/* A graph for the recorded launches: cached, newly captured, or updated. Null if they must go out one by one. */
+/* Find a graph for the recorded launches: a cached, a newly captured, or an updated one. Returns null if the launches
+ * must be enqueued one by one. */
 TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     int oldest = -1;
     for (int k = 0; k < s->replays; k++) {
@@ -322,8 +328,8 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
 
 /* ---- recording a pass -------------------------------------------------------------------------------------------- */
 
-/* Enqueue all recorded launches. Code that enqueues on ctx->stream itself, while a pass may be recording, calls this
- * first. */
+/* Enqueue all recorded launches. Code that itself enqueues work on ctx->stream while a pass may be recording must call
+ * this first. */
 TE_API te_status te_launch_flush(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (!s || !s->count) return TE_OK;
@@ -340,10 +346,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Whether the next launch directly follows a kernel of the same pass (not a recorded call, whose kernel may let the
- * next kernel start before it has waited for its own predecessor). If so, all work before this pass is done when the
- * next kernel starts, so that kernel may read memory that the pass does not write, such as weights, before
- * te_kernel_wait. */
+/* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as one, because
+ * the kernel that it launches may let the next kernel start before it has itself waited for its predecessor. If the
+ * function returns 1, all work before this pass is done when the next kernel starts. That kernel may therefore read
+ * memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -351,15 +357,15 @@ TE_API int te__launch_follows_kernel(const te_context *ctx) {
 TE_API int te__launch_is_recording(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->recording;
 }
-/* Stop recording, and enqueue the recorded launches; discard them if the pass failed. status: of the pass. Returns it,
- * or the error of the launch. */
+/* Stop recording. If `status`, the result of the pass, is TE_OK, enqueue the recorded launches and return the result;
+ * otherwise discard them and return `status`. */
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s && status != TE_OK) s->count = s->bytes = 0;
     if (s) s->recording = 0;
     return status == TE_OK ? te_launch_flush(ctx) : status;
 }
-/* Launch l with `bytes` bytes of arguments now, or record it. */
+/* Launch l, with `bytes` bytes of arguments, now or, while a pass is recording, record it. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
@@ -367,12 +373,13 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
     char *to = s->record + s->bytes;
-    memset(to + l->size - 16, 0, 16); /* the padding behind the arguments, which is compared too */
+    memset(to + l->size - 16, 0, 16); /* clears the padding after the arguments, because records are compared with it */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;
 }
-/* A launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: blocks along x. */
+/* Describe a launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: blocks along
+ * x. */
 TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid grid, int threads, int shared,
                                int cluster) {
     te_launch l;
@@ -380,7 +387,7 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
     l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster;
     return l;
 }
-/* Launch a kernel or record its launch. args: the kernel's only parameter, of `bytes` bytes. */
+/* Launch a kernel, or record its launch. args: the kernel's only argument, of `bytes` bytes. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
     return te__launch_or_record(&launch, args, (int)bytes, ctx);

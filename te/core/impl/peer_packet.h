@@ -1,8 +1,9 @@
-/* peer_packet.h -- packets: 16 bytes stored directly into memory of another rank, which polls until they arrive.
+/* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank, which
+ * polls until they arrive.
  *
- * All bits of empty memory are 1. So a packet needs no flag and no fence: a word that no longer has this value is data
- * (the idea of NCCL's LL protocol and of Lamport's flags, with a sentinel as flag). After reading, the receiver makes
- * the memory empty for the next packet.
+ * Memory in which no packet has arrived yet has all bits set. A word with any other value is data, so a packet needs no
+ * flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value takes the place
+ * of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next packet.
  *
  * Do this:
  *     te_packet_send(there, &v);            // te_packet_escape first, if a word of v may have all bits set
@@ -21,12 +22,13 @@
 
 typedef struct te_packet { uint32_t w[4]; } te_packet;
 enum { TE_PACKET_BYTES = 16 };
-#define TE_PACKET_EMPTY 0xffffffffu /* a word in which nothing has arrived */
+#define TE_PACKET_EMPTY 0xffffffffu /* the value of a word in which no data has arrived */
 
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
-/* Send and poll are two accesses of eight bytes each, atomic on their own, relaxed at system scope (PTX ISA), so they
- * are coherent between devices. */
+/* te_packet_send and te_packet_poll access a packet as two halves of eight bytes. The access to each half is atomic,
+ * the two together are not. On CUDA the accesses are relaxed at system scope (PTX ISA), so they are coherent between
+ * devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA
@@ -47,12 +49,12 @@ TE_FN void te_packet_poll(te_packet *v, const void *from) {
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32);
     v->w[2] = (uint32_t)high, v->w[3] = (uint32_t)(high >> 32);
 }
-/* Make the memory empty for the next packet. */
+/* Set all bits of the memory, so that the next packet can arrive there. */
 TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* The same for a packet's first eight bytes only. */
+/* te_packet_send and te_packet_poll for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -70,7 +72,7 @@ TE_FN void te_packet_poll8(te_packet *v, const void *from) {
 #endif
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
 }
-/* A word that other threads or ranks write, too. */
+/* Load or store a word that other threads or ranks write, too. */
 TE_FN uint32_t te_flag_load(const uint32_t *from) {
 #if TE_CUDA
     return *(const volatile uint32_t *)from;
@@ -85,9 +87,9 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
     __atomic_store_n(to, v, __ATOMIC_RELAXED);
 #endif
 }
-/* The same in host code, of memory that the host can read. */
+/* te_flag_load for host code, for memory that the host can read. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
-/* Nanoseconds of a running clock, for timeouts. On the host it also yields to other threads. */
+/* The time in nanoseconds, for timeouts. On the host this function also yields to other threads. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
 #if TE_CUDA
@@ -103,12 +105,12 @@ TE_FN uint64_t te_nanoseconds(void) {
 
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
-/* Data must not equal TE_PACKET_EMPTY, which is a NaN in f32 and two NaNs in bf16 and f16. Replace such words by other
- * NaNs. */
+/* Replace words of data that equal TE_PACKET_EMPTY, which a receiver would not recognise as data. Such a word is a NaN
+ * in f32 and two NaNs in bf16 or f16, and is replaced by other NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
-/* The same for eight numbers of e4m3, where such a word is four NaNs. */
+/* The same for a packet of eight e4m3 numbers, where such a word is four NaNs. */
 TE_FN void te_packet_escape_fp8(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0x7f7f7f7fu;
 }
@@ -132,7 +134,7 @@ TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) 
         }
     }
 }
-/* The packet of four (f32) or eight (bf16, f16) numbers. */
+/* Make a packet of four (f32) or eight (bf16, f16) numbers. */
 TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
 #if TE_CUDA
@@ -148,8 +150,8 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* Load or store 16 bytes at byte `at` of p. Only the first n are accessed; on a load the others become 0. n and the
- * address are even. aligned: n is 16 and the address a multiple of 16. */
+/* Load or store the 16 bytes at byte offset `at` of p. Only the first n bytes are accessed; on a load the others become
+ * 0. n and the address must be even. aligned: 1 if n is 16 and the address is a multiple of 16. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA
@@ -184,7 +186,7 @@ TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int a
     }
 }
 
-/* The same for a packet's first eight bytes only. */
+/* te_packet_load and te_packet_store for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
     v->w[0] = v->w[1] = 0;

@@ -1,9 +1,9 @@
-/* ptx_cuda.h -- instructions that CUDA C++ has no functions for: shared memory accesses by address and the warp's
- * matrix product (mma, from sm_80 on; FP8 from sm_89 on), and of sm_90a mbarriers, TMA, clusters and the warpgroup's
- * matrix product (wgmma). Also tensor maps, and whether a device runs a kernel compiled for sm_90a.
+/* ptx_cuda.h -- functions for instructions that CUDA C++ does not offer. From sm_80 on: shared memory accesses by
+ * address and the warp's matrix product (mma; with FP8 from sm_89 on). On sm_90a: mbarriers, TMA, clusters and the
+ * warpgroup's matrix product (wgmma). The header also makes tensor maps, and finds out whether a device runs a kernel
+ * that was compiled for sm_90a.
  *
- * The layouts in registers and shared memory are described in the PTX ISA 8.0, in the chapters of the instructions'
- * names.
+ * The PTX ISA 8.0 describes the layouts in registers and in shared memory, in the chapter of each instruction.
  */
 #ifndef TE_PTX_CUDA_H
 #define TE_PTX_CUDA_H
@@ -17,8 +17,8 @@
 
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Load 16 bytes from shared memory. This load and the next two functions are ordered with other accesses (volatile,
- * memory clobber), so that the compiler does not move them ahead of the wait for asynchronous copies. */
+/* Load 16 bytes from shared memory. The asm statements of this function and the next two are volatile and have a memory
+ * clobber, so that the compiler does not move them ahead of the wait for asynchronous copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -35,9 +35,9 @@ TE_FN void te__sts_float(uint32_t to, float f) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
 }
 
-/* c += a b by a warp: a [16, 16], b [16, 8] of bf16 or f16, or a [16, 32], b [32, 8] of e4m3. The PTX ISA says in
- * "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" which lane holds which elements; the layout in bytes is
- * the same in both. */
+/* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
+ * e4m3. The sections "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" of the PTX ISA say which lane holds
+ * which elements; in bytes, the layout is the same for both. */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -59,18 +59,19 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* The functions take the shared memory address of a barrier. */
+/* In these functions, `bar` is the shared memory address of a barrier. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
-/* Arrive, and expect `bytes` bytes of asynchronous copies before the phase completes. */
+/* Arrive at the barrier, and make its current phase complete only after asynchronous copies have delivered `bytes` more
+ * bytes. */
 TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 TE_FN void te__barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/* Arrive at the barrier of block `cta` of the cluster that has the same address there. */
+/* Arrive at a barrier of another block: the one at address `bar` in the shared memory of block `cta` of the cluster. */
 TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
     asm volatile(
         "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
@@ -78,7 +79,7 @@ TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
         "r"(cta)
         : "memory");
 }
-/* Wait until the phase of this parity (0 or 1) has completed. */
+/* Wait until the barrier's phase with the parity `phase` (0 or 1) has completed. */
 TE_FN void te__barrier_wait(uint32_t bar, int phase) {
     asm volatile(
         "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
@@ -86,8 +87,8 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         "r"(phase)
         : "memory");
 }
-/* Arrive at, and wait for, a barrier with release and acquire at cluster scope: for stores to another block's shared
- * memory. */
+/* Arrive at a barrier with release semantics, and wait for it with acquire semantics, both at cluster scope. Needed if
+ * the barrier orders stores to another block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
@@ -110,8 +111,8 @@ TE_FN int te__cluster_rank(void) {
 TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/* TMA: copy the box at (x, y) of a tensor to shared memory; the bytes count on barrier `bar`. mask: if not 0, multicast
- * to these blocks of the cluster. */
+/* TMA: copy the box at (x, y) of a tensor to shared memory; barrier `bar` counts the bytes that have arrived. mask: if
+ * not 0, the box is multicast to the blocks of the cluster whose bits are set. */
 TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
     if (mask)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -125,22 +126,22 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* TMA: fetch the tensor map, so that the first copy does not wait for it. A kernel may do this before te_kernel_wait,
- * because its arguments hold the map. */
+/* TMA: prefetch the tensor map, so that the first copy does not wait for it. A kernel may do this before
+ * te_kernel_wait, because the map is part of its arguments. */
 TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
 /* TMA: prefetch the box at (x, y) into the L2. */
 TE_FN void te__tma_prefetch_l2(const CUtensorMap *from, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));
 }
-/* Four 8 x 8 matrices of 16-bit numbers to shared memory; each lane passes the address of one row. */
+/* Store four 8 x 8 matrices of 16-bit numbers to shared memory; each lane passes the address of one row. */
 TE_FN void te__stmatrix_x4(uint32_t to, const uint32_t w[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
                  "r"(w[2]), "r"(w[3])
                  : "memory");
 }
 
-/* Two 8 x 8 matrices of 16-bit numbers to shared memory, each transposed; lanes 0 to 15 pass the addresses of its
- * rows. */
+/* Transpose two 8 x 8 matrices of 16-bit numbers and store them to shared memory; lanes 0 to 15 pass the addresses of
+ * the stored rows. */
 TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
                  : "memory");
@@ -149,17 +150,17 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
 /* The wgmma descriptor of an operand in shared memory with the 128-byte swizzle: rows of 128 bytes whose 16-byte chunks
- * are permuted. K-major: eight rows of m or n take 1024 bytes. MN-major (mn_major: 1): 64 of m or n by eight of k take
- * 1024 bytes, and the next 64 of m or n follow 8192 bytes later. */
+ * are permuted. K-major: eight indices of m or n take 1024 bytes. MN-major (mn_major: 1): 64 indices of m or n by eight
+ * indices of k take 1024 bytes, and the next 64 indices of m or n begin 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor with this low word. The low word of an operand is that of another operand plus their distance
- * in units of 16 bytes. */
+/* The K-major descriptor with this low word. The low word contains the address in units of 16 bytes; so the low word
+ * for another address is this one plus the distance between the addresses, in units of 16 bytes. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
-/* Operands and register names of `d`, the accumulators of a thread. */
+/* The asm operands for `d`, the accumulators of a thread, and the names by which the instructions refer to them. */
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
 #define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
@@ -178,8 +179,9 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
                      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
                      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
                      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-/* wgmma of m64 and n columns, with `count` accumulators a thread. a, b, add: the numbers of these asm operands, which
- * follow the accumulators. type: k and the formats; transpose: the operands that say which inputs are MN-major. */
+/* A wgmma with m = 64 and n columns, where each thread has `count` accumulators. at_a, at_b, at_add: the numbers of the
+ * asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that says k and
+ * the formats; transpose: the instruction's operands that say which inputs are MN-major. */
 #define TE__WGMMA_N(n, count, at_a, at_b, at_add, type, transpose)                                                     \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" at_add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n type " {" \
                  TE__REGISTERS_##count "}, %" at_a ", %" at_b ", add, 1, 1" transpose ";\n}"                           \
@@ -192,23 +194,23 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
     else if (columns == 64) TE__WGMMA_N("64", 32, "32", "33", "34", type, transpose);    \
     else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
 
-/* D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16, by a warpgroup. a, b: descriptors. add: 0 overwrites D.
- * mn_major: B is stored [k, n]. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a, b: the descriptors of A and B. add: 1
+ * adds to D, 0 overwrites it. mn_major: 1 if B is stored as [k, n]. */
 TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
     if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. Not e5m2 by e5m2. */
+/* The same for D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8, in all combinations of formats except e5m2 by e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
     else if (dtype_a == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e5m2", "");
     else TE__WGMMA_N256("k32.f32.e5m2.e4m3", "");
 }
-/* D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, or A[64, 32] B[columns, 32]^T of e4m3, by a warpgroup.
- * Both operands are K-major. columns: 16, 32, 64 or 128, a constant. */
+/* A warpgroup computes D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, or A[64, 32] B[columns, 32]^T of
+ * e4m3. Both operands are K-major. columns: 16, 32, 64 or 128, a compile-time constant. */
 TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype dtype, const int columns) {
     if (dtype == TE_bf16) {
         TE__WGMMA_OF_N(columns, "k16.f32.bf16.bf16", ", 0, 0");
@@ -220,7 +222,7 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most the last committed group is pending (_1), or none is (_0). */
+/* Wait until at most the last committed group is still pending (te__wgmma_wait_1), or none is (te__wgmma_wait_0). */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
@@ -250,7 +252,7 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* The same, looked up once for each context. */
+/* The same function, but looked up only once for each context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
@@ -259,16 +261,17 @@ TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     return (te__tensor_map_encode_fn)ctx->tensor_map_encode;
 }
 
-/* What a tensor map says of a tensor besides its address: `rank` dimensions, innermost first. size, box: elements.
- * pitch: bytes between indices of the dimensions beyond the innermost. */
+/* The shape of a tensor for a tensor map: `rank` dimensions, the innermost first. size: the extent of the tensor in
+ * each dimension, in elements; box: that of a box; pitch: the bytes between two consecutive indices of each dimension
+ * except the innermost. */
 typedef struct te__tensor_shape {
     int rank;
     cuuint64_t size[5], pitch[4];
     cuuint32_t box[5];
 } te__tensor_shape;
 
-/* The tensor map of a tensor of 16-bit elements, in boxes that are 64 elements wide and lie in shared memory with the
- * 128-byte swizzle. */
+/* Make the tensor map of a tensor of 16-bit elements. A load copies a box, which is 64 elements wide, to shared memory,
+ * where it has the 128-byte swizzle. */
 TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                 const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
@@ -280,11 +283,11 @@ TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encod
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
-/* The same for a tensor whose last dimension, the rows, is bounded anew by each load ("ragged"): a load gets the rows
- * from `first` on, and zeros from row first + count on. For that the map has two more dimensions. A load that starts at
- * row r of the `count` rows passes as its last three indices te__ragged_row(r, count), first + count and
- * TE__RAGGED_ROWS. The first index is out of bounds from row `count` on, so TMA fills in zeros there. The first two
- * indices together address the row, but with an offset, which the third one cancels because addresses are computed
+/* Like te__tensor_map, but each load can choose its own range of the last dimension, the rows ("ragged"): the `count`
+ * rows that begin at row `first`. Beyond this range a load gets zeros. For that the map has two more dimensions. A load
+ * that starts at row r of the range passes as its last three indices te__ragged_row(r, count), first + count and
+ * TE__RAGGED_ROWS. The first of these is out of bounds from row `count` of the range on, so TMA fills in zeros there.
+ * The first two together address the row, but with an offset, which the third cancels because addresses are computed
  * modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) * pitch + (TE__RAGGED_ROWS - count + r) * pitch =
  * 2^64 + (first + r) * pitch. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
@@ -300,7 +303,7 @@ TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_f
     ragged.pitch[rank - 1] = row, ragged.pitch[rank] = ((cuuint64_t)1 << 34) - row;
     return te__tensor_map(map, encode, data, &ragged, dtype, ctx);
 }
-/* The tensor map of a row-major matrix [rows, cols] of 16-bit elements, in boxes of [box_rows, 64]. */
+/* Make the tensor map of a row-major matrix [rows, cols] of 16-bit elements, for boxes of [box_rows, 64]. */
 TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                        int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {
@@ -310,32 +313,35 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and the devices (bit d: device d) on which it was found to run, or not to run because the
- * file was compiled for another architecture. */
+/* A kernel that needs sm_90a, and two sets of devices, in which bit d stands for device d. runs: the devices on which
+ * the kernel was found to run; fails: those on which it was found not to run, because the code was compiled for another
+ * architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* null: there is none */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* local memory of a thread; accumulators of these kernels would take 256 bytes
-                                           or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the most local memory of a thread that is taken for spills; if the
+                                           accumulators were in local memory, they would take 256 bytes or more */
 
-/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: another
- * architecture, or no inlining (a debug build, TE_KEEP_CALLS), where they do not run. */
+/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
+ * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do
+ * not run. */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Whether the code that the device runs was compiled for sm_90a. For another architecture the kernel is empty and has
- * no static shared memory (its barriers). */
+/* Whether the kernel's code that the device runs was compiled for sm_90a. In code for another architecture the kernel
+ * is empty and therefore has no static shared memory, in which it would have its barriers. *is: gets the kernel's
+ * attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
-/* Whether the kernel runs on the device; the first call also sets its limit of dynamic shared memory to `shared`
- * bytes. */
+/* Whether the kernel runs on the device. The first call also sets the kernel's limit of dynamic shared memory to
+ * `shared` bytes. */
 TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;

@@ -1,5 +1,5 @@
-/* target_cuda.h -- the CUDA target: the macros that define kernels, memory functions, creation of a context. Included
- * by target.h. */
+/* target_cuda.h -- the CUDA target: macros that define kernels, memory functions, and the creation of a context.
+ * Included by target.h. */
 #ifndef TE_TARGET_CUDA_H
 #define TE_TARGET_CUDA_H
 
@@ -16,17 +16,17 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* A kernel `name` with one argument of `type`, blocks of `threads` threads and the body `...`, and
- * te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` that has one argument of `type`, blocks of `threads` threads and the body `...`, and its
+ * launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
-/* The compiler limits registers so that `blocks` blocks fit on an SM. */
+/* The same, but the compiler limits the registers of a thread so that `blocks` blocks fit on an SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , name, name, threads, blocks, type, __VA_ARGS__)
-/* nvcc compiles every kernel of a file, used or not, but templates only if they are instantiated. Therefore a kernel
- * that does not belong to a model is a TE_KERNEL_IF_USED, a template, and every function between the user's call and
- * its launch is a TE_IF_USED: a program contains them only if it calls them. Where there are many such functions, a
- * model's plan has a pointer to the first one instead (te_plan.convert, te_fp8_ops). Checked by
- * tests/unused_kernels.sh. */
+/* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
+ * kernel that does not belong to a model is defined with TE_KERNEL_IF_USED, as a template, and so is (with TE_IF_USED)
+ * every function on the way from the user's call to the kernel's launch. A program then contains them only if it calls
+ * them. Where many functions would have to be templates, they call through a pointer in the model's plan instead
+ * (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)
@@ -50,7 +50,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)symbol, #name, grid, threads, args, sizeof *args);           \
     }
 
-/* The same for body(args, block, registers, shared): a struct in this thread's registers and one in shared memory. */
+/* Define a kernel with the body body(args, block, registers, shared). registers: points to a struct that the compiler
+ * holds in the thread's registers; shared: points to a struct in shared memory. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
         registers_type te_registers_;                                                                                \
@@ -63,11 +64,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
-/* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on a kernel's blocks may
- * start while the kernel before it in the stream ends. te_kernel_wait waits until that kernel is done and its stores
- * are visible. Every kernel calls te_kernel_begin before it touches memory: it waits, and then allows the next kernel's
- * blocks to start. Because it waits first, all kernels except the one directly before it are done when a kernel
- * starts. */
+/* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on, a kernel's blocks
+ * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel is
+ * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
+ * waits, and only then allows the blocks of the next kernel to start. Because of this order, when a kernel starts, all
+ * earlier kernels except the one directly before it are done. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -106,8 +107,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* From now on small fills in this context's graphs become kernels (graph_replay.h). Called by code that fills a few
- * bytes in each pass. */
+/* Replace small fills by kernels in the graphs that this context captures from now on (graph_replay.h). Code that fills
+ * a few bytes in each pass calls this. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
@@ -140,7 +141,7 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     ctx->capability = 100 * major + 10 * minor;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
                            "device"));
-    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* tickets: in the second half */
+    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* the tickets are in the second half */
     ctx->tickets = (uint32_t *)(void *)((char *)ctx->rng + TE_ALIGN);
     TE_TRY(te_fill(ctx, ctx->tickets, 0, TE_ALIGN));
     TE_TRY(te_rng_set(rng, ctx));

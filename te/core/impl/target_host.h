@@ -1,5 +1,5 @@
-/* target_host.h -- the host target: TE_KERNEL as a loop over blocks, memory functions, creation of a context. Included
- * by target.h. */
+/* target_host.h -- the host target: TE_KERNEL as a loop over blocks, memory functions, and the creation of a context.
+ * Included by target.h. */
 #ifndef TE_TARGET_HOST_H
 #define TE_TARGET_HOST_H
 
@@ -27,7 +27,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                              \
     }
 
-/* On the host unused functions cost nothing (target_cuda.h). */
+/* On the host these are plain functions, because a compiler drops unused ones (see target_cuda.h). */
 #define TE_IF_USED
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
@@ -43,7 +43,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                               \
     }
 
-/* Run a kernel's blocks one by one, or on several threads with OpenMP. */
+/* Run a kernel's blocks one after the other or, with OpenMP, on several threads. */
 TE_API void te__host_launch(void (*kernel)(const void *, te_block), te_grid grid, const void *args) {
     const int n = grid.x * grid.y;
 #ifdef _OPENMP
@@ -75,7 +75,8 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
 }
 TE_API void te__host_close(te_context *ctx) { (void)ctx; }
 
-/* Recording of launches (graph_replay.h): the host runs every launch at once. */
+/* The functions that record launches on CUDA (graph_replay.h) do nothing here: on the host every launch runs at
+ * once. */
 TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
 TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }

@@ -1,6 +1,6 @@
-/* cast_transpose.h -- kernels that cast a tensor to FP8 in one pass: row-major, transposed, and its amax.
- * TE_FP8_KERNELS makes such a kernel from two functions, load and compute, which produce the elements; TE_QUANTIZE is
- * the one that loads them from a tensor.
+/* cast_transpose.h -- kernels that in one pass cast a tensor to FP8, also transposed, and compute its amax.
+ * TE_FP8_KERNELS makes such kernels from two functions, load and compute, which produce the elements; TE_QUANTIZE makes
+ * those that just load a tensor.
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
@@ -18,8 +18,8 @@
  *
  * A block casts a tile of 128 x 128, a lane 8 x 8 of its elements: the lane loads its eight rows at once, stores eight
  * bytes of each, transposes the bytes in registers and writes them to shared memory. From there the block stores the
- * transposed tile in runs of 128 bytes. Floor: a copy of the same bytes, the inputs read once, y and yt written once (4
- * bytes an element of bf16, 3 without yt, 2 for amax alone). Measurements: docs/notes/fp8_casts.md.
+ * transposed tile in runs of 128 bytes. Lower bound: inputs read once, y and yt written once (for bf16 4 bytes an
+ * element, 3 without yt, 2 for amax alone). Measurements: docs/notes/fp8_casts.md.
  */
 #ifndef TE_CAST_TRANSPOSE_H
 #define TE_CAST_TRANSPOSE_H
@@ -32,35 +32,37 @@
 
 enum {
     TE_FP8_TILE = 128,
-    TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* pieces of 8 x 8 in a tile, one for each lane */
+    TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
     TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation reads dy and both halves of x */
 };
 
-/* The outputs of a cast. All pointers are to target memory. */
+/* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* [rows, cols] and its transpose [cols, yt_cols]; null: not wanted */
-    float *amax;        /* becomes the maximum of itself and |v|, before scaling; null: not wanted */
+    float *amax;        /* set to the maximum of itself and all |v|, before scaling; null: not wanted */
     const float *scale; /* v is multiplied by it before rounding; null: 1 */
-    float *inverse;     /* [2] gets 1 / scale and scale (te_scale_save); null: not wanted */
+    float *inverse;     /* [2], set to 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to 127 more, which are columns of zeros, for GEMMs that need a multiple of 16 */
+    int64_t yt_cols;    /* rows, or up to 127 more for GEMMs that need a multiple of 16; the additional columns are
+                         * zeros */
     te_dtype to;        /* e4m3 or e5m2 */
-    const te_rng *rng;  /* of stochastic rounding: the random state */
-    uint32_t stream;    /* of stochastic rounding: this tensor's stream of random numbers */
+    const te_rng *rng;  /* for stochastic rounding: the random state */
+    uint32_t stream;    /* for stochastic rounding: this tensor's stream of random numbers */
 } te_fp8_out;
 
-/* arg: the kernel's arguments. load: loads eight elements of each input from (row, col) on, of which the first n lie in
- * the tensor. aligned, a constant: n is 8 and the index of the elements a multiple of eight. compute: computes the
- * eight results. */
+/* The two functions that a kernel is made from. load: loads the eight elements that begin at (row, col) from each
+ * input; only the first n lie in the tensor. compute: computes the eight results from them. arg: the kernel's
+ * arguments. aligned: a compile-time constant, 1 if n is 8 and the index of the first element is a multiple of
+ * eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
 /* Compile-time constants of a kernel. */
 typedef struct te_fp8_options {
-    int inputs;     /* vectors that load fills, up to TE_FP8_MAX_INPUTS */
-    int aligned;    /* cols is a multiple of 8 */
-    int stochastic; /* stochastic rounding, instead of to nearest even */
+    int inputs;     /* how many vectors load fills, at most TE_FP8_MAX_INPUTS */
+    int aligned;    /* 1: cols is a multiple of 8 */
+    int stochastic; /* 1: stochastic rounding, 0: rounding to nearest even */
     te_dtype to;
 } te_fp8_options;
 
@@ -70,7 +72,8 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* The position of a lane's piece of 8 x 8: (row, col) in the tile at (row0, col0). */
+/* The position of a lane's 8 x 8 piece: it begins at (row, col) of the tile that begins at (row0, col0) of the
+ * tensor. */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
 TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col) {
@@ -79,7 +82,7 @@ TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col
     return at;
 }
 
-/* A transposed tile in shared memory: 128 bytes of each column, in chunks of 16 bytes that are swizzled. */
+/* A transposed tile in shared memory: 128 bytes for each column of the tile, in swizzled chunks of 16 bytes. */
 typedef struct __attribute__((aligned(16))) te_fp8_shared {
     uint32_t word[TE_FP8_TILE * TE_FP8_TILE / 4];
 } te_fp8_shared;
@@ -87,15 +90,15 @@ typedef struct __attribute__((aligned(16))) te_fp8_shared {
 typedef struct __attribute__((aligned(8), may_alias)) te__bytes8 { uint32_t w[2]; } te__bytes8;
 typedef struct __attribute__((aligned(16), may_alias)) te__bytes16 { uint32_t w[4]; } te__bytes16;
 
-/* The index in te_fp8_shared of the word with rows `row` to row + 3 of column `col`. Swizzled, so that columns that are
- * eight apart fall on different banks. */
+/* The index in te_fp8_shared of the word that holds rows `row` to row + 3 of column `col`. Words are swizzled so that
+ * columns that are eight apart lie in different banks. */
 TE_FN int te__fp8_word_at(int col, int row) {
     return col * (TE_FP8_TILE / 4) + ((row / 16 ^ (col / 8 & 7)) * 4 | (row / 4 & 3));
 }
 
 /* ---- a lane's piece of 8 x 8 ------------------------------------------------------------------------------------- */
 
-/* Store the first n of eight bytes to y + at; aligned: all of them, at a multiple of eight. */
+/* Store the first n of eight bytes to y + at. aligned: 1 if n is 8 and the address is a multiple of eight. */
 TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n, const int aligned) {
     if (aligned) {
         te__bytes8 eight;
@@ -104,7 +107,8 @@ TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n,
     } else
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) y[at + k] = (uint8_t)(r[k / 4] >> 8 * (k % 4));
 }
-/* Write the bytes of eight rows, from (row, col) of the tile on, into the transposed tile. */
+/* Write a piece, which holds eight bytes of each of eight rows and begins at (row, col) of the tile, into the
+ * transposed tile. */
 TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], int row, int col) {
     TE_UNROLL for (int half = 0; half < 2; half++) {
         uint32_t from[2][4], t[2][4];
@@ -117,8 +121,8 @@ TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], 
         }
     }
 }
-/* Stochastic rounding of elements e to e + 7 of a tensor, e a multiple of eight. Each element uses 16 bits of the four
- * random words with the index e / 8. */
+/* Round elements e to e + 7 of a tensor stochastically; e must be a multiple of eight. Each element uses 16 bits of the
+ * four random words that Philox generates for index e / 8. */
 TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
     const te_rng rng = *o->rng;
     uint32_t word[4];
@@ -131,7 +135,8 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute and cast a lane's piece; store it to y and to the transposed tile. Returns the bits of the largest |v|. */
+/* Compute and cast a lane's piece, and store the result to y and to the transposed tile. Returns the bits of the
+ * largest |v|. */
 TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
                                   te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
                                   const te_fp8_piece at) {
@@ -161,8 +166,8 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store 16 bytes of a row of yt: only the first n lie in yt. Bytes from `exist` on are padding, and set to 0. aligned:
- * all 16 lie in yt, at a multiple of 16. */
+/* Store the first n of 16 bytes to a row of yt; the others lie outside of yt. Bytes from `exist` on are padding and
+ * become 0. aligned: 1 if all 16 bytes are data that lies in yt and the address is a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -170,7 +175,8 @@ TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist
             if (k < n) to[k] = k < exist ? (uint8_t)(w.w[k / 4] >> 8 * (k % 4)) : 0;
         }
 }
-/* Store the transposed tile whose first element is (row, col) of the tensor: chunks of 16 rows of a column. */
+/* Store the transposed tile whose first element is (row, col) of the tensor. Each lane stores chunks of 16 bytes, i.e.
+ * 16 rows of a column. */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transposed, int64_t row, int64_t col,
                               te_lanes g) {
     enum { CHUNKS = TE_FP8_TILE / 16 };
@@ -206,7 +212,7 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same for either format: k.to becomes a constant. */
+/* The same, but first branches on the format, so that k.to becomes a compile-time constant. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -215,7 +221,8 @@ TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transpose
 
 /* ---- kernels of a producer --------------------------------------------------------------------------------------- */
 
-/* The checks that every call of such a kernel makes. who: the calling function, for the text. */
+/* Make the checks that every call of a kernel with these outputs needs. who: the name of the calling function, for the
+ * error text. */
 TE_API te_status te__fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
@@ -235,9 +242,9 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
- * name_run(const type *, ctx), which launches the right one. The compiler limits registers so that `resident` blocks
- * fit on an SM; inputs: vectors that `load` fills. */
+/* Define two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
+ * name_run(const type *, ctx), which launches the right one. resident: the compiler limits the registers of a thread so
+ * that this many blocks fit on an SM; inputs: how many vectors `load` fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -248,7 +255,7 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* One of these two kernels. stochastic: 1: stochastic rounding; `aligned` must be 1 then. */
+/* Define one of these two kernels. stochastic: 1: stochastic rounding, for which `aligned` must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -256,19 +263,20 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
-/* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes. If only amax is
- * not null, this is the first pass of current scaling. */
+/* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes, transposed. If
+ * amax is given and y and yt are null, only amax is computed, as in the first pass of current scaling. */
 typedef struct te_quantize {
     void *y, *yt;       /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
-    float *amax;        /* becomes the maximum of itself and |x|; target memory; null: not wanted */
+    float *amax;        /* set to the maximum of itself and all |x|; target memory; null: not wanted */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
     const float *scale; /* target memory; null: 1 */
-    float *inverse;     /* [2] gets 1 / scale and scale; target memory; null: not wanted */
+    float *inverse;     /* [2], set to 1 / scale and scale; target memory; null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to the next multiple of 128, with columns of zeros */
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
     te_dtype to;
-    const te_rng *rng;  /* of stochastic rounding: the random state, target memory */
-    uint32_t stream;    /* of stochastic rounding: different for all tensors that use this state in a pass */
+    const te_rng *rng;  /* for stochastic rounding: the random state, in target memory */
+    uint32_t stream;    /* for stochastic rounding: the stream, which must differ between all tensors that use this
+                         * state in a pass */
 } te_quantize;
 
 TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
@@ -280,7 +288,8 @@ TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
 
 typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
 
-/* A tensor that is not transposed may be reshaped, here into the longest rows that are not wider than a tile. */
+/* Reshape a tensor that is not transposed, so that its rows are as long as possible but no wider than a tile. The shape
+ * does not matter for the cast. */
 TE_API void te__quantize_flatten(te_fp8_out *o) {
     int64_t cols = TE_FP8_TILE;
     if (o->yt) return;
@@ -304,7 +313,7 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
     return TE_OK;
 }
 
-/* The load function, for tensors of `from`, a constant. */
+/* The load function for tensors of dtype `from`, a compile-time constant. */
 TE_FN void te__quantize_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned,
                              te_dtype from) {
     const te_quantize_args *a = (const te_quantize_args *)arg;
@@ -317,23 +326,25 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks an SM, by the registers that x takes */
+enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per SM; fewer for f32, because x then takes
+                                                                  * more registers */
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
-/* Kernels for tensors of `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
+/* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
 #define TE_QUANTIZE(name, from)                                                                                       \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* The same for cols that are a multiple of eight only, as in a list of ops: one kernel. */
+/* The same, but only for cols that are a multiple of eight, as they are in a list of ops; this defines only one
+ * kernel. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* After TE_QUANTIZE_VEC8: name_stochastic_run, with stochastic rounding, whose expected value is x * scale. The random
- * numbers are those of stream q.stream of the state q.rng. */
+/* Used after TE_QUANTIZE_VEC8: define name_stochastic_run, which rounds stochastically, so that the expected value of y
+ * is x * scale. The random numbers come from stream q.stream of the random state q.rng. */
 #define TE_QUANTIZE_STOCHASTIC(name, from)                                                                            \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_stochastic_of, from, 1)                                                     \
     TE_API te_status name##_stochastic_run(const te_quantize *q, te_context *ctx) {                                   \
@@ -358,8 +369,8 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks an SM
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* The tensors of the table are te_quantize_args, its chunks are tiles; all are cast to e4m3. Bytes: as in one launch
- * for each tensor. */
+/* Casts all tensors of a table to e4m3. The table has a te_quantize_args for each tensor, and its chunks are tiles.
+ * Memory traffic: the same as with one launch for each tensor. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */
@@ -371,8 +382,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
     else a.out.y = a.out.yt = 0;
     return a;
 }
-/* te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for cols that are a multiple of
- * eight. */
+/* Define te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for tensors whose cols
+ * are a multiple of eight. */
 #define TE_QUANTIZE_MULTI_TENSOR(name, from)                                                                          \
     TE__QUANTIZE_PRODUCER(name##_multi_tensor, from)                                                                  \
     TE_FN void name##_multi_tensor_body(const te_quantize_multi_tensor *t, te_block b, te_fp8_shared *transposed) {   \
@@ -387,7 +398,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
-/* Transpose the tile of block b of x, in FP8. Only bytes are moved, so it serves both formats. Bytes: 2 an element. */
+/* Transpose the tile of block b of x, which is in FP8. The function only moves bytes, so it works for both formats.
+ * Memory traffic: one byte read and one written for each element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;
@@ -409,8 +421,8 @@ TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_s
     te_block_sync();
     te__fp8_store_tile(&a->out, transposed, row, col, g);
 }
-/* The kernel, and te_status name_run(const te_quantize *q, te_context *ctx): q->x in FP8, whose cols are a multiple of
- * eight, to q->yt. Apart from x, yt, rows, cols and yt_cols the members of q are ignored. */
+/* Define the kernel, and te_status name_run(const te_quantize *q, te_context *ctx), which transposes q->x, in FP8, to
+ * q->yt; cols must be a multiple of eight. All members of q except x, yt, rows, cols and yt_cols are ignored. */
 #define TE_TRANSPOSE_FP8(name)                                                                                        \
     TE_KERNEL_RESIDENT(name##_kernel, TE_FP8_THREADS, 6, te_quantize_args, TE_SHARED te_fp8_shared transposed;        \
                        te_transpose_fp8_body(te_args, te_at, &transposed))                                            \

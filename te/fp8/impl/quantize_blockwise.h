@@ -1,5 +1,5 @@
-/* quantize_blockwise.h -- casts a tensor to FP8 with one scale for each block of 1 x 128 or of 128 x 128: row-major,
- * transposed, and the scales of both, in one pass.
+/* quantize_blockwise.h -- casts a tensor to FP8 with one scale for each block of 1 x 128 or of 128 x 128 elements. One
+ * pass produces the tensor in FP8, its transpose, and the scales of both.
  *
  * Do this:
  *     TE_QUANTIZE_BLOCKWISE(of_bf16, bf16)                            // defines the kernel and of_bf16_run
@@ -7,15 +7,16 @@
  *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t; // y or yt, with its scales, may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * 1D blocks (default): y[rows, cols] has a scale for each 1 x 128 of a row of x, and its transpose yt[cols, yt_cols],
- * which the weight gradient reads, for each 128 x 1 of a column. Both are rounded from x itself (DeepSeek-V3,
- * arXiv:2412.19437, section 3.3). 2D blocks (q.square_blocks, for weights): one scale for 128 x 128 elements, and yt
- * has the bytes of y. scale = the format's largest number / amax of the block; 1 where amax is 0, infinite or NaN.
- * scales.h has the layout of scales.
+ * 1D blocks (default): y[rows, cols] has one scale for each 1 x 128 elements of a row of x. Its transpose yt[cols,
+ * yt_cols], which the weight gradient reads, has one scale for each 128 x 1 elements of a column of x. Because the
+ * scales differ, both y and yt are rounded from x itself (DeepSeek-V3, arXiv:2412.19437, section 3.3). 2D blocks
+ * (q.square_blocks, for weights): there is one scale for each 128 x 128 elements, and yt has the same bytes as y,
+ * transposed. scale = the largest number of the format / amax of the block; it is 1 if amax is 0, infinite or NaN.
+ * scales.h describes the layout of scales.
  *
- * A block of threads casts a tile of 128 x 128, a lane 8 x 8 of its elements, which it holds in registers while the
- * amax of each row and column is reduced in shared memory. Floor: a copy of the same bytes; 4.06 an element of bf16 (x,
- * y, yt, and 1/32 for each array of scales). Measurements: docs/notes/fp8_casts.md.
+ * A block of threads casts a tile of 128 x 128. Each lane holds 8 x 8 elements in registers while the amax of each row
+ * and column is reduced in shared memory. Lower bound: a copy of the same bytes, 4.06 for each bf16 element (x, y, yt,
+ * and 1/32 for each array of scales). Measurements: docs/notes/fp8_casts.md.
  */
 #ifndef TE_QUANTIZE_BLOCKWISE_H
 #define TE_QUANTIZE_BLOCKWISE_H
@@ -26,10 +27,10 @@
 
 typedef struct te_quantize_blockwise {
     void *y, *yt;                   /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
-    float *y_inverse, *yt_inverse;  /* 1 / scale of the blocks of y and yt; target memory */
+    float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to the next multiple of 128, with columns of zeros */
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
     te_scale_rule rule; /* epsilon, power_of_two */
@@ -46,21 +47,23 @@ typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te
 
 enum {
     TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* lanes along a row or a column of the tile */
-    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* pieces of 8 x 8 of a lane: one; on the host all pieces of
-                                                            the tile */
-    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* words; padded so that a warp writes to different banks */
+    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces of a lane: one on CUDA; on the
+                                                            host all pieces of the tile */
+    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* in words; padded so that the lanes of a warp write to
+                                                          * different banks */
 };
 /* The part of the tile that a lane holds in registers. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
-/* A line is a row (first index 0) or a column (1) of the tile. */
+/* A line is a row of the tile (first index 0 in the arrays below) or a column of the tile (first index 1). */
 typedef struct te_blockwise_shared {
     union {
-        /* [rows or columns][lane along the line][line]: the largest |x| of the lane's part of the line, in x's storage
-         * format, so two lines share a word where x has 16 bits */
+        /* [rows or columns][lane along the line][line]: the largest |x| of that lane's part of the line, in the storage
+         * format of x. If x has 16 bits, two lines therefore share a word */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
-    uint32_t line[2][TE_FP8_TILE]; /* bits of the line's scale; with 2D blocks first of its largest |x| */
+    uint32_t line[2][TE_FP8_TILE]; /* the bits of the line's scale; with 2D blocks, at first the bits of the line's
+                                    * largest |x| */
 } te_blockwise_shared;
 
 /* The first element of a tile. */
@@ -74,11 +77,11 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* How many rows of the piece at (row, col) lie in the tensor; 0 behind the last column. */
+/* How many rows of the piece at (row, col) lie in the tensor; 0 if col is past the last column. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
-/* Load piece i of the tile at (row0, col0). from: a constant, here and below. */
+/* Load piece i of the tile at (row0, col0). from: the dtype of x; here and below a compile-time constant. */
 TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
                               const te_dtype from) {
     const int64_t row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = col0 + i % TE_BLOCKWISE_LANES_A_SIDE * 8;
@@ -91,7 +94,8 @@ TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int6
         if ((int)k < rows) te_vec8_load(&x[k], first + (uint64_t)k * pitch, 0, 8, 1, from);
     }
 }
-/* Store the four (16 bits) or eight words of eight elements to `to`, a multiple of 16 bytes. */
+/* Store the words of eight elements (four words if the elements have 16 bits, else eight) to `to`, whose address is a
+ * multiple of 16 bytes. */
 TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dtype from) {
     TE_UNROLL for (int h = 0; h < (from == TE_f32 ? 2 : 1); h++) {
         te__bytes16 four;
@@ -126,8 +130,8 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Sets s->line of line i to its scale, and stores the inverse; with 2D blocks sets it to the line's largest |x|.
- * format_max: the largest number of the FP8 format. */
+/* Set the entry of line i in s->line. With 1D blocks, it becomes the line's scale, and the inverse of the scale is
+ * stored to q; with 2D blocks, it becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -143,14 +147,15 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     }
     s->line[is_column][at] = bits;
 }
-/* Store 1 / scale of 2D block (row, col). The last block of a row also fills the padding of the row of scales, which
- * cuBLASLt may read. */
+/* Store 1 / scale of 2D block (row, col). For the last block of a row of blocks, also fill the padding at the end of
+ * the row of scales, because cuBLASLt may read it. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
         inverse[te_blockwise_2d_scale_at(cols, row, k)] = 1.0f;
 }
-/* With 2D blocks: s->line of all lines becomes the scale of the whole tile, whose inverse the first lane stores. */
+/* With 2D blocks: set the entries of all lines in s->line to the scale of the whole tile; the first lane stores the
+ * inverse of the scale. */
 TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o,
                                   te_lanes g, float format_max) {
     const int lanes = TE_CUDA ? TE_BLOCKWISE_LANES_A_SIDE : 1;
@@ -168,14 +173,14 @@ TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_s
 
 /* ---- cast and store ---------------------------------------------------------------------------------------------- */
 
-/* Round piece i by the scales of its rows, into y, or (by_columns: 1) of its columns, into the transposed tile in
- * shared memory. by_columns and the formats are constants. */
+/* Cast piece i. by_columns: 0: scale by the scales of the piece's rows, and store to y; 1: scale by the scales of its
+ * columns, and store to the transposed tile in shared memory. by_columns and the formats are compile-time constants. */
 TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te_blockwise_shared *s,
                               te_blockwise_origin o, int i, const int by_columns, const te_dtype from,
                               const te_dtype to) {
     const int row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
     const int rows = te__blockwise_rows(a->q.rows, a->q.cols, o.row + row, o.col + col);
-    /* Load the scales before any store: the compiler could not keep them in registers across the stores of rows. */
+    /* The scales are loaded before any store, because the compiler would otherwise load them again after each store. */
     const te__bytes16 *line = (const te__bytes16 *)(const void *)&s->line[by_columns][by_columns ? col : row];
     const te__bytes16 scales[2] = {line[0], line[1]};
     uint8_t *y =
@@ -244,7 +249,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
     TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
-               (long long)q->cols); /* so the bytes of a row fit 32 bits in te__blockwise_load */
+               (long long)q->cols); /* so that the bytes of a row fit into 32 bits in te__blockwise_load */
     TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
                TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
@@ -253,9 +258,10 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks an SM, by the registers that x takes */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks per SM; x takes more registers in f32 */
 
-/* The kernel for tensors of `from`, and te_status name_run(const te_quantize_blockwise *q, te_context *ctx). */
+/* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
+ * *ctx). */
 #define TE_QUANTIZE_BLOCKWISE(name, from)                                                                          \
     TE_FN void name##_body(const te_blockwise_args *a, te_block b, te_blockwise_registers *held,                   \
                            te_blockwise_shared *s) {                                                               \
@@ -269,8 +275,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
     }
 
-/* Several tensors in one launch: the tensors of the table are te_blockwise_args of e4m3, its chunks are tiles.
- * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
+/* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
+ * to e4m3 in one launch. The table has a te_blockwise_args for each tensor, and its chunks are tiles. */
 #define TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name, from)                                                             \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b, te_blockwise_registers *held,        \
                                         te_blockwise_shared *s) {                                                  \

@@ -6,11 +6,11 @@
  *     q.x = x, q.y = y, q.inverse = s;                            // s: [rows], gets 1 / scale
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * scale = the format's largest number / amax of the row; 1 where amax is 0, infinite or NaN.
+ * scale = the largest number of the format / amax of the row; it is 1 if amax is 0, infinite or NaN.
  *
- * A block casts a row. Its lanes compute the amax and then round: they hold the first 8192 elements in registers in
- * between, and load the others a second time, from the L1. Floor: a copy of the same bytes, x read and one byte an
- * element written.
+ * A block casts a row. Its lanes first compute the amax and then round. In between they hold the first 8192 elements of
+ * the row in registers; the others they load a second time, from the L1. Lower bound: a copy of the same bytes, where x
+ * is read once and one byte is written for each element.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -41,7 +41,7 @@ enum {
     TE_ROWWISE_VECTORS = 4 /* vectors of eight elements that a lane holds in registers */
 };
 
-/* Round and store the vector x at element `at`. from, to: constants. */
+/* Cast the vector x and store it at element `at` of y. from, to: the dtypes of x and y, compile-time constants. */
 TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int64_t at, float scale,
                              const te_dtype from, const te_dtype to) {
     float v[8];
@@ -49,7 +49,7 @@ TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
     te_store8_fp8(q->y, at, v, 8, 1, to);
 }
-/* Cast row b.x. from, to: constants. */
+/* Cast row b.x. from, to: the dtypes of x and y, compile-time constants. */
 TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dtype from, const te_dtype to) {
     int group;
     te_lanes g = te_lanes_here(TE_ROWWISE_LANES, &group);
@@ -68,7 +68,8 @@ TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dt
         te_vec8_load(&e, q->x, row + col, 8, 1, from);
         te_vec8_floats(v, &e, from), bits = te_amax_bits8(bits, v);
     }
-    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u); /* te_lanes_max ignores NaNs */
+    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u); /* NaN becomes infinity here, because
+                                                                             * te_lanes_max ignores NaNs */
     te_lanes_max(&amax, &g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), te_fp8_max(to), &q->rule);
     if (g.id == 0) q->inverse[b.x] = 1.0f / scale;
@@ -101,9 +102,10 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks an SM, by the registers that x takes */
+#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks per SM; x takes more registers in f32 */
 
-/* The kernel for tensors of `from`, and te_status name_run(const te_quantize_rowwise *q, te_context *ctx). */
+/* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
+ * *ctx). */
 #define TE_QUANTIZE_ROWWISE(name, from)                                                                            \
     TE_KERNEL_RESIDENT(name##_kernel, TE_ROWWISE_LANES, TE__ROWWISE_RESIDENT(from), te_quantize_rowwise,           \
                        te_rowwise_body(te_args, te_at, TE_##from))                                                 \
@@ -112,8 +114,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__grid_of(q->rows, 1), q) : TE_OK;                  \
     }
 
-/* Several tensors in one launch: the tensors of the table are te_quantize_rowwise of e4m3, its chunks are rows.
- * te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx). */
+/* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
+ * to e4m3 in one launch. The table has a te_quantize_rowwise for each tensor, and its chunks are rows. */
 #define TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name, from)                                                               \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b) {                                    \
         const te_quantize_rowwise q = ((const te_quantize_rowwise *)t->tensor)[te_multi_tensor_find(t, &b)];       \

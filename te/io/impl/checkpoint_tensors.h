@@ -1,14 +1,15 @@
-/* checkpoint_tensors.h -- the tensors of a checkpoint: their names, the shards that this rank has of each, and copying
- * these to and from the file.
+/* checkpoint_tensors.h -- the tensors of a checkpoint: their names, the shards of each tensor that this rank has, and
+ * functions that copy these shards to and from the file.
  *
- * A checkpoint has whole tensors. A rank may have only parts of a tensor: with tensor parallelism, contiguous runs of
- * it (te/plan/bind.h); with ZeRO-1, a range of its parameter's elements and a second range in the replicated remainder
- * (zero1.h). Moments in 8 bits are bf16 in the file.
+ * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
+ * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
+ * parameter's elements, and for a second range in the replicated remainder (zero1.h). Moments in 8 bits are bf16 in the
+ * file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
- * a time. Each rank fills a buffer with -0.0, which leaves the other summand of a sum unchanged, and copies its shards
- * into it. An all-reduce then produces the whole part on rank 0, which writes it. Loading: each rank reads the whole
- * file and copies its shards out of it.
+ * a time. Each rank fills a buffer with -0.0, because x + -0.0 is x for every x, and copies its shards into the buffer.
+ * An all-reduce, which sums the buffers, then produces the complete bytes on rank 0, and rank 0 writes them. Loading:
+ * each rank reads the whole file and copies its shards out of it.
  */
 #ifndef TE_CHECKPOINT_TENSORS_H
 #define TE_CHECKPOINT_TENSORS_H
@@ -24,23 +25,25 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A range of this rank's elements of a tensor. */
+/* A shard: a range of the elements of a tensor that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the range, counted in this rank's elements of the parameter */
-    int saves;               /* 1: of all ranks that hold this shard, this one saves it */
-    te__shard_format format; /* moments in 8 bits are converted to and from bf16 */
+    int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
+    int saves;               /* 1: this rank saves the shard (exactly one of the ranks that hold it does) */
+    te__shard_format format; /* how the shard is stored; moments in 8 bits are converted to and from bf16 */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* of the whole tensor */
-    te_shard_layout runs;              /* the contiguous runs of it that this rank of the tensor group has */
-    te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second one is in the replicated remainder */
+    te_shard_layout runs;              /* the contiguous runs of the whole tensor that this rank of the tensor group
+                                        * has */
+    te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second shard is in the replicated remainder */
     int shards;
 } te__sharded_tensor;
 
 TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_group *g) {
-    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* even if a rank has one row of it */
+    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* true even if this rank has only one
+                                                                                 * row of the matrix */
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
@@ -51,9 +54,9 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
 /* Whether this rank of the tensor group saves its part of p. A replicated parameter is saved by rank 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
-/* A range of a whole tensor's elements, [at, at + count), in target memory. */
+/* A part of a whole tensor, elements [at, at + count), in target memory. */
 typedef struct te__tensor_part {
-    void *data;   /* the range's elements */
+    void *data;   /* the elements of the part */
     int64_t at, count;
     size_t size;  /* bytes of an element in the part */
 } te__tensor_part;
@@ -66,7 +69,7 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
-        const int64_t shift = r.whole - r.at; /* index in the whole tensor minus index on this rank */
+        const int64_t shift = r.whole - r.at; /* an element's index in the whole tensor minus its index on this rank */
         const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
         const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
         if (r.at >= shard_end || r.whole >= part_end) break;
@@ -80,7 +83,7 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* The same for all shards that this rank saves, or loads. */
+/* The same for all shards that this rank saves or, if `loads`, for all shards that it has. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)
@@ -92,15 +95,15 @@ TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w,
 
 /* All tensors of a checkpoint. The "numbers" among them (step counts, random state) are small arrays in host memory
  * that belong to no parameter. If there are several ranks, `data` of a parameter's tensor is a placeholder that is not
- * null. */
+ * null, because the tensor is read and written through its shards. */
 typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
-    te__sharded_tensor *sharded; /* [count]; of numbers: zeros */
+    te__sharded_tensor *sharded; /* [count]; for numbers: zeros */
     char *names;                 /* memory of the names */
     const te_group *ranks;       /* the tensor group, which shards parameters */
     int replica;                 /* this rank's index in the data group */
     int is_sharded;              /* 1: one file for several ranks */
-    int has_8bit;                /* 1: there are moments in 8 bits, which the file has in bf16 */
+    int has_8bit;                /* 1: the optimizer has moments in 8 bits, which are bf16 in the file */
     int count;
     size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
     te_adamw_state state;
@@ -110,7 +113,8 @@ typedef struct te__checkpoint_tensors {
 } te__checkpoint_tensors;
 
 TE_API void te__checkpoint_free(te__checkpoint_tensors *l) { free(l->tensor), free(l->sharded), free(l->names); }
-/* Add a tensor "<prefix><model>.<op>.<field>", without shards yet. Before the memory is allocated, only count. */
+/* Add a tensor "<prefix><model>.<op>.<field>", which has no shards yet. If the memory of the list is not allocated yet,
+ * only count the tensor. */
 TE_API void te__checkpoint_add(te__checkpoint_tensors *l, const char *prefix, const te_named_model *model,
                                const te_param *p, te_dtype dtype) {
     const size_t left = l->names ? l->name_bytes - l->used : 0;
@@ -138,7 +142,8 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
 }
 /* Whether a checkpoint is one file for several ranks. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* The prefix of the optimizer's tensors, by the rule that updates the parameter. */
+/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of these
+ * constants. */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -153,8 +158,8 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` is at the parameter's first
- * range, if this rank has any (*more), and moves behind its last one. */
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. If this rank has a range of the
+ * parameter, `it` is at the first one, and is moved past the last one. *more: 0 if `it` is at its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -185,7 +190,8 @@ typedef struct te__moments_8bit_reader {
     void *part; /* target memory: a part of a tensor in bf16 */
 } te__moments_8bit_reader;
 
-/* A te__safetensors_extra.source: converts parts of the moments, and copies all other tensors. */
+/* A callback for te__safetensors_extra.source: converts moments in 8 bits to bf16, and copies all other tensors
+ * unchanged. */
 TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                                     te_context *ctx) {
     const te__moments_8bit_reader *f = (const te__moments_8bit_reader *)from;
@@ -197,13 +203,13 @@ TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const 
     TE_TRY(te__sharded_tensor_copy(w, &part, 0, ctx));
     return te_copy(ctx, to, f->part, n);
 }
-/* Allocates; te__moments_8bit_close releases. */
+/* Allocates f->part, which te__moments_8bit_close releases. */
 TE_API te_status te__moments_8bit_open(te__moments_8bit_reader *f, const te__checkpoint_tensors *l, te_context *ctx) {
     f->l = l, f->part = 0;
     return te_allocate(ctx, &f->part, TE_SAFETENSORS_STAGING);
 }
 TE_API void te__moments_8bit_close(te__moments_8bit_reader *f, te_context *ctx) { te_release(ctx, f->part); }
-/* Before loading: set moments in 8 bits to zeros, because a block of them may be written in several parts. */
+/* Set moments in 8 bits to zeros before they are loaded, because a block of them may be written in several parts. */
 TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
     if (!o || !te__moments_8bit(o->moments)) return TE_OK;
     TE_TRY(te_fill(ctx, o->m, 0, te__moments_bytes(o->m_elements, o->moments)));
@@ -212,7 +218,7 @@ TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
 
 /* ---- several ranks: agreeing ------------------------------------------------------------------------------------- */
 
-/* The message of a rank to all others: whether it has failed, and a hash of its list of tensors. */
+/* The message that each rank sends to all others: whether it has failed, and a hash of its list of tensors. */
 typedef struct te__rank_vote { uint32_t fails, tensors; } te__rank_vote;
 
 TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
@@ -224,10 +230,10 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
     }
     return hash;
 }
-/* Wait for all ranks, and return an error on all if one has failed or their tensors differ. status: of this rank; l is
- * null if it has no list. */
+/* Wait for all ranks, and return an error on all of them if any rank has failed or if their tensors differ. status: the
+ * status of this rank so far; l: null if this rank has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    /* an all-gather copies bits, so a vote can be sent as floats */
+    /* an all-gather copies bits unchanged, so a vote can be sent as floats */
     enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
@@ -255,13 +261,15 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
 
 /* ---- several ranks: saving --------------------------------------------------------------------------------------- */
 
-/* The ranks' common position in the file, and memory for a part of a tensor. */
+/* The position in the file that all ranks have reached, and memory for a part of a tensor. */
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
-    char *part, *zeros[2]; /* target memory: the part; -0.0 in 32 bits and in 16 */
-    size_t size;           /* bytes of an element; in the file the tensors with 4 come before those with 2 */
-    int i;                 /* the current tensor; l->count: behind the last one of this size */
-    uint64_t at;           /* the next byte of it */
+    char *part, *zeros[2]; /* in target memory; part: the part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit
+                            * formats */
+    size_t size;           /* bytes of an element of the current tensor; the file has the tensors with 4 before those
+                            * with 2 */
+    int i;                 /* the current tensor; l->count: past the last tensor of this element size */
+    uint64_t at;           /* the next byte of the current tensor */
 } te__gather;
 
 TE_API void te__gather_close(te__gather *g, te_context *ctx) { te_release(ctx, g->part); }
@@ -283,8 +291,8 @@ TE_API te_status te__gather_open(te__gather *g, const te__checkpoint_tensors *l,
     g->l = l, g->size = 4, g->i = 0;
     return status;
 }
-/* Go to the next part: tensor g->i from byte g->at on; 0 if there is none. Numbers are not gathered: rank 0 has
- * them. */
+/* Go to the next part, which begins at byte g->at of tensor g->i; returns 0 if there is none. Numbers are skipped,
+ * because they are not gathered: rank 0 has them. */
 TE_API int te__gather_next(te__gather *g) {
     for (;; g->i = 0, g->size /= 2)
         for (; g->i < g->l->count; g->i++, g->at = 0) {
@@ -307,12 +315,13 @@ TE_IF_USED TE_API te_status te__gather_part(te__gather *g, size_t n, te_context 
     g->at += n;
     return te_comm_synchronize(ctx);
 }
-/* Bytes of the current part. */
+/* The size of the current part in bytes. */
 TE_API size_t te__gather_bytes(const te__gather *g) {
     const uint64_t left = g->l->tensor[g->i].bytes - g->at;
     return left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
 }
-/* A te__safetensors_extra.source, for rank 0. */
+/* A callback for te__safetensors_extra.source, for rank 0: gathers the requested part of a tensor and copies it to host
+ * memory. */
 TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                               te_context *ctx) {
     te__gather *g = (te__gather *)from;
@@ -322,8 +331,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts. Ranks that do not write gather all parts here; rank 0 gathers the rest here after a
- * failed write. */
+/* Gather all remaining parts. The ranks that do not write take part in gathering all parts here. Rank 0 gathers the
+ * remaining parts here if its write has failed, so that the other ranks do not wait for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;
@@ -331,8 +340,9 @@ TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
 
 /* ---- loading shards ---------------------------------------------------------------------------------------------- */
 
-/* Load this rank's shards of tensor i from the file, converted if the file has another dtype. host: memory of twice
- * TE_SAFETENSORS_STAGING, for the bytes as read and as converted; buffer: target memory of TE_SAFETENSORS_STAGING. */
+/* Load this rank's shards of tensor i from the file, and convert them if the file has another dtype. host: 2 *
+ * TE_SAFETENSORS_STAGING bytes of host memory, for the numbers as read and as converted; buffer: TE_SAFETENSORS_STAGING
+ * bytes of target memory. */
 TE_IF_USED TE_API te_status te__sharded_tensor_read(const te__checkpoint_tensors *l, int i, const te_safetensors *f,
                                                     char *host, char *buffer, te_context *ctx) {
     const te_safetensor *want = &l->tensor[i], *t = te_safetensors_find(f, want->name);
@@ -354,7 +364,8 @@ TE_IF_USED TE_API te_status te__sharded_tensor_read(const te__checkpoint_tensors
     }
     return TE_OK;
 }
-/* Load the tensors from `first` on, which te_safetensors_check has found in the file. */
+/* Load this rank's shards of all tensors from index `first` on. te_safetensors_check must have found these tensors in
+ * the file. */
 TE_IF_USED TE_API te_status te__sharded_tensors_load(const te__checkpoint_tensors *l, int first,
                                                      const te_safetensors *f, te_context *ctx) {
     char *host = (char *)malloc(2 * (size_t)TE_SAFETENSORS_STAGING);

@@ -1,10 +1,10 @@
-/* safetensors_parse.h -- opening a safetensors file: its header is parsed into tables, and all of it is checked.
+/* safetensors_parse.h -- opens a safetensors file: parses its header into tables, and checks the whole header.
  *
  * A file is the header's length (8 bytes, little-endian), the header (JSON), and the tensors' data:
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
- * Nothing in it is trusted: sizes are checked against the file's before they are used, and the tensors must cover the
- * data without gaps or overlap.
+ * The file is not trusted: each size in it is checked against the size of the file before it is used, and the tensors
+ * must cover the data without gaps or overlap.
  */
 #ifndef TE_SAFETENSORS_PARSE_H
 #define TE_SAFETENSORS_PARSE_H
@@ -43,7 +43,8 @@ TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te_
     TE_TRY(te__json_number(end, j));
     return te__json_expect(j, ']');
 }
-/* An object with the fields dtype, shape and data_offsets: each of the three once, and no others. */
+/* Parse the object that describes a tensor. It must have each of the fields dtype, shape and data_offsets once, and no
+ * others. */
 TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uint64_t data_bytes) {
     enum { DTYPE, SHAPE, OFFSETS, FIELDS };
     static const char *const fields[FIELDS] = {"dtype", "shape", "data_offsets"};
@@ -122,7 +123,7 @@ TE_API te_status te__safetensors_check_tables(te_safetensors *f, uint64_t data_b
                    "%.120s: two metadata are called \"%.60s\"", f->path, f->metadata[i].key);
     return TE_OK;
 }
-/* Parse f->header, n bytes and a NUL, into the file's tables, and check these. */
+/* Parse f->header, which has n bytes and a closing NUL, into the file's tables, and check the tables. */
 TE_API te_status te__safetensors_parse(te_safetensors *f, size_t n, uint64_t data_bytes, te_context *ctx) {
     te__json json, *j = &json;
     const char *name;
@@ -179,7 +180,7 @@ TE_API te_status te__safetensors_begin(te_safetensors *f, uint64_t file_bytes, t
     f->header[n] = 0, f->data_at = 8 + n;
     return te__safetensors_parse(f, (size_t)n, file_bytes - 8 - n, ctx);
 }
-/* Open the file at `path` or, if `memory` is not null, the file in that memory. */
+/* Open the file at `path` or, if `memory` is not null, the file whose bytes are memory[bytes]. */
 TE_API te_status te__safetensors_open(te_safetensors *f, const char *path, const void *memory, size_t bytes,
                                       te_context *ctx) {
     uint64_t size = 0;

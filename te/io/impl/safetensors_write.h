@@ -1,5 +1,5 @@
-/* safetensors_write.h -- writing a safetensors file, for te_safetensors_write and for checkpoints: the checks, the
- * header, and the data in parts of TE_SAFETENSORS_STAGING.
+/* safetensors_write.h -- writes a safetensors file, for te_safetensors_write and for checkpoints: checks the tensors,
+ * and writes the header and then the data, TE_SAFETENSORS_STAGING bytes at a time.
  *
  * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h describes the handling of
  * links, permissions and devices.
@@ -16,7 +16,8 @@
 typedef struct te__safetensors_extra {
     int sealed; /* 1: put a checksum into the metadata */
     int finite; /* 1: refuse an infinity or a NaN in F32, BF16 and F16 */
-    /* A callback that puts bytes [at, at + n) of a tensor into host memory; null: they are copied from its data. */
+    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; null: they are copied from
+     * t->data. */
     te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
     void *from; /* the callback's first argument */
 } te__safetensors_extra;
@@ -28,14 +29,14 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* How the header of a sealed file begins; the digits of the checksum follow. */
+/* The beginning of a sealed file's header, which the digits of the checksum follow. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
 /* Write the header, padded with spaces so that the data begin at a multiple of TE_SAFETENSORS_ALIGN. Tensors are
- * ordered by the size of their elements, the largest first, so that each is aligned to it. In a sealed file the
- * checksum's digits are 0 at first. */
+ * ordered by the size of their elements, the largest first, so that each tensor is aligned to its element size. In the
+ * header of a sealed file the digits of the checksum are 0; they are overwritten when the data has been written. */
 TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                    int pairs, int sealed) {
     uint64_t at = 0;
@@ -120,8 +121,8 @@ TE_API te_status te__safetensors_unique(const char **name, int n, const char *ki
 }
 /* ---- numbers that are not finite --------------------------------------------------------------------------------- */
 
-/* Whether there is an infinity or a NaN among n bytes: an element with all bits of its exponent set. The loops have no
- * early exit, so that the compiler vectorises them. */
+/* Whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops have no
+ * early exit, so that the compiler can vectorise them. */
 TE_API int te__safetensors_any_nonfinite32(const char *bytes, size_t n) {
     uint32_t any = 0, bits;
     for (size_t i = 0; i < n; i += sizeof bits) {
@@ -138,12 +139,12 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* The same for elements of `size` bytes: f32, or 16 bits with this exponent mask. */
+/* The same for elements of `size` bytes: 4 for f32, or 2 for a 16-bit format with the exponent mask `exponent`. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);
 }
-/* The index of the first such element; -1: none. */
+/* The index of the first infinity or NaN; -1 if there is none, or if the dtype is none of F32, BF16 and F16. */
 TE_API int64_t te__safetensors_nonfinite(const char *bytes, size_t n, te_safetensors_dtype dtype) {
     const size_t size = te_safetensors_dtype_bytes(dtype);
     if (dtype != TE_SAFETENSORS_F32 && dtype != TE_SAFETENSORS_BF16 && dtype != TE_SAFETENSORS_F16) return -1;
@@ -182,7 +183,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     }
     return TE_OK;
 }
-/* A tensor that is the transpose of its data is transposed in host memory, which takes twice its bytes. */
+/* Write a tensor. If the file's tensor is the transpose of t->data, it is transposed in host memory, which takes twice
+ * the tensor's bytes. */
 TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
     te_safetensor host = *t;
@@ -217,7 +219,7 @@ TE_API te_status te__safetensors_put_all(te__safetensors_writer *w, const te_saf
     return te__new_file_overwrite(&w->file, digits, TE_SAFETENSORS_DIGITS, 8 + strlen(TE__SAFETENSORS_SEAL), ctx);
 }
 
-/* Check that all names are different, and all keys. */
+/* Check that no two tensors have the same name, and no two metadata pairs the same key. */
 TE_API te_status te__safetensors_names(const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                        int pairs, te_context *ctx) {
     const size_t names = (size_t)(n > pairs ? n : pairs) + 1;
@@ -242,7 +244,7 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
     TE_REQUIRE(text.n <= TE_SAFETENSORS_MAX_HEADER, ctx, TE_ERROR_OVERFLOW,
                "safetensors: the header would have %zu bytes, at most %d are allowed", text.n,
                (int)TE_SAFETENSORS_MAX_HEADER);
-    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* the staging buffer, then the header */
+    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* for the staging buffer, followed by the header */
     char *memory = (char *)malloc(capacity);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %zu bytes", capacity);
     te__safetensors_writer w;
