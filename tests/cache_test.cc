@@ -194,6 +194,57 @@ TEST_CASE("forks share full pages and go on by themselves") {
     }
 }
 
+// A graph's step: one new token of each of three sequences. The batch lies in the test, because the graph reads its addresses at each replay.
+struct graph_step {
+    cached *c;
+    te_batch batch;
+};
+te_status one_token(const te_graph *g, const void *arg, te_context *ctx) {
+    const graph_step *t = (const graph_step *)arg;
+    TE_TRY(te_cache_begin(&t->c->cache, &t->batch, ctx));
+    return t->c->s.infer(te_graph_output(g, "y"), te_graph_input(g, "x"), t->c->m.memory.data(), &t->batch, ctx);
+}
+
+TEST_CASE("one captured graph serves all lengths") {
+    for (const subject *s : {&plain_f32_subject, &plain_bf16_subject}) {
+        cached c(*s, config_of(3, 300, 16), fresh_seed());
+        const std::vector<int> prompts = {5, 250, 31};
+        for (const int n : prompts) c.draw_sequence(n + 12);
+        const std::vector<int32_t> slots = {1, 2, 0};
+        c.step({0, 1, 2}, prompts, slots, {0, 0, 0});
+        buffer slots_there(c.ctx, slots.size() * 4), x(c.ctx, 3 * (size_t)c.in * te_dtype_bytes(c.dtype), 0), y(c.ctx, 3 * (size_t)c.out * te_dtype_bytes(c.dtype), 0);
+        slots_there.write_ints(slots);
+        graph_step t;
+        memset(&t, 0, sizeof t);
+        t.c = &c, t.batch.batch = 3, t.batch.seq = 1, t.batch.cache = &c.cache, t.batch.slots = (const int32_t *)slots_there.data();
+        te_named in[] = {te_named_tensor("x", te_matrix(x.data(), c.dtype, 3, c.in))}, out[] = {te_named_tensor("y", te_matrix(y.data(), c.dtype, 3, c.out))};
+        te_graph_spec spec = te_graph_spec_of("token", one_token, &t, 0, in, 1, out, 1);
+        te_graph g;
+        for (int token = 0; token < 12; token++) {
+            reference::vec rows;
+            for (int i = 0; i < 3; i++) {
+                const reference::vec &v = c.x[(size_t)i];
+                const long first = (long)(prompts[(size_t)i] + token) * c.in;
+                rows.insert(rows.end(), v.begin() + first, v.begin() + first + c.in);
+            }
+            x.write(rows, c.dtype), y.poison();
+            if (token == 0) { // eager, which loads kernels
+                REQUIRE(te_cache_begin(&c.cache, &t.batch, c.ctx) == TE_OK);
+                REQUIRE(c.s.infer(out[0].tensor, in[0].tensor, c.m.memory.data(), &t.batch, c.ctx) == TE_OK);
+                REQUIRE(te_synchronize(c.ctx) == TE_OK);
+            } else {
+                if (token == 1) REQUIRE(te_graph_capture(&g, &spec, nullptr, c.ctx) == TE_OK);
+                REQUIRE(te_graph_replay(&g, in, 1, c.ctx) == TE_OK);
+            }
+            const reference::vec got = y.read(c.dtype);
+            for (int i = 0; i < 3; i++) c.compare(got, i, i, prompts[(size_t)i] + token, 1);
+        }
+        te_graph_destroy(&g);
+        CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+        CHECK(c.lengths() == std::vector<int32_t>({43, 17, 262}));
+    }
+}
+
 TEST_CASE("a batch that does not fit leaves the cache as it was, and is reported") {
     cached c(plain_f32_subject, config_of(4, 64, 16, 5), fresh_seed());
     for (int i = 0; i < 4; i++) c.draw_sequence(65);

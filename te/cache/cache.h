@@ -355,7 +355,7 @@ TE_API te_cache_args te__cache_args(const te_cache *c) {
     return a;
 }
 /* An empty cache for the attentions with (cache, 1) of these models, in `memory` of the target, te_cache_bytes long. */
-TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models, int count,
+TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models, int count,
                                const te_cache_config *config, te_context *ctx) {
     TE_REQUIRE(c && memory, ctx, TE_ERROR_NULL, "te_cache_init: the cache or its memory is null");
     TE_TRY(te__check_target(ctx, "te_cache_init"));
@@ -381,7 +381,7 @@ TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model
 }
 /* Prepare a batch, whose te_batch.cache is c: once, before its models run. The batch's tokens count as the cache's from
  * here on. */
-TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
+TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
     TE_REQUIRE(b && b->cache == c, ctx, TE_ERROR_STATE, "te_cache_begin: batch.cache is not this cache");
     TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "te_cache_begin: batch %d and seq %d must be positive",
@@ -395,7 +395,7 @@ TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context
 }
 /* Sequence `slot` keeps its first `length` tokens (0: none), and gives back the pages of the others. A sequence of
  * fewer tokens stays as it is. */
-TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
+TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
     TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);
     te_cache_args a = te__cache_args(c);
@@ -404,7 +404,7 @@ TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_c
 }
 /* Sequence `slot` becomes a copy of sequence `from`, whose full pages they share from now on: a prefix of several
  * prompts, or a beam. */
-TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
+TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_fork", ctx));
     TE_TRY(te__cache_check_slot(c, from, "te_cache_fork", ctx));
     if (slot == from) return TE_OK;

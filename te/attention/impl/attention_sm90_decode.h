@@ -38,8 +38,8 @@ template <int D, int V> struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 64 ? 4 : WIDEST <= 128 ? 3 : 2; /* on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
     static constexpr int COLUMNS = V / TE__DECODE_WARPS; /* of O, of a warp */
-    static constexpr int P_BYTES = TE__DECODE_ROWS * TE__DECODE_KEYS * 2;
-    static constexpr int STATS_BYTES = 2 * TE__DECODE_WARPS * TE__DECODE_ROWS * 4; /* maxima and sums */
+    static constexpr int P_BYTES = (int)TE__DECODE_ROWS * (int)TE__DECODE_KEYS * 2;
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * (int)TE__DECODE_ROWS * 4; /* maxima and sums */
     static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - P_BYTES - STATS_BYTES - LENGTHS_BYTES;
     static constexpr int STAGES =
@@ -439,7 +439,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     const uint32_t stages = te__shared_address(memory), full = te__shared_address(bars),
                    empty = full + 8 * TE__DECODE_MAX_STAGES;
     float *const stats = (float *)(memory + traits::STAGES * traits::STAGE_BYTES + traits::P_BYTES);
-    const te__decode_exchange x = {stats, stats + TE__DECODE_WARPS * TE__DECODE_ROWS,
+    const te__decode_exchange x = {stats, stats + (int)TE__DECODE_WARPS * (int)TE__DECODE_ROWS,
                                    stages + traits::STAGES * traits::STAGE_BYTES};
     int *lengths = (int *)stats + traits::STATS_BYTES / 4;
     const te__decode_lengths n = {lengths, lengths + TE__DECODE_MAX_SEQUENCES + 1,
