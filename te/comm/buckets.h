@@ -1,6 +1,6 @@
-/* buckets.h -- gradients of data-parallel ranks, reduced in buckets while backward still runs. Without buckets:
- * te_reduce_gradients (reduce_gradients.h). A bucket is a range of gradients in memory; its sum over the data group is
- * enqueued on a second stream as soon as the last of these gradients is final.
+/* buckets.h -- reduces the gradients of data-parallel ranks in buckets, while backward still runs. A bucket is a range
+ * of gradients in memory; its reduction over the data group is enqueued on a second stream as soon as all of these
+ * gradients are final. te_reduce_gradients (reduce_gradients.h) reduces without buckets, after backward.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array outlive the buckets
@@ -14,13 +14,14 @@
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * From begin to finish only these backwards may read or write the gradients: an optimizer step, te_reduce_gradients and
- * a second backward of a list return an error. A captured step (te_graph) contains both begin and finish. A tied
- * parameter is final when all lists of `models` that share it have run; frozen parameters are left out. Gradients that
- * are partial sums over the tensor group are first summed over that group, on the context's stream.
+ * a second backward of a list return an error. A captured step (te_graph) must contain both begin and finish. The
+ * gradient of a tied parameter is final when all lists of `models` that share it have run. Frozen parameters are left
+ * out. Gradients that are partial sums over the tensor group are first summed over it, on the context's stream.
  *
- * Bits: f32 sums of two replicas are those of te_reduce_gradients. With more, NCCL and MPI choose the order of a sum by
- * its size, and DMA engines add in the order of the ranks; runs with the same lists, config.bytes and ranks are the
- * same. On the host a sum is complete when the call that starts it returns.
+ * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
+ * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and the DMA path adds
+ * in the order of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise identical. On the
+ * host, backward waits for each reduction, so nothing overlaps.
  */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
@@ -32,19 +33,20 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    int64_t bytes;  /* the largest size of a bucket; a larger gradient is a bucket by itself */
-    int shards;     /* as in te_adamw_config. te_data_group(ctx)->size: a bucket is a whole model, and each rank gets
-                       only the sums of its own shard, as with te_adamw_reduce. 1: all ranks get all sums; required with
-                       Muon */
-    te_dtype dtype; /* TE_f32; TE_bf16: gradients are rounded before they are summed, and so are the sums: half of the
-                     * bytes over the link, and up to bytes / 2 of device memory */
-    int dma;        /* CUDA, 1: all buckets but those that become final after backward's last GEMM are reduced by DMA
-                       engines, which occupy no multiprocessors. The ranks of the data group need symmetric memory
-                       (te_comm_config.peer_bytes), and each device up to 2 * bytes until te_comm_destroy. 0: by NCCL */
+    int64_t bytes;  /* the limit on the size of a bucket; a gradient that is larger is a bucket by itself */
+    int shards;     /* the same number as in te_adamw_config. 1: all ranks get all sums; Muon requires this.
+                       te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
+                       and a bucket is a whole model */
+    te_dtype dtype; /* the format of the numbers that are sent, TE_f32 or TE_bf16. TE_bf16 rounds the gradients and
+                     * their sums, halves the bytes over the link, and needs up to bytes / 2 of device memory */
+    int dma;        /* CUDA. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
+                       before the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory
+                       in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes of memory on each device
+                       until te_comm_destroy. 0: NCCL reduces all buckets */
 } te_buckets_config;
 
-/* A reduction has a fixed cost of 11 us by NCCL or some 30 us by DMA engines, a fourteenth of the time that 32 MiB
- * take. */
+/* The default size of a bucket. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines) is a
+ * fourteenth of the time that a reduction of 32 MiB takes. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
@@ -53,18 +55,19 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* A gradient. uses: how many parameters share it, and so how many backwards write it; pending: how many of these have
- * not run yet. */
+/* A gradient. bucket: the index of its bucket. uses: the number of parameters that share the gradient (tied ones), and
+ * so of backwards that write it. pending: how many of these backwards have not run yet in this step. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
-/* The gradients [first, first + count) of te_buckets.grad. Their order in memory is the reverse. */
+/* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
-    int model; /* of its first gradient */
-    int first, count, pending, started; /* pending: gradients that are not final yet */
-    int is_exposed; /* it becomes final after backward's last GEMM, so nothing hides its reduction */
+    int model; /* the index of the model that its first gradient belongs to */
+    int first, count, pending, started; /* pending: the number of its gradients that are not final yet */
+    int is_exposed; /* 1: it becomes final after backward's last GEMM, so no GEMM can hide its reduction */
     float *from;
     int64_t elements;
 } te__bucket;
-typedef struct te__bucket_model { int first, ran; } te__bucket_model; /* first: index into te_buckets.grad_index */
+/* A model. first: the index of its first parameter in te_buckets.grad_index. ran: whether a backward of it has run. */
+typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
 /* Must stay at its address: the models point to it. */
 typedef struct te_buckets {
@@ -72,19 +75,21 @@ typedef struct te_buckets {
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
-    te__bucket *bucket;         /* [count], in the order of a backward; the allocation of all tables */
-    te__bucket_grad *grad;      /* [grad_count], of all models, from the last parameter of the last one to the first */
+    te__bucket *bucket;         /* [count], in the order in which backward completes them. The other tables lie behind
+                                   it, in the same allocation */
+    te__bucket_grad *grad;      /* [grad_count], of all models, from the last parameter of the last model to the first
+                                   parameter of the first model */
     te__bucket_model *of_model; /* [model_count] */
-    int *grad_index;            /* by model and parameter: its index in `grad`; -1: none */
-    uint64_t fingerprint;       /* of the models for which the tables were made */
-    te_group tensor;            /* the context's at te_buckets_init */
-    te_bucket_reducer reducer;  /* over the data group */
-    te_side_stream side;
+    int *grad_index;            /* for each parameter of each model: the index of its gradient in `grad`; -1: none */
+    uint64_t fingerprint;       /* te__buckets_fingerprint when the tables were made */
+    te_group tensor;            /* the context's tensor group at te_buckets_init */
+    te_bucket_reducer reducer;  /* reduces over the data group */
+    te_side_stream side;        /* the second stream, on which the reductions run */
 } te_buckets;
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* A hash that changes when a model is bound to other memory, or when other parameters are frozen or tied. */
+/* A hash that changes when a model is bound to other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)
@@ -94,7 +99,7 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* The gradient that p writes; null: it is not one of the buckets. */
+/* The entry in te_buckets.grad of the gradient that p's backward writes; null: the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -105,7 +110,8 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     }
     return 0;
 }
-/* Puts p's gradient into the last bucket, or into a new one. */
+/* Adds p's gradient to the last bucket. Begins a new bucket if p belongs to another model (shards > 1), or if the
+ * gradient would make the bucket too large or is not adjacent to it in memory (shards 1). */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     te__bucket *k = b->count ? &b->bucket[b->count - 1] : 0;
@@ -121,11 +127,11 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     b->grad_index[b->of_model[model].first + p->index] = b->grad_count++;
     k->count++, k->from = p->grad, k->elements += elements;
 }
-/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide: those with a
- * parameter of the first GEMM in the order of forward, which is the last one of backward, or of an op in front of
- * it. */
+/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide. Backward's last
+ * GEMM is the first GEMM of forward; a bucket becomes final after it if it contains a parameter of this first GEMM or
+ * of an op before it in the list. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
-    int gemms = 0; /* before the current op */
+    int gemms = 0; /* the number of GEMMs before the current op */
     for (int i = 0; i < b->model_count; i++) {
         const te_model *m = b->models[i];
         const te_param *p = m->param;
@@ -182,7 +188,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* te_watch.is_final: p's backward has written its gradient. */
+/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If the gradient was the last
+ * pending one of its bucket, starts the reduction of the bucket. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -191,7 +198,7 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* te_watch.allows: whether a backward of m may run. */
+/* Implements te_watch.allows: returns an error if a backward of m must not run now. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)
@@ -237,8 +244,8 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
-/* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks pass the same models, in the
- * order of their forwards. With one rank nothing is summed, but the calls are checked in the same way. */
+/* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks must pass the same models, in
+ * the order in which forward runs them. With one rank nothing is summed, but all calls make the same checks. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_buckets_init"));
@@ -266,7 +273,8 @@ TE_API te_status te__buckets_check(const te_buckets *b, const char *who, te_cont
                "%s: a model has other gradients, or others are frozen or tied, since te_buckets_init", who);
     return TE_OK;
 }
-/* From here on each list runs one more backward in this step, and its gradients are reduced meanwhile. */
+/* Call it before the backwards of the step's last micro-batch. Each list may run one backward between this call and
+ * te_buckets_finish, and the gradients are reduced while these backwards run. */
 TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_begin", ctx));
     TE_REQUIRE(!b->watch.armed, ctx, TE_ERROR_STATE, "te_buckets_begin: begun already; te_buckets_finish comes first");
@@ -276,7 +284,8 @@ TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     b->watch.armed = 1;
     return TE_OK;
 }
-/* Work that is enqueued after this call reads the sums of all ranks. Returns an error if a gradient is not final. */
+/* Makes the context's stream wait for all reductions, so that work enqueued after this call reads the sums over all
+ * ranks. Returns an error if a gradient is not final. */
 TE_API te_status te_buckets_finish(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_finish", ctx));
     TE_REQUIRE(b->watch.armed, ctx, TE_ERROR_STATE, "te_buckets_finish: te_buckets_begin comes first");

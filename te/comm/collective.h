@@ -1,19 +1,20 @@
 /* collective.h -- collectives of the tensor group as ops of a list.
  *
- *   op                        forward                                            backward, its adjoint
+ *   op                        output in forward                                  backward, the adjoint of forward
  *   (all_gather, name)        the rows of all ranks, in the order of the ranks   reduce_scatter
  *   (reduce_scatter, name)    the sum over the ranks; each rank gets its rows    all_gather
  *   (all_reduce, name)        the sum over the ranks                             identity: all ranks have the gradient
- *   (copy_to_group, name)     identity: all ranks have the value                 all_reduce
+ *   (copy_to_group, name)     the input: all ranks have the same value           all_reduce
  *
- * all_gather takes TE_ROWS_shard and produces TE_ROWS_tokens, reduce_scatter the reverse. (Megatron's f and g
- * are copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may precede and follow them. With a
- * communicator of one rank they copy or do nothing, so the same list trains on one rank and on many.
+ * all_gather takes TE_ROWS_shard and produces TE_ROWS_tokens; reduce_scatter takes TE_ROWS_tokens and produces
+ * TE_ROWS_shard. (Megatron's f and g are copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may
+ * precede and follow these four. With a communicator of one rank they copy or do nothing, so the same list trains on
+ * one rank and on many.
  *
- * Each is a step of its own, without a kernel in the plan (impl/collective_step.h). all_reduce may begin a
- * fused pattern, and reduce_scatter one that ends with all_gather (impl/fused_collective_norm.h). On CUDA an
- * all_gather may be deferred to the linear behind it, and a linear's GEMM to the reduce_scatter or pattern
- * behind it: then both overlap.
+ * Each of these ops is a step of its own (impl/collective_step.h), unless it belongs to a fused pattern: a pattern may
+ * begin with all_reduce, or begin with reduce_scatter and end with all_gather (impl/fused_collective_norm.h). On CUDA
+ * an all_gather may be deferred to the linear after it, and a linear's GEMM to the reduce_scatter or the pattern after
+ * it; the collective and the GEMM then overlap.
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),

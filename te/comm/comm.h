@@ -1,5 +1,6 @@
-/* comm.h -- communicators: the ranks, and the tensor and data groups that they form (te/core/rank_group.h), by NCCL on
- * CUDA and by MPI on the host. Compile with -DTE_COMM, and link -lnccl or the flags that `mpicc -showme` prints.
+/* comm.h -- communicators. A communicator consists of all ranks and of the tensor and data groups that they form
+ * (te/core/rank_group.h). Its collectives use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl
+ * (CUDA) or the flags that `mpicc -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
@@ -10,9 +11,9 @@
  *     ... each step: forward, backward, te_reduce_gradients, te_adamw_step
  *     te_comm_destroy(&comm);                         // after te_graph_destroy, before te_context_destroy
  *
- * A call that waits for other ranks returns TE_ERROR_COMM after `timeout` seconds, or if a rank of its group has
- * failed: on the host each collective, on CUDA te_comm_synchronize. The communicator cannot be used after that:
- * the process should save its state and end.
+ * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
+ * seconds. On the host each collective is such a call. On CUDA collectives are only enqueued, and te_comm_synchronize
+ * waits for them. After this error the communicator cannot be used: the process should save its state and exit.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -23,30 +24,31 @@
 #include "../core/target.h" /* te__check_target */
 
 typedef struct te_comm_config {
-    int rank, size;   /* of all processes; -1 and 0: from the environment of mpirun, srun or torchrun */
-    int tensor;       /* ranks of a tensor group; size is a multiple of it */
-    const char *file; /* CUDA: a path on a file system of all ranks, where no file exists yet */
+    int rank, size;   /* the index of this process among all processes (-1: from the environment of mpirun, srun or
+                         torchrun), and the number of all processes (0: from the environment) */
+    int tensor;       /* the number of ranks in a tensor group; size must be a multiple of it */
+    const char *file; /* CUDA: a path on a file system that all ranks share. No file may exist there yet */
     double timeout;   /* seconds */
-    /* CUDA: bytes of the largest tensor whose collectives go through symmetric memory; larger ones go by NCCL. 0:
-     * none do. A group of 2 to 8 ranks allocates four times as much on each device (the world group at most 64 MiB) if
-     * all of its ranks are processes of one host whose devices can access each other. */
+    /* CUDA: the size in bytes up to which a tensor's collectives go through symmetric memory; NCCL does those of larger
+     * tensors. 0: NCCL does all. If a group has 2 to 8 ranks, and these are processes of one host whose devices can
+     * access each other, it allocates 4 * peer_bytes on each device (the world group at most 64 MiB). */
     int64_t peer_bytes;
-    /* CUDA, Hopper: bytes of the largest tensor that is gathered or scattered while a GEMM runs
-     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. With symmetric memory (peer_bytes > 0) each rank
-     * of a tensor group allocates as much on its device. */
+    /* CUDA, Hopper: the size in bytes up to which a tensor's all-gather or reduce-scatter may overlap a GEMM
+     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. If the tensor group has symmetric memory
+     * (peer_bytes > 0), each of its ranks allocates overlap_bytes on its device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to here never slower than NCCL on two H200s */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to this size symmetric memory is never slower than NCCL on two H200s */
 
-/* All ranks are replicas of each other; timeout 60 s. */
+/* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
     c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
     c.overlap_bytes = 0;
     return c;
 }
-/* The first of these variables that is set, as a number. */
+/* The number in the first of the environment variables `names` that is set; `otherwise` if none is. */
 TE_API int te__env_number(const char *const *names, int otherwise) {
     for (; *names; names++) {
         const char *text = getenv(*names);
@@ -54,8 +56,8 @@ TE_API int te__env_number(const char *const *names, int otherwise) {
     }
     return otherwise;
 }
-/* Rank and size from the environment of the launcher (Open MPI, MPICH, Slurm, torchrun); otherwise 0 of 1. Lets a
- * process choose its device by its rank before it creates a context. */
+/* Reads rank and size from the environment that the launcher sets (Open MPI, MPICH, Slurm, torchrun); without a
+ * launcher they are 0 and 1. A process needs no context to call it, so it can choose its device by its rank first. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", 0},
                              *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", 0};
@@ -66,17 +68,17 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
 #if TE_CUDA
 #include "impl/comm_nccl.h" /* te__comm_world, te__comm_split */
 #else
-#include "impl/comm_mpi.h" /* the same */
+#include "impl/comm_mpi.h" /* the same functions */
 #endif
 
-/* Fills in a group without its handle. */
+/* Fills in a group that is not open yet: it has no handle of NCCL or MPI. */
 TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
 }
-/* Waits for the enqueued work, drops recorded passes that hold collectives, and frees the groups. If the
- * communicator has failed, it aborts the enqueued work, whose results are undefined; if the CUDA device does not
- * become idle within the timeout, the groups and their memory stay allocated until the process ends. */
+/* Waits for the enqueued work, drops recorded passes that hold collectives, and frees the groups. If the communicator
+ * has failed, the enqueued work is aborted instead, and its results are undefined. If the CUDA device does not become
+ * idle within the timeout after that, the groups and their memory stay allocated until the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
     te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
@@ -89,7 +91,7 @@ TE_API void te_comm_destroy(te_comm *comm) {
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Splits comm->world, which is open, into tensor and data groups, and maps their symmetric memory. */
+/* Splits comm->world, which must be open, into tensor and data groups, and maps the symmetric memory of all three. */
 TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     const int tensor = config->tensor;
     const int64_t peer_bytes = config->peer_bytes;
@@ -105,7 +107,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
     return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
 }
-/* Checks the arguments of both ways to create a communicator, and clears it. */
+/* The beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_create"));
     TE_REQUIRE(comm, ctx, TE_ERROR_NULL, "te_comm_create: the communicator is null");
@@ -121,7 +123,7 @@ TE_API te_status te__comm_finish_create(te_comm *comm, te_status status, te_cont
     return status;
 }
 
-/* All processes call it at the same time. Waits for the others. */
+/* Creates a communicator. All processes must call it at the same time: each waits for the others. */
 TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     int rank, size;
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
@@ -134,8 +136,8 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }
-/* From the caller's own communicator, an ncclComm_t on the context's device or an MPI_Comm, which te_comm_destroy does
- * not free. tensor: ranks of a tensor group. */
+/* Creates a communicator that uses one of the caller's: an ncclComm_t on the context's device, or an MPI_Comm.
+ * te_comm_destroy does not free the caller's communicator. tensor: the number of ranks in a tensor group. */
 TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native native, int tensor, te_context *ctx) {
     TE_TRY(te__comm_begin_create(comm, te_comm_defaults().timeout, ctx));
     te_comm_config config = te_comm_defaults();
@@ -146,18 +148,19 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates symmetric memory of the tensor group for te_saved, so that an all_gather whose result
- * forward saves there can overlap a GEMM (te/linear/impl/linear_comm_overlap.h). All ranks of the group call it in
- * the same order with the same bytes, and use the blocks for the same purpose. Waits for the other ranks. Without
- * symmetric memory, or if 15 such blocks exist already, the memory is ordinary, as from te_allocate. */
+/* Allocates memory for te_saved that all ranks of the tensor group map (symmetric memory). An all_gather whose result
+ * forward saves in such memory can overlap a GEMM (te/linear/impl/linear_comm_overlap.h). All ranks of the group must
+ * call it in the same order and with the same `bytes`, and use the blocks for the same purpose. Waits for the other
+ * ranks. If the group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from
+ * te_allocate. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_allocate"));
     TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
                "te_comm_allocate: p is null, or the communicator is not this context's");
     return te__comm_allocate(comm, p, bytes, ctx);
 }
-/* All ranks of the tensor group call it, before te_comm_destroy. Waits for the enqueued work and for the other
- * ranks. */
+/* Frees memory of te_comm_allocate. All ranks of the tensor group must call it, and before te_comm_destroy. Waits for
+ * the enqueued work and for the other ranks. */
 TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_release"));
     TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");
@@ -165,7 +168,7 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     return te__comm_release(comm, p, ctx);
 }
 #else
-/* Without TE_COMM there is one rank. */
+/* Without TE_COMM there is one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

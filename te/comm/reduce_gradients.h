@@ -1,15 +1,16 @@
-/* reduce_gradients.h -- sums the gradients of ranks that train one model, once a step, after its last backward.
+/* reduce_gradients.h -- sums the gradients of the ranks that train one model. Call it once an optimizer step, after the
+ * step's last backward. To sum them while backward still runs, use buckets.h instead.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};
- *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and step, the same on all ranks
+ *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and update, with the same results on all ranks
  *
- * Over the tensor group it sums the gradients of parameters that all ranks of the group hold, if each rank computed the
- * gradient from its own rows (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or its own
- * columns (TE_PARAMS_REPLICATED: norms of heads). Over the data group it sums all gradients. The result is the sum, not
- * the mean: for a loss that is the mean over all tokens set batch.loss_scale to 1 / (tokens of all replicas). Frozen
- * parameters (plan/freeze.h) must be the same on all ranks; they are left out. buckets.h reduces while backward still
- * runs.
+ * Over the data group it sums all gradients. Over the tensor group it sums the gradients of the parameters that are
+ * replicated in the group but whose gradient each rank computed from a part of the data: from its own rows
+ * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or from its own columns
+ * (TE_PARAMS_REPLICATED: norms of heads). The result is the sum, not the mean: for a loss that is the mean over all
+ * tokens, set batch.loss_scale to 1 / (tokens of all replicas). The gradients of frozen parameters (plan/freeze.h) are
+ * left out, so the same parameters must be frozen on all ranks.
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
@@ -18,19 +19,19 @@
 #include "../core/target.h" /* te__check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
-/* Gradients that are adjacent in memory (with the gaps of their alignment): one all-reduce sums them. */
+/* A range of gradients that are adjacent in memory, except for gaps of alignment. One all-reduce sums them all. */
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
-/* Whether p has a gradient of its own that is to be reduced. */
+/* Whether p has a gradient that must be reduced. A tied parameter has none of its own; a frozen one needs none. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
-/* Enqueues the sum of the range, and makes the range empty. */
+/* Enqueues the all-reduce of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {
     float *const from = range->from;
     range->from = 0;
     return from ? te_group_all_reduce(g, from, from, range->to - from, TE_f32, ctx) : TE_OK;
 }
-/* Adds p's gradient to the range if it is adjacent; otherwise enqueues the sum of the range and begins a new range with
- * p. */
+/* Adds p's gradient to the range if the two are adjacent. If not, enqueues the all-reduce of the range, and begins a
+ * new range with p's gradient. */
 TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p, const te_group *g, te_context *ctx) {
     if (!range->from || p->grad != range->to) {
         TE_TRY(te__grad_range_reduce(range, g, ctx));
@@ -39,7 +40,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums a model's gradients over a group: all, or only those that are partial sums on each rank. */
+/* Sums a model's gradients over a group. only_partial: 1: only the gradients that are partial sums on each rank
+ * (te_param.sums); 0: all. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;
@@ -49,9 +51,9 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     }
     return te__grad_range_reduce(&range, g, ctx);
 }
-/* Reduce-scatter over the data group: this rank gets the sums of its shard (te__slice_elements), and of the elements
- * behind the last shard, with half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the
- * memory of frozen parameters is sent, too.
+/* Reduces a model's gradients over the data group such that this rank gets the sums only of its own shard
+ * (te__slice_elements) and of the few elements after the last shard. This takes half of the traffic of an all-reduce.
+ * A shard is a range of the gradient buffer, so the gradients of frozen parameters in it are sent, too.
  */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
@@ -73,8 +75,8 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     }
     return TE_OK;
 }
-/* Enqueues the sums. All ranks call it with their shards of the same models, in the same order. With ZeRO-1 (sharded
- * optimizer states) call te_adamw_reduce instead, which moves half of the bytes. */
+/* Enqueues the sums. All ranks must call it with the same models (their own tensor-parallel shards of these) in the
+ * same order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }

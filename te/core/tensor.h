@@ -63,7 +63,7 @@ typedef struct te_batch {
                            * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
                            * once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
-                              * loss_scale (te/ops/loss_mean.h); null: no division */
+                              * loss_scale (te/ops/cross_entropy.h); null: no division */
     const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
                                    * prepared by te_cache_begin; null: none */
     const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */

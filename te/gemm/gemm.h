@@ -9,18 +9,18 @@
  *     g.a_fp8.inverse = te_scales_inverse(&scales, i), g.b_fp8.inverse = te_scales_inverse(&scales, j);
  *     TE_TRY(te_gemm_fp8_run(&g, &ctx));
  * Tuned, so that a shipped binary starts with the fastest kernels (impl/gemm_tune_file.h has the file's format):
- *     if (te_gemm_load("gemm.txt", &ctx) != TE_OK) ctx.gemm_tune = 1;     // no file, or that of another GPU: time them
+ *     if (te_gemm_load("gemm.txt", &ctx) != TE_OK) ctx.gemm_tune = 1;     // no file for this GPU: time the kernels
  *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&m, rows, &ctx)));
  *     ... one forward and backward ...
  *     ctx.gemm_tune = 0;
  *     TE_TRY(te_gemm_save("gemm.txt", &ctx));
  *     te_gemm_print(stdout, &ctx);
  *
- * Row-major throughout; sums in float. te_gemm_run is the library's GEMM: cuBLASLt, with a plan cached per shape in the
- * context; with TE_NO_CUBLASLT, which neither includes nor links it, kernels of mma.sync; on a CPU CBLAS (compile with
- * -DTE_CBLAS and link one) or a blocked loop. te_gemm_fp8_run chooses between cuBLASLt and a custom kernel: by a rule
- * or, with ctx.gemm_tune on, by timing both. For a weight's gradient in FP8 set g.out to f32 and beta to 1; cuBLASLt
- * runs these, and all FP8 GEMMs without fast accumulation.
+ * All matrices are row-major, and sums are computed in float. te_gemm_run uses cuBLASLt, with a plan cached per shape
+ * in the context. A build with TE_NO_CUBLASLT, which neither includes nor links cuBLASLt, uses kernels with mma.sync
+ * instead; a CPU uses CBLAS (compile with -DTE_CBLAS and link one) or a blocked loop. te_gemm_fp8_run chooses between
+ * cuBLASLt and a custom kernel: by a rule or, with ctx.gemm_tune on, by timing both. For a weight gradient in FP8 set
+ * g.out to f32 and beta to 1; cuBLASLt runs these GEMMs, and all FP8 GEMMs without fast accumulation.
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
@@ -29,18 +29,19 @@
 #include "impl/gemm_dispatch.h"  /* te_gemm_run, te_gemm_fp8_run */
 #include "impl/gemm_tune_file.h" /* te_gemm_load, te_gemm_save, te_gemm_report, te_gemm_print */
 
-/* With ctx.gemm_tune on, the first call of each product (sizes, transposes, dtypes, epilogue, beta) times cuBLASLt's
- * candidates, and the first call of a step that begins with a product times the strategies for the step
- * (te_gemm_strategy), casts and transposes to FP8 included. Each takes some tenths of a second: it allocates scratch
- * memory, waits for the stream and frees the memory. A call that is being captured does not time, but uses the results
- * so far; so run one eager step before a capture. Load a file, or switch tuning on, before te_context_reserve: a step
- * whose strategy may change takes more workspace.
+/* Two calls time candidates while ctx.gemm_tune is on. The first call of each product (sizes, transposes, dtypes,
+ * epilogue, beta) times the algorithms that cuBLASLt proposes for it. The first call of a step that begins with a
+ * product times the strategies for the step (te_gemm_strategy), including its casts and transposes to FP8. Each timing
+ * takes some tenths of a second: it allocates scratch memory, waits for the stream and frees the memory. A call that is
+ * being captured into a CUDA graph times nothing and uses the results so far; so run one eager step before a capture.
+ * Load a file, or switch tuning on, before te_context_reserve, because a step whose strategy may change takes more
+ * workspace.
  *
- * Candidates sum in float and in a fixed order, so a tuned product produces the same bits each time. But tuning a
- * second time may choose another candidate: for the same bits from run to run, load the same file.
+ * Each candidate sums in float and in a fixed order, so within a run a tuned product is bitwise reproducible. But
+ * tuning a second time may choose another candidate: for bitwise identical results from run to run, load the same file.
  *
- * Compiled with -DTE_NO_TUNE, or through te/infer.h, a program does not contain the code that times: it loads a file,
- * and setting ctx.gemm_tune is an error. On the host there is nothing to tune: a file consists of its header, which is
- * checked as on CUDA. */
+ * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: it can
+ * load a file, and setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file consists only
+ * of its header, which is checked as on CUDA. */
 
 #endif

@@ -1,21 +1,22 @@
 /* gemm_blockwise.h -- FP8 GEMM with blockwise scaling (1 x 128 and 128 x 128) for any number of rows. cuBLASLt and the
- * kernel for Hopper (gemm_sm90_blockwise.h) need a multiple of four rows; a kernel here computes the remaining one to
- * three rows.
+ * kernel for Hopper (gemm_sm90_blockwise.h) require the number of rows to be a multiple of four; a kernel in this file
+ * computes the remaining one to three rows.
  *
  * Do this:
- *     TE_GEMM_BLOCKWISE(my)                            // the kernel, my_run and my_takes_bias
+ *     TE_GEMM_BLOCKWISE(my)                            // defines the kernel, my_run and my_takes_bias
  *     te_gemm g = te_gemm_of(rows, out, in);           // y[rows, out] = x[rows, in] w[out, in]^T
  *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16;
  *     g.a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, g.a_fp8.dtype = TE_e4m3, g.a_fp8.inverse = scales_of_x;
  *     g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D, g.b_fp8.dtype = TE_e4m3, g.b_fp8.inverse = scales_of_w;
  *     TE_TRY(my_run(&g, ctx));
  *
- * scales_of_x: inverse scales, one for each row and each 128 of k; scales_of_w: one for each 128 x 128, in the layout
- * of te_scale_at. my_takes_bias says whether the product can also add a bias (g.epilogue), which cuBLASLt cannot.
- * Errors: another scaling of A, and the errors of te_gemm_run.
+ * scales_of_x has one inverse scale for each row and each 128 columns (along k), scales_of_w one for each 128 x 128;
+ * te_scale_at defines the layout of both. my_takes_bias returns whether my_run can also add a bias (g.epilogue);
+ * cuBLASLt cannot. my_run returns an error if A has another scaling, and in the same cases as te_gemm_run.
  *
- * The kernel for the last rows: a warp computes a column of D. It reads a row of B, 16 bytes a lane at a time, and the
- * rows of A. Floor: the bytes of B, n k, over the memory bandwidth.
+ * The kernel for the last one to three rows of D: each warp computes one column of these rows. It reads the
+ * corresponding row of B, 16 bytes per lane at a time, and the last rows of A. The time is bounded below by reading B
+ * once: n k bytes over the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H
@@ -36,13 +37,13 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* elements of k that a lane takes at a time; they have one scale */
+    TE_GEMM_TAIL_VECTOR = 16 /* elements along k that a lane loads at a time; they share one scale */
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
     te_load8_fp8(v, p, at, 8, 1, t), te_load8_fp8(v + 8, p, at + 8, 8, 1, t);
 }
-/* Computes the rows of D behind the last multiple of four; block b computes TE_GEMM_TAIL_WARPS columns. */
+/* Computes the last m % 4 rows of D. Each block computes TE_GEMM_TAIL_WARPS columns of them, one per warp. */
 TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
     int group;
     te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);
@@ -75,8 +76,8 @@ TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
 
 typedef te_status (*te__gemm_fn)(const te_gemm *g, te_context *ctx);
 typedef te_status (*te__gemm_tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
-/* `run` computes the rows up to the last multiple of four, a product of its own on the same memory; `tail` the other
- * rows. */
+/* Runs the GEMM in two parts: `run` computes the rows up to the last multiple of four, as a smaller GEMM on the same
+ * matrices, and `tail` computes the remaining rows. who: the caller's name, for error texts. */
 TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_tail_fn tail, const char *who,
                                     te_context *ctx) {
     te_gemm bulk = g ? *g : te_gemm_of(0, 0, 0);

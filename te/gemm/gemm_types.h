@@ -4,8 +4,9 @@
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
  *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16;
  *
- * gemm.h runs it. The second half of the file is shared by the kernels in impl/: the functions that they call as their
- * epilogue, and the workspace for the partial sums of a split k.
+ * The functions of gemm.h run a te_gemm. The second half of this file is shared by the kernels in impl/: it has the
+ * types of the functions that these kernels call as their epilogue, and allocates the workspace for the partial sums of
+ * GEMMs whose k is split.
  */
 #ifndef TE_GEMM_TYPES_H
 #define TE_GEMM_TYPES_H
@@ -35,30 +36,33 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale, one number or an array, depending on `scaling`; target memory at a multiple of
-                           * TE_ACCESS bytes; null: 1, of tensorwise scaling only */
+    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in target memory, aligned to
+                           * TE_ACCESS bytes. null (only with tensorwise scaling): the scale is 1 */
 } te_gemm_fp8;
 
 /* D = alpha op(A) op(B) + beta C, with an epilogue. Row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
-    te_dtype dtype, out;  /* dtype: of bias and aux, and of A and B unless they are FP8. out: of C and D, `dtype` or
-                             f32 */
-    te_gemm_fp8 a_fp8, b_fp8; /* both or neither: A is then [m, k], B [n, k], and D = alpha inverse_a inverse_b A B^T */
-    int fast; /* FP8: 1: fast accumulation: sums stay in the tensor cores, which have 14 bits for them; 0: sums are
-                 promoted to float. With blockwise scaling the sums over each 128 of k are always added in float */
+    te_dtype dtype, out;  /* dtype: the dtype of bias and aux, and of A and B unless they are FP8. out: the dtype of C
+                             and D, either `dtype` or f32 */
+    te_gemm_fp8 a_fp8, b_fp8; /* set both for an FP8 GEMM, or neither. In FP8 A must be [m, k] and B [n, k], and D =
+                                 alpha inverse_a inverse_b A B^T */
+    int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
+                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: the sums over each
+                 128 of k are always added in float */
     const void *a, *b, *c;
     void *d;
-    float alpha, beta; /* C may be D; C is not read if beta is 0 */
+    float alpha, beta; /* c may equal d; C is not read if beta is 0 */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host: te__gemm_scratch() floats; target memory of the workspace */
+    float *scratch; /* host only: te__gemm_scratch() floats in the workspace */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* D[m, n] with k summands and alpha 1. All other members are zero: f32, nothing transposed, no operands yet. */
+/* A GEMM that computes D[m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
+ * transposed, no operands yet. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
     memset(&g, 0, sizeof g);
@@ -82,12 +86,13 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
 
 /* ---- checks of the arguments ------------------------------------------------------------------------------------- */
 
-/* The scalings of A and B that can be combined: (tensor, tensor), (row, row), (1x128, 128x128), (1x128, 1x128). */
+/* Whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,
+ * tensor), (row, row), (1x128, 128x128) and (1x128, 1x128). */
 TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
                   : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* Refuses rowwise and blockwise scaling where no back end supports it. */
+/* Returns an error for a combination of scalings, an epilogue or a device with which no back end supports FP8. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
@@ -103,8 +108,8 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     return TE_OK;
 }
 
-/* Refuses dtypes, and FP8 GEMMs, that no back end supports. The dry run of a plan calls it, and so does te_gemm_run.
- * who: the op or the call, for the error's text. */
+/* Returns an error for dtypes, and for FP8 GEMMs, that no back end supports. Both the dry run of a plan and te_gemm_run
+ * call it. who: the name of the op or of the called function, for the error's text. */
 TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
@@ -128,14 +133,14 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether D and an operand share no byte. */
+/* Whether the memory of D does not overlap that of an operand with `elements` elements. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* All checks of a call: pointers, sizes, formats, alignment, aliasing. te_gemm_run and te_gemm_fp8_run start with
- * it. */
+/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. te_gemm_run and te_gemm_fp8_run call it
+ * first. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
@@ -159,8 +164,9 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* te_gemm_run runs blockwise scaling as cuBLASLt does: rows in multiples of four, no bias. gemm_blockwise.h has the
- * rest. */
+/* Checks the restrictions of te_gemm_run, which are those of cuBLASLt: with blockwise scaling the number of rows must
+ * be a multiple of four, and with rowwise or blockwise scaling there is no bias. gemm_blockwise.h lifts both for
+ * blockwise scaling. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
@@ -174,25 +180,25 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 
 enum {
     TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs whose plans a context caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy it caches */
+    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy a context caches */
 };
 
-/* A GEMM whose candidates were timed. Tensors are contiguous and at multiples of TE_ACCESS, so sizes, transposes and
- * formats identify the GEMM. */
+/* A GEMM whose candidates were timed, and the result. All tensors are contiguous and aligned to TE_ACCESS bytes, so
+ * leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are equal. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
-    te_dtype a, b, dtype, out; /* of A, of B, of bias and aux, of D */
+    te_dtype a, b, dtype, out; /* the dtypes of A, of B, of bias and aux, of D */
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
     int candidates;            /* how many were timed */
-    int64_t first_ns, best_ns; /* median times: of the heuristic's first candidate, and of the candidate in use */
+    int64_t first_ns, best_ns; /* median times of the heuristic's first candidate, and of the fastest one */
     uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* The entry for this GEMM, not yet timed. */
+/* The entry for GEMM g, with the members that identify it set, and those of the result 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -210,8 +216,9 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
-/* The operands of a GEMM in a tuning file: "bf16", or in FP8 "e4m3*e5m2.bf16" with the dtype of bias and aux, then
- * ".fast" for fast accumulation, then the scalings unless they are tensorwise: ".1x128*128x128". */
+/* The text that describes a GEMM's operands in a tuning file. In 16 bits and f32 it is the dtype: "bf16". In FP8 it
+ * consists of the dtypes of A and B and that of bias and aux, "e4m3*e5m2.bf16", then ".fast" with fast accumulation,
+ * then the scalings unless they are tensorwise, ".1x128*128x128". */
 typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
@@ -224,25 +231,28 @@ TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     return s;
 }
 
-/* How a fused pattern that begins with a GEMM is split into a GEMM and a pointwise kernel behind it. */
+/* How a fused pattern that begins with a GEMM is divided between the GEMM's epilogue and a pointwise kernel that runs
+ * after the GEMM. */
 typedef enum te_gemm_strategy {
     TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the other ops */
-    TE_STRATEGY_BIAS,     /* a GEMM with bias epilogue; a pointwise kernel does the other ops */
+    TE_STRATEGY_BIAS,     /* a GEMM whose epilogue adds the bias; a pointwise kernel does the other ops */
     TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all ops of the pattern */
-    TE_STRATEGY_CUSTOM,   /* one custom kernel */
+    TE_STRATEGY_CUSTOM,   /* one custom kernel does all ops of the pattern */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
-/* A step of a plan whose strategies were timed, or an FP8 GEMM alone (BARE: cuBLASLt, CUSTOM: the custom kernel). */
+/* The strategy that was chosen by timing: for a step of a plan, or for an FP8 GEMM that is not part of a pattern. For
+ * the latter TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
 typedef struct te_gemm_choice {
-    char pattern[96]; /* "linear_bias_gelu", in FP8 with the operands: "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
+    char pattern[96]; /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands
+                         (te__operands_text), "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
     int64_t m, n, k;
     te_dtype dtype;
     int training;            /* 1: a forward that saves for backward; 0: inference */
-    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM alone: bit 0: beta,
-                                bit 1: a bias */
-    te_gemm_strategy strategy;     /* the fastest */
-    int64_t ns[TE_STRATEGY_COUNT]; /* medians; 0: not possible */
+    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a
+                                pattern: bit 0: beta is not 0; bit 1: there is a bias */
+    te_gemm_strategy strategy;     /* the fastest strategy */
+    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy; 0: it cannot run */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -254,29 +264,33 @@ typedef enum te_gemm_operands {
     TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
 } te_gemm_operands;
 
-/* Which outputs an epilogue stores. If this is a constant, the epilogue need not test its pointers for null: it then
- * has no branches, and the compiler interleaves several vectors of eight. */
+/* Which outputs an epilogue stores. If a kernel passes ALL or RESULT as a compile-time constant, the epilogue need not
+ * test its output pointers for null: it then has no branches, and the compiler interleaves the instructions for several
+ * vectors of eight elements. */
 typedef enum te_epilogue_outputs {
     TE_OUTPUTS_ANY,   /* decided at run time, pointer by pointer */
     TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
-    TE_OUTPUTS_RESULT /* only its result, as in inference */
+    TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
 } te_epilogue_outputs;
-/* The state of a thread from one call of its epilogue to the next. */
+/* State that a thread keeps from one call of its epilogue to the next. */
 typedef struct te_epilogue_state {
-    float sum[8];       /* the epilogue adds to these; the kernel then reduces them over the rows (gradients of bias and
-                           scale) */
-    uint32_t amax_bits; /* bits of the largest magnitude that it has stored in FP8 (core/lanes.h); 0 at first */
-    uint32_t fp8[2];    /* the epilogue sets them to the eight FP8 elements of this call, for the transposed output; 0
-                           at first */
+    float sum[8];       /* sums over rows, for the gradients of bias and scale, of the eight columns: the epilogue adds
+                           its row's elements, and the kernel then adds the sums of all threads */
+    uint32_t amax_bits; /* bits of the largest magnitude that this thread has stored in FP8 (core/lanes.h); 0 at
+                           first */
+    uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
+                           the transposed output; 0 at first */
     te_epilogue_outputs outputs; /* a constant */
 } te_epilogue_state;
-/* Custom kernels call this for eight elements of D, rounded to 16 bits: row `row`, columns from `col` on. ahead: the
- * same eight elements of a tensor that the kernel has prefetched (params.source). If that tensor has two halves, the
- * eight of its second half follow. null: nothing was prefetched. arg: the kernel's arguments. */
+/* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
+ * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
+ * prefetched tensor (params.source) at the same place; if that tensor has two halves, these are the eight elements of
+ * its first half, and those of its second half follow. null: nothing was prefetched. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
-/* The same for ops that combine two vectors of a row, rope and gated activations: eight elements from column `col` on,
- * and the eight that pair with them, from `other_col` on. Only amax_bits of the state is used. */
+/* The same for ops that combine two vectors of a row, namely rope and gated activations. w: the eight elements from
+ * column `col` on; other: the eight that are paired with them, from column `other_col` on. Only amax_bits of the state
+ * is used. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -285,14 +299,14 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* the size that cuBLASLt recommends for Hopper */
-    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles of a custom kernel whose k is split */
-    TE_GEMM_TILE_COUNTERS = 16,         /* counters of each such tile; they lie behind the workspace, and are 0 between
-                                           kernels */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* a custom kernel splits k for at most this many tiles */
+    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each such tile; they lie behind the workspace, and each kernel
+                                           leaves them at 0 */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 
-/* Allocates the memory of partial sums of a split k, and of the counters behind them. May be called while a stream is
- * being captured, and does not become part of the capture. */
+/* Allocates the workspace for the partial sums of GEMMs whose k is split, and behind it the counters, which are set to
+ * 0. May be called while a stream is being captured: the allocation and the fill do not become part of the capture. */
 TE_API te_status te__gemm_allocate(void **workspace, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaStream_t stream = 0;

@@ -1,7 +1,7 @@
-/* adamw.h -- AdamW over all tensors of several models in one launch, with fp32 master weights, clipping by the global
- * gradient norm and a learning-rate schedule, all of it on the device. Loshchilov & Hutter, "Decoupled weight decay
- * regularization", ICLR 2019. Options in the config select SGD with momentum or Muon (muon.h) instead, moments in bf16
- * or 8 bits, and states that are sharded over ranks (zero1.h).
+/* adamw.h -- AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019). One launch updates all
+ * tensors of several models. Master weights in f32, clipping by the global gradient norm and the learning-rate schedule
+ * are computed on the device. The config can select SGD with momentum or Muon (muon.h) instead, moments in bf16 or 8
+ * bits, and states that are sharded over ranks (zero1.h).
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -17,8 +17,8 @@
  * A step does not clear the gradients: the next backward overwrites them, unless te_batch.accumulate is set.
  *
  * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
- * instead of te_reduce_gradients. Each rank then has 1 / shards of the moments and of the master weights, with the same
- * results as unsharded. Muon's orthogonalisation is divided among the ranks matrix by matrix.
+ * instead of te_reduce_gradients. Each rank then stores only 1 / shards of the moments and of the master weights; the
+ * results are the same as without sharding. With Muon, each matrix is assigned to one rank, which orthogonalises it.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
@@ -31,24 +31,24 @@
 
 typedef struct te_adamw {
     te_adamw_config config; /* may be changed between steps, except weight_decay, decay_all, rule, moments, no_master,
-                               muon_takes and shards; groups is null here, because te_adamw_init has copied the groups
-                               into the tensors */
+                               muon_takes and shards; groups is null here, because te_adamw_init has copied the groups'
+                               values into the table of tensors */
     te_model *const *models;
-    int model_count, count, chunks; /* models; this rank's tensors, and their chunks */
-    te_zero1 zero1;                 /* which shard of the states this rank has */
-    te_adamw_state *state;          /* this and all pointers below: target memory */
+    int model_count, count, chunks; /* the numbers of models, of this rank's tensors, and of the chunks of these */
+    te_zero1 zero1;                 /* the shard of the states that this rank has */
+    te_adamw_state *state;          /* this pointer and all below: target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
-    const int32_t *first;           /* [count + 1], the first chunk of each tensor */
-    void *m, *v;                    /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
+    const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
+    void *m, *v;                    /* moments of all tensors, each tensor at a multiple of TE_PARAM_ALIGN elements */
     float *master;
     int64_t m_elements, v_elements; /* gaps included; only tensors that AdamW updates have a v */
-    te_rule rule;                   /* this and the next three are as they were at te_adamw_init */
-    te_dtype moments;               /* of m and v */
+    te_rule rule;                   /* this and the next three members: their values at te_adamw_init */
+    te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
     te__muon muon;
-    char *gather_buffer;            /* ZeRO-1: of te__zero1_gather_bytes */
+    char *gather_buffer;            /* ZeRO-1: te__zero1_gather_bytes bytes */
     uint64_t fingerprint;           /* te__params_fingerprint when the table was made */
 } te_adamw;
 
@@ -61,14 +61,15 @@ typedef struct te_adamw {
 typedef struct te_adamw_iter {
     te_zero1_iter zero1;
     const te_adamw *opt;
-    int64_t m_at, v_at, master_at; /* the next tensor's first element in m, v and master */
-    int model;                     /* index into the models */
+    int64_t m_at, v_at, master_at; /* the index in m, v and master of the next tensor's first element */
+    int model;                     /* the index of the parameter's model */
     const te_param *param;
-    int64_t from, elements; /* the range of the parameter's elements: all of them, with ZeRO-1 those of this rank */
-    float *master;          /* [elements], target memory; in param->data if that is f32; null: no_master */
-    void *m, *v;            /* [elements] of opt->moments; v is null if the rule has none. If the moments are e4m3,
-                             * te_moment_scales(m, elements) lie behind the elements, and v holds its square root */
-    te_rule rule;           /* of this tensor */
+    int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
+    float *master;          /* [elements], target memory; a part of param->data if that is f32; null: no_master */
+    void *m, *v;            /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the
+                             * format is e4m3, the scales follow the elements (te_moment_scales), and v is stored as its
+                             * square root */
+    te_rule rule;           /* the rule that updates this tensor */
 } te_adamw_iter;
 
 TE_API te_adamw_iter te_adamw_tensors(const te_adamw *opt) {
@@ -97,13 +98,13 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The shard of a rank of the data group. Matrices that Muon updates are not cut. */
+/* The shard of the states that a rank of the data group has. Matrices that Muon updates are not divided. */
 TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     te_zero1 z = te_zero1_of(rank, c->shards);
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* Offsets of the parts of the memory, in ascending order. */
+/* The offsets of the parts of the optimizer's memory, in ascending order. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -142,11 +143,12 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     l.gather_buffer = te__suballocate(&l.bytes, te__zero1_gather_bytes(models, count, zero1));
     return l;
 }
-/* Bytes of target memory that te_adamw_init needs. AdamW: 12 an element, 8 for an f32 model; four less with moments in
- * bf16, 5.94 less with moments in e4m3, four less without master weights; and some for tables. Muon needs no second
- * moment, but memory for two copies of the largest matrix. ZeRO-1 divides all but the tables by config->shards and adds
- * up to 128 elements a shard and model, and with Muon the size of the largest matrix for each shard. The number is the
- * same on all ranks. If the config is null or not valid, the result is that of te_adamw_bytes. */
+/* Bytes of target memory that te_adamw_init needs. AdamW needs 12 bytes for each element (8 if the model is f32) and
+ * some for tables: four less for each element with moments in bf16, 5.94 less with moments in e4m3, and four less
+ * without master weights. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides
+ * everything but the tables by config->shards, and adds up to 128 elements for each shard of a model; with Muon it also
+ * adds the size of the largest matrix for each shard. The result is the same on all ranks. If the config is null or not
+ * valid, the result is that of te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -158,7 +160,7 @@ TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_ada
     }
     return bytes;
 }
-/* The same for AdamW with moments in f32. */
+/* Bytes of target memory that te_adamw_init needs for AdamW with moments in f32. */
 TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te_adamw_bytes_of(models, count, 0); }
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
@@ -179,7 +181,7 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Reset the states from the models' weights, for instance after loading them: master = weight, m = v = 0, step 0. */
+/* Reset the states, for instance after the models' weights were loaded: master = weight, m = v = 0, step 0. */
 TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
@@ -189,7 +191,8 @@ TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     return opt->chunks ? te__adamw_init_master_launch(ctx, te__grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
-/* The weight decay and the learning-rate factor of a tensor: those of its group, if it belongs to one. */
+/* Set the weight decay and the learning-rate factor of a tensor: those of the parameter's group, or the config's if the
+ * parameter belongs to no group. */
 TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, const te_model *m, const te_param *p) {
     const te_param_group *g = te__group_of(c->groups, c->group_count, m, p);
     t->decay = p->rows > 1 || c->decay_all ? c->weight_decay : 0.0f, t->lr = 1.0f;
@@ -197,7 +200,7 @@ TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, c
     t->lr = g->lr;
     if (g->weight_decay != TE_DECAY_OF_CONFIG) t->decay = g->weight_decay;
 }
-/* Fill the struct: the options, and pointers to the parts of the memory. */
+/* Set the struct's options, and its pointers to the parts of the memory at `base`. */
 TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l, const te_adamw_config *config) {
     opt->config = *config, opt->config.groups = 0, opt->config.group_count = 0;
     opt->count = l->count, opt->chunks = (int)l->chunks;
@@ -211,7 +214,7 @@ TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l,
     opt->muon.partial = (float *)(base + l->partial), opt->muon.factor = (float *)(base + l->factor);
     opt->gather_buffer = base + l->gather_buffer;
 }
-/* Copy the table of tensors, and of their first chunks, to target memory. Waits for the stream. */
+/* Make the tables of the tensors and of their first chunks, and copy them to target memory. Waits for the stream. */
 TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t bytes, const te_adamw_config *config,
                                      te_context *ctx) {
     te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, bytes);
@@ -230,10 +233,11 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
     free(rows);
     return status == TE_OK ? done : status;
 }
-/* Bind to memory (target memory, te_adamw_bytes_of, aligned to TE_ALIGN), to the models as they are bound now, and
- * reset. `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or
- * listed twice, a value in the config that is not allowed, a group that matches no parameter, memory too small or
- * misaligned, an f16 model without master weights, a matrix for Muon that is sharded over the tensor group. */
+/* Initialise the optimizer for the models as they are bound now, and reset its states. memory: target memory of
+ * te_adamw_bytes_of bytes, aligned to TE_ALIGN. `models` must outlive the optimizer. Waits for the stream. Errors: null
+ * pointers, a model without gradients or listed twice, a value in the config that is not allowed, a group that matches
+ * no parameter, memory too small or misaligned, an f16 model without master weights, a matrix for Muon that is sharded
+ * over the tensor group. */
 TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                           const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
@@ -266,7 +270,8 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Muon: update the momentum of all matrices in one launch, then the matrices one after the other. */
+/* Muon: update the momentum of all matrices in one launch, and compute their norms in another; then update the matrices
+ * one after the other. */
 TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, const te__adamw_args *args,
                                                        te_context *ctx) {
     te__muon_args a;
@@ -280,7 +285,8 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
             TE_TRY(te__muon_matrix(&a, it.param, opt->models[it.model]->plan->dtype, ctx));
     return TE_OK;
 }
-/* A matrix takes seventeen launches, so they are enqueued as graphs, like a pass of a model. */
+/* The update of a matrix takes seventeen launches; to save launch overhead they are recorded and enqueued as graphs,
+ * like a pass of a model. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__launch_record_begin(ctx);
     const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
@@ -319,15 +325,15 @@ TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m,
                                 : "the optimizer's states are not sharded like that");
     return TE_OK;
 }
-/* Call on all ranks between the last backward and te_adamw_step: te_reduce_gradients of the optimizer's models. With
- * ZeRO-1 the gradients are reduce-scattered, because this rank's update reads only its shard (with Muon they are
- * all-reduced). */
+/* Like te_reduce_gradients, for the optimizer's models: call it on all ranks between the last backward and
+ * te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's update reads only its own shard;
+ * with ZeRO-1 and Muon they are all-reduced. */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
     return te__reduce_gradients(opt->models, opt->model_count, opt->zero1.whole ? 1 : opt->zero1.ranks, ctx);
 }
-/* All errors that a step can return are found here, before anything is enqueued. */
+/* Check, before anything is enqueued, for all errors that a step can return. */
 TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
@@ -342,13 +348,14 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_reduced(opt, opt->models[i], ctx));
     return TE_OK;
 }
-/* The gradient norm, if the config needs it, and the step's scalars: learning rate, clipping, bias correction. */
+/* Enqueue the gradient norm, if the config needs it, and the kernel that computes the step's scalars: learning rate,
+ * clipping factor, bias correction. */
 TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
-/* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update, and with ZeRO-1 the
- * gathering of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
+/* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update and, with ZeRO-1, the
+ * all-gather of the updated parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
 TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check_step(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
@@ -366,7 +373,8 @@ TE_API te_status te_adamw_get(te_adamw_state *state, const te_adamw *opt, te_con
     TE_TRY(te_copy(ctx, state, opt->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Set the state: step and skipped count, each from 0 to TE_ADAMW_MAX_STEPS. Waits for the stream. */
+/* Set the state, for instance from a checkpoint. state->step and state->skipped must each be from 0 to
+ * TE_ADAMW_MAX_STEPS. Waits for the stream. */
 TE_API te_status te_adamw_set(const te_adamw_state *state, te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
     TE_REQUIRE(te__adamw_counts_valid(state->step, state->skipped), ctx, TE_ERROR_VALUE,

@@ -1,7 +1,7 @@
 /* adamw_config.h -- the options and the state of the optimizer of adamw.h: AdamW, SGD with momentum, or Muon.
  *
  * Do this:
- *     te_adamw_config config = te_adamw_defaults(3e-4f); // te_sgd_defaults(0.1f, 0.9f)
+ *     te_adamw_config config = te_adamw_defaults(3e-4f); // or te_sgd_defaults(0.1f, 0.9f), te_muon_defaults(0.02f)
  *     config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-4f, 100, 10000, 0.1f), config.max_norm = 1.0f;
  */
 #ifndef TE_ADAMW_CONFIG_H
@@ -10,7 +10,81 @@
 #include "../core/context.h" /* te_status, te_fail */
 #include "../plan/model.h"   /* te_model, te_param */
 #include "param_groups.h"    /* te_param_group */
-#include "schedule.h"        /* te_schedule */
+#include "../core/base.h" /* TE_BOTH */
+
+/* ---- schedules ----------------------------------------------------------------------------------------------------
+ * Learning-rate schedules: a warm-up, then a decay to a fraction of the peak.
+ *
+ * Do this:
+ *     te_schedule s = te_schedule_of(TE_SCHEDULE_cosine, 6e-4f, 200, 10000, 0.1f);
+ *     float lr = te_lr(&s, step);     // on the host and inside kernels; AdamW calls it with its own counter
+ *
+ * A schedule is plain data, te_lr is a pure function of the step, and the optimizer counts steps on the device.
+ * Therefore the learning rate also follows the schedule if a captured CUDA graph is replayed.
+ */
+
+/* X(name, decay): decay is a function of t, which is 0 at the end of the warm-up and 1 at step `total`. Except for
+ * `constant`, it falls from 1 to 0. */
+#define TE_SCHEDULES(X)                                  \
+    X(constant, 1.0f)                                    \
+    X(linear, 1.0f - t)                                  \
+    X(cosine, 0.5f + 0.5f * cosf(3.14159265358979f * t)) \
+    X(sqrt, 1.0f - sqrtf(t))
+
+#define TE_SCHEDULE_ENUM(name, decay) TE_SCHEDULE_##name,
+typedef enum te_schedule_kind { TE_SCHEDULES(TE_SCHEDULE_ENUM) TE_SCHEDULE_COUNT } te_schedule_kind;
+#undef TE_SCHEDULE_ENUM
+
+typedef struct te_schedule {
+    te_schedule_kind kind;
+    float peak;            /* the learning rate after the warm-up */
+    float final_fraction;  /* the learning rate from step `total` on, as a fraction of the peak */
+    int64_t warmup, total; /* numbers of steps; total includes the warm-up */
+} te_schedule;
+
+TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total,
+                                  float final_fraction) {
+    te_schedule s;
+    s.kind = kind, s.peak = peak, s.final_fraction = final_fraction, s.warmup = warmup, s.total = total;
+    return s;
+}
+/* A schedule with the same learning rate at every step. */
+TE_API te_schedule te_schedule_constant(float lr) { return te_schedule_of(TE_SCHEDULE_constant, lr, 0, 0, 1.0f); }
+
+TE_API const char *te_schedule_name(te_schedule_kind kind) {
+#define TE_SCHEDULE_NAME(name, decay) #name,
+    static const char *const names[] = {TE_SCHEDULES(TE_SCHEDULE_NAME)};
+#undef TE_SCHEDULE_NAME
+    return (unsigned)kind < (unsigned)TE_SCHEDULE_COUNT ? names[kind] : "unknown";
+}
+
+/* Null if the schedule is valid, else a text with the reason. */
+TE_API const char *te__schedule_problem(const te_schedule *s) {
+    if (!s) return "there is none";
+    if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
+    if (!(s->peak >= 0.0f && s->peak <= 3.4e38f)) return "the peak must be a number >= 0";
+    if (!(s->final_fraction >= 0.0f && s->final_fraction <= 3.4e38f)) return "the final fraction must be a number >= 0";
+    if (s->warmup < 0) return "the warm-up must be >= 0 steps";
+    if (s->total < 0) return "the total must be >= 0 steps";
+    if (s->kind != TE_SCHEDULE_constant &&
+        s->total <= s->warmup) return "the total must be more steps than the warm-up";
+    return 0;
+}
+
+/* The learning rate of a step; steps are counted from 0. During the warm-up it is peak * (step + 1) / warmup, so that
+ * it is not 0 in the first step; after the warm-up, peak * (final_fraction + (1 - final_fraction) * decay(t)). */
+TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
+    float decay = 1.0f;
+    if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);
+    const double done = (double)(step - s->warmup), length = (double)(s->total - s->warmup);
+    const float t = done < length ? (float)(done / length) : 1.0f;
+    (void)t;
+#define TE_SCHEDULE_CASE(name, formula) \
+    if (s->kind == TE_SCHEDULE_##name) decay = formula;
+    TE_SCHEDULES(TE_SCHEDULE_CASE)
+#undef TE_SCHEDULE_CASE
+    return s->peak * (s->final_fraction + (1.0f - s->final_fraction) * decay);
+}
 
 /* X(name): the update rules. Their formulas are in impl/adamw_kernels.h and muon.h. */
 #define TE_RULES(X) \
@@ -28,43 +102,48 @@ TE_API const char *te_rule_name(te_rule rule) {
     return (unsigned)rule < (unsigned)TE_RULE_COUNT ? names[rule] : "unknown";
 }
 
-/* Whether Muon updates this matrix; AdamW updates all other parameters. */
+/* A function of the caller's. Returns whether Muon updates this matrix; AdamW updates all other parameters. */
 typedef int (*te_muon_takes)(const te_model *model, const te_param *p);
 
 typedef struct te_adamw_config {
     te_schedule schedule;
     float beta1, beta2, eps;
-    float weight_decay;    /* of tensors with more than one row: matrices, not biases or gains */
+    float weight_decay;    /* applies to tensors with more than one row: to matrices, but not to biases or gains */
     int decay_all;         /* 1: weight_decay applies to every tensor */
-    float max_norm;        /* clip: gradients are scaled so that their global norm is at most this; 0: no clipping, and
-                              no norm is computed. INFINITY: the norm is computed, but clips to TE_ADAMW_NORM_LIMIT. */
-    float grad_scale;      /* every gradient is multiplied by it before anything else: 1 / loss scale */
-    int skip_nonfinite;    /* 1: a step whose gradients have an infinity or a NaN changes nothing (this computes the
-                              norm) */
+    float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. 0: no clipping,
+                              and the norm is not computed. INFINITY: the norm is computed, and gradients are clipped
+                              only to TE_ADAMW_NORM_LIMIT */
+    float grad_scale;      /* every gradient is first multiplied by grad_scale: 1 / loss scale */
+    int skip_nonfinite;    /* 1: a step whose gradients contain an infinity or a NaN changes nothing (to find these, the
+                              norm is computed) */
     te_rule rule;
-    te_dtype moments;      /* format of the moments: f32, or bf16 or e4m3 with stochastic rounding, which is unbiased.
-                              e4m3 has a scale for each block of 128 elements; only for AdamW and SGD. */
+    te_dtype moments;      /* the format of the moments: f32, bf16 or e4m3. bf16 and e4m3 are rounded stochastically, so
+                              that rounding is unbiased. e4m3 has a scale for each block of 128 elements, and is
+                              supported only by AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
-    uint64_t seed;         /* of the stochastic rounding */
-    float momentum;        /* SGD and Muon, in place of the betas; 0: none */
+    uint64_t seed;         /* the seed of the stochastic rounding */
+    float momentum;        /* SGD and Muon: the factor of the momentum, which they have in place of the betas; 0: no
+                              momentum */
     int nesterov;          /* SGD and Muon: 1: Nesterov's momentum */
-    te_muon_takes muon_takes; /* the matrices that Muon updates; null: te_muon_matrices, those of hidden layers */
-    int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), so that its
-                              RMS is that of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025) */
-    float adamw_lr_factor; /* Muon: parameters that AdamW updates have the schedule's learning rate times this */
+    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects those of
+                                 hidden layers */
+    int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which makes its
+                              RMS that of AdamW's updates (Liu et al., "Muon is scalable for LLM training", 2025) */
+    float adamw_lr_factor; /* Muon: the learning rate of parameters that AdamW updates is the schedule's times this */
     int shards;            /* ZeRO-1 (zero1.h). te_data_group(ctx)->size: moments and master weights are sharded over
                               the data group; each rank updates its shard of the parameters and gathers the others.
-                              1: each rank has all states. Each of Muon's matrices belongs to one rank. */
-    const te_param_group *groups; /* parameters with their own learning rate or decay; only read by te_adamw_init */
+                              With Muon, each matrix belongs to one rank. 1: each rank has all states. */
+    const te_param_group *groups; /* parameters with their own learning rate or weight decay; only te_adamw_init reads
+                                     these groups */
     int group_count;
 } te_adamw_config;
 
-/* 2^56. If the norm is computed, gradients are scaled to a norm of at most this, so that the bias-corrected second
- * moment fits f32. If it is not computed, a gradient above 1e18 makes the second moment of its element infinite, and
- * that element is not updated any more. */
+/* 2^56. If the norm is computed, gradients are scaled such that it is at most this limit, so that the bias-corrected
+ * second moment fits f32. If the norm is not computed, a gradient above 1e18 makes the second moment of its element
+ * infinite, and this element is never updated again. */
 #define TE_ADAMW_NORM_LIMIT 72057594037927936.0f
 enum { TE_ADAMW_MAX_SHARDS = 1 << 16 };
-#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* limit of te_adamw_set: integers that a double represents exactly */
+#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* limit of te_adamw_set: a double represents integers up to it exactly */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
@@ -79,22 +158,24 @@ TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
-/* The values of the publication, where lr is 0.02. adamw_lr_factor times lr is the learning rate of the parameters that
- * AdamW updates. With match_rms, lr is one that suits AdamW, and the factor can be 1. */
+/* Muon with the values of its publication, which has lr = 0.02. The learning rate of the parameters that AdamW updates
+ * is lr * adamw_lr_factor. With match_rms, choose an lr that suits AdamW; the factor can then be 1. */
 TE_API te_adamw_config te_muon_defaults(float lr) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
     return c;
 }
 
-/* Lies in target memory. A checkpoint needs only step and skipped; the other members are recomputed at the beginning of
- * each step. */
+/* The optimizer's scalars, in target memory. A checkpoint needs only step and skipped, because each step begins by
+ * computing the other members. */
 typedef struct te_adamw_state {
-    int64_t step, skipped;      /* updates made; steps skipped because of skip_nonfinite */
-    float norm;                 /* of the gradients after grad_scale, before clipping; infinity if it does not fit f32,
-                                   which does not cause a step to be skipped: only gradients that are not finite do */
+    int64_t step, skipped;      /* the number of updates made, and of steps skipped because of skip_nonfinite */
+    float norm;                 /* the norm of the gradients after grad_scale, before clipping. Infinity if it does not
+                                   fit f32. This alone does not cause the step to be skipped; gradients that are not
+                                   finite do */
     float lr;                   /* the learning rate */
-    float adamw_lr;             /* of parameters that AdamW updates: differs under the rule Muon (adamw_lr_factor) */
+    float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only under the
+                                   rule Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
     float correct_m, correct_v; /* bias correction, 1 / (1 - beta^step) */
     int32_t apply;              /* 0: this step is skipped */
@@ -134,7 +215,7 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                c->shards, (int)TE_ADAMW_MAX_SHARDS);
     return TE_OK;
 }
-/* Whether an optimizer can continue from these counts. */
+/* Whether these are valid counts of steps and skipped steps, from which an optimizer can continue. */
 TE_API int te__adamw_counts_valid(int64_t step, int64_t skipped) {
     return step >= 0 && step <= TE_ADAMW_MAX_STEPS && skipped >= 0 && skipped <= TE_ADAMW_MAX_STEPS;
 }

@@ -1,4 +1,4 @@
-/* grad_norm.h -- the global L2 norm of the gradients of several models, left on the device.
+/* grad_norm.h -- computes the global L2 norm of the gradients of several models. The result stays on the device.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};
@@ -7,17 +7,17 @@
  *     TE_TRY(te_grad_norm_init(&norm, memory, te_grad_norm_bytes(models, 2), models, 2, &ctx));
  *     TE_TRY(te_grad_norm_run(&norm, &ctx));         // enqueues; norm.result[0] = sum of squares, [1] = norm
  *
- * *norm.norm is a double that is finite if and only if all gradients are finite. The squares of elements above 2^64 or
- * so do not fit f32, so a chunk whose sum overflows is summed once more with scaled squares.
+ * *norm.norm is a double that is finite if and only if all gradients are finite. The squares of elements above about
+ * 2^64 do not fit f32; therefore a chunk whose sum overflows is summed once more, with squares that are scaled down.
  *
- * With several ranks it is the norm of the whole model. With tensor parallelism each rank sums the squares of the
- * parameters that are sharded, and rank 0 also those of replicated parameters; the sums of the ranks are then gathered
- * and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its shard, so the
- * same is done over the data group first.
+ * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
+ * its shards of parameters, and rank 0 also those of replicated parameters; the sums of the ranks are then gathered
+ * and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its own shard, so
+ * the ranks' sums are first gathered and added over the data group in the same way.
  *
- * The result has the same bits on every run and with any number of threads, because no atomics are used: tensors are
- * cut into chunks of one size, one block and one partial sum each, and a single block adds the partial sums. Gaps
- * between tensors are not read. A tied parameter counts once.
+ * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
+ * divided into chunks of one size, one block computes one partial sum for each chunk, and a single block adds the
+ * partial sums. Gaps between tensors are not read. A tied parameter counts once.
  */
 #ifndef TE_GRAD_NORM_H
 #define TE_GRAD_NORM_H
@@ -34,33 +34,36 @@ typedef struct te__grad_tensor { const float *grad; int64_t elements; } te__grad
 /* All pointers are target memory. */
 typedef struct te_grad_norm {
     const te__grad_tensor *tensor; /* [count] */
-    const int32_t *first;          /* [count + 1], the first chunk of each tensor */
-    double *partial;               /* [chunks] */
-    float *result;                 /* [2]: the sum of squares, and its root; infinity where it does not fit */
-    double *norm;                  /* the root in double; lies behind the result */
+    const int32_t *first;          /* [count + 1], the index of the first chunk of each tensor */
+    double *partial;               /* [chunks], the sum of the squares in each chunk */
+    float *result;                 /* [2]: the sum of squares, and its root; infinity if a value does not fit f32 */
+    double *norm;                  /* the root in double; lies after the result in memory */
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, ranks)], the sum of squares of each rank of a group */
     int rank, size;                /* of the tensor group; in a kernel's arguments: of the group that it sums over */
-    te_zero1 zero1;                /* the shard of the data group that this rank reads; 0 of 1: everything */
+    te_zero1 zero1;                /* which shard of the gradients this rank reads; rank 0 of 1: all */
 } te_grad_norm;
 
-/* A chunk is 32 KiB: 256 lanes, two rounds of four 16-byte loads each. That makes enough blocks to balance the load,
- * and few enough partial sums (one per 8192 elements) for one block to add. */
+/* A chunk is 32 KiB: 256 lanes, each with two rounds of four 16-byte loads. Such chunks are small enough that there are
+ * enough blocks to balance the load, and large enough that one block can add all partial sums (one for 8192
+ * elements). */
 enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NORM_SUM_THREADS = 1024 };
-enum { TE_NORM_MAX_RANKS = 64 }; /* of a tensor group */
+enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
 
-/* 2^192. The squares of 2^41 elements of the largest float, divided by this, fit f32; squares that underflow are
- * negligible compared with a sum that overflowed. */
+/* 2^192, by which sums of squares are divided after an overflow. Even 2^41 squares of the largest float then fit f32.
+ * Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* A lane's part of the scaled sum of squares, in double. A plain loop, since it is needed only after an overflow. */
+/* A lane's part of the sum of squares, computed in double and divided by TE__NORM_RESCALE. This is a plain loop,
+ * because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];
     return (float)(sum / TE__NORM_RESCALE);
 }
 
-/* Reads 4 bytes an element, writes 8 bytes a chunk: the floor is 4 bytes * elements / read bandwidth. */
+/* Sums the squares of a chunk. Reads 4 bytes for each element and writes 8 for each chunk, so the lower bound of the
+ * time is 4 bytes * elements / read bandwidth. */
 TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
@@ -87,7 +90,7 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
         total += (sum[k].v[0] + sum[k].v[1]) + (sum[k].v[2] + sum[k].v[3]);
     te_lanes_sum(&total, 1, &lanes);
     double partial = (double)total;
-    if (!(total <= 3.402823466e38f)) { /* overflow or NaN; the same decision in all lanes */
+    if (!(total <= 3.402823466e38f)) { /* overflow or NaN; total is the same in all lanes, so all decide alike */
         total = te__grad_norm_rescaled(x, n, lanes);
         te_lanes_sum(&total, 1, &lanes);
         partial = (double)total * TE__NORM_RESCALE;
@@ -96,7 +99,7 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__grad_norm_partial, TE__NORM_THREADS, 1, te_grad_norm, te__grad_norm_body(te_args, te_at))
 
-/* Reads one double a chunk. Each lane sums in double, because there may be a million chunks. */
+/* Adds the partial sums of all chunks. Each lane adds in double, because there may be a million chunks. */
 TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_SUM_THREADS : 1, &group);
@@ -116,7 +119,8 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
 TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
-/* Over ranks: each rank stores its sum of squares, the sums are gathered, and each rank adds all of them. */
+/* The norm over several ranks: each rank stores its sum of squares, an all-gather exchanges the sums, and each rank
+ * adds all of them. */
 TE_FN void te__grad_norm_put_rank_body(const te_grad_norm *a) { a->rank_sums[a->rank] = *a->norm * *a->norm; }
 TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
     double sum = 0.0;
@@ -127,7 +131,7 @@ TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
 TE_KERNEL_IF_USED(te__grad_norm_put_rank, 1, 1, te_grad_norm, te__grad_norm_put_rank_body(te_args))
 TE_KERNEL_IF_USED(te__grad_norm_sum_ranks, 1, 1, te_grad_norm, te__grad_norm_sum_ranks_body(te_args))
 
-/* The parts of the memory: their offsets, and how many tensors and chunks there are. */
+/* The offsets of the parts of the memory, and the number of tensors. */
 typedef struct te__grad_norm_layout { size_t table, table_bytes, partial, bytes; int tensors; } te__grad_norm_layout;
 
 TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -135,7 +139,7 @@ TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int
     int64_t chunks = 0;
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     memset(&l, 0, sizeof l);
-    l.bytes = TE_ALIGN; /* the result comes first, then the ranks' sums */
+    l.bytes = TE_ALIGN; /* the result and the norm come first, then rank_sums */
     (void)te__suballocate(&l.bytes, (size_t)te_max(zero1.ranks, TE_NORM_MAX_RANKS) * sizeof(double));
     while (te_zero1_next(&it)) l.tensors++, chunks += te_ceil_div(it.elements, TE__NORM_CHUNK);
     l.table_bytes = (size_t)l.tensors * sizeof(te__grad_tensor) + ((size_t)l.tensors + 1) * sizeof(int32_t);
@@ -166,7 +170,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements are counted on rank 0 only */
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements count only on rank 0 of their group */
         const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank);
         rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
@@ -186,26 +190,28 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     norm->zero1 = zero1;
     return TE_OK;
 }
-/* Bind to memory (target memory, aligned to TE_ALIGN) and to the models' gradients as they are bound now. Waits for the
- * stream. Errors: null pointers, a model without gradients or listed twice, memory too small or misaligned. */
+/* Initialise *norm for the models' gradients as they are bound now. memory: target memory of te_grad_norm_bytes bytes,
+ * aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, a model without gradients or listed twice, memory
+ * too small or misaligned. */
 TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t bytes, te_model *const *models, int count,
                                    te_context *ctx) {
     return te__grad_norm_init(norm, memory, bytes, models, count, te_zero1_of(0, 1), ctx);
 }
 
-/* Combine the norms of the group's ranks to the norm over all ranks. */
+/* Enqueue: replace this rank's norm by the norm over all ranks of the group. */
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
     TE_TRY(te__grad_norm_put_rank_launch(ctx, te__grid_of(1, 1), &a));
-    enum { FLOATS = sizeof(double) / sizeof(float) }; /* an all-gather copies bits, so a double can be sent as two
-                                                         floats */
+    enum { FLOATS = sizeof(double) / sizeof(float) }; /* a double can be sent as two floats, because an all-gather
+                                                         preserves all bit patterns */
     TE_TRY(te_group_all_gather(g, a.rank_sums, a.rank_sums + a.rank, FLOATS, TE_f32, ctx));
     return te__grad_norm_sum_ranks_launch(ctx, te__grid_of(1, 1), &a);
 }
 
-/* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. With
- * CUDA this is a function template: `auto f = &te_grad_norm_run<>`. */
+/* Enqueue the kernels that compute the norm: norm->result[0] = the sum of the squares of all gradients,
+ * norm->result[1] = its root, *norm->norm = the root in double. With CUDA this is a function template:
+ * `auto f = &te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");

@@ -1,19 +1,19 @@
-/* muon.h -- Muon: the momentum of a matrix is made orthogonal by five Newton-Schulz iterations before it is applied.
- * Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. adamw.h runs it.
+/* muon.h -- Muon: five Newton-Schulz iterations make the momentum of a matrix orthogonal before it updates the matrix.
+ * Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. The calls for it are in adamw.h.
  *
  * Do this:
  *     te_adamw_config config = te_muon_defaults(0.02f);      // then te_adamw_init, te_adamw_step and so on
  *     config.adamw_lr_factor = 3e-4f / 0.02f;                // other parameters: AdamW with a learning rate of 3e-4
- *     config.muon_takes = te_muon_matrices;                  // the default; null says the same
+ *     config.muon_takes = te_muon_matrices;                  // the default, as is null
  *
  * The update of a matrix p with gradient g:
  *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
  *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
  *     p -= lr (size X + decay p),  size = sqrt(max(1, rows / cols)), or 0.2 sqrt(max(rows, cols)) if match_rms
  *
- * A is square, of the smaller side of X: if X has more rows than columns, A = X^T X and X = a X + X B. The products are
- * in bf16, for an f32 model in f32. An iteration takes 4 s^2 l + 2 s^3 flops, s the smaller side and l the larger.
- * These products bound the time; the other kernels move 24 bytes an element in all.
+ * A is s x s, where s is the smaller and l the larger side of X: if X has more rows than columns, A = X^T X and
+ * X = a X + X B. The products are in bf16, or in f32 if the model is f32. An iteration takes 4 s^2 l + 2 s^3 flops, and
+ * these products take most of the time; the other kernels read and write 24 bytes for each element in all.
  */
 #ifndef TE_MUON_H
 #define TE_MUON_H
@@ -28,8 +28,8 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* The default choice: the weights of linear layers, but neither embedding tables (of tokens or positions) nor the
- * output layer, which is the last matrix of a list that ends in its loss. */
+/* The default choice of matrices: the weights of linear layers, but neither embedding tables (of tokens or positions)
+ * nor the output layer. In a list that ends with the loss, the output layer is the last op that has a matrix. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
     const te_op *op = te__op_of_param(model, p);
@@ -50,17 +50,17 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 
 /* ---- memory and products of the iteration ------------------------------------------------------------------------ */
 
-/* The memory of the iteration. One matrix is updated after the other, so all use the same memory. */
+/* The memory of the iteration. The matrices are updated one after the other, so all use the same memory. */
 typedef struct te__muon {
-    void *x[2];     /* X and the next X, [rows, cols] of the largest matrix, of the products' dtype */
+    void *x[2];     /* X and the next X, each as large as the largest matrix, in the dtype of the products */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* workspace of the host's products */
-    float *partial; /* [chunks], sums of squares of u */
+    float *scratch; /* workspace of the products on the host */
+    float *partial; /* [chunks], the sum of the squares of u in each chunk */
     float *factor;  /* [count], 1 / (|u| + eps) of each matrix */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
 
-/* The three products of an iteration: gram is A, poly is B, next is the next X. */
+/* The three products of an iteration: `gram` computes A, `poly` B, and `next` the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
 
 TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }
@@ -86,8 +86,8 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
     for (int i = 0; i < 3; i++)
         sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
-/* Refuse a matrix that is sharded over the tensor group or that the GEMMs do not support. On CUDA this also selects the
- * GEMMs' algorithms, so that the first step does not have to. */
+/* Return an error if the matrix is sharded over the tensor group, or if its sizes are not supported by the GEMMs. On
+ * CUDA this also selects the GEMMs' algorithms, so that the first step does not have to. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
@@ -106,17 +106,18 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
 typedef struct te__muon_args {
     te__adamw_args step;
     te__muon memory;
-    const void *x;  /* apply: the orthogonal matrix */
-    int tensor;     /* normalize, apply: the index of the matrix among the optimizer's tensors */
+    const void *x;  /* te_muon_apply: the orthogonal matrix X */
+    int tensor;     /* te_muon_normalize, te_muon_apply: the index of the matrix among the optimizer's tensors */
     te_dtype dtype; /* of X */
-    float size;     /* apply: the factor of X */
+    float size;     /* te_muon_apply: the factor of X */
 } te__muon_args;
 
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* All matrices at once: update m, and sum the squares of u in each chunk. Reads 8 bytes an element, writes 4. If the
- * sum does not fit f32, the factor 1 / |u| is 0, so the matrix is not updated (TE_ADAMW_NORM_LIMIT). */
+/* For all matrices in one launch: updates m, and sums the squares of u in each chunk. Reads 8 bytes for each element
+ * and writes 4. If the sum does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for this matrix
+ * (TE_ADAMW_NORM_LIMIT). */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -147,7 +148,7 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
-/* 1 / (|u| + eps) of each matrix: one block a tensor adds the sums of its chunks in a fixed order. */
+/* Computes 1 / (|u| + eps) of each matrix. One block for each tensor adds the sums of its chunks, in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -161,7 +162,7 @@ TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
-/* One matrix: X = u / |u|. Reads 8 bytes an element (4 without Nesterov's momentum) and writes 2. */
+/* For one matrix: X = u / |u|. Reads 8 bytes for each element (4 without Nesterov's momentum) and writes 2. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -177,7 +178,7 @@ TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_normalize, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_normalize_body(te_args, te_at))
 
-/* One matrix: p -= lr (size X + decay p). Reads 6 bytes an element and writes 6. */
+/* For one matrix: p -= lr (size X + decay p). Reads 6 bytes for each element and writes 6. */
 TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -196,8 +197,9 @@ TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_a
 
 /* ---- the update of a matrix -------------------------------------------------------------------------------------- */
 
-/* Newton-Schulz: X in x[0] becomes almost orthogonal, in x[TE_MUON_STEPS % 2]. Singular values, at most 1 at first, end
- * between 0.7 and 1.2; those below a thousandth only grow by a factor of 3.4 in each iteration. */
+/* Newton-Schulz iterations: replace the singular values of X, which are at most 1, by values between 0.7 and 1.2. Those
+ * that begin below 0.001 only grow by a factor of 3.4 in each iteration. X is in x[0] before, and in
+ * x[TE_MUON_STEPS % 2] after the iterations. */
 TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
                                                 te_context *ctx) {
     te__muon_products p = te__muon_products_of(rows, cols, dtype);
@@ -214,7 +216,7 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Update matrix a->tensor, whose momentum and norm have been computed. */
+/* Update matrix number a->tensor; its momentum and norm must have been computed. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);

@@ -1,5 +1,5 @@
-/* param_groups.h -- the parameters of several models: how to iterate over them, and groups of them that have a learning
- * rate or a weight decay of their own.
+/* param_groups.h -- iterates over the parameters of several models, and defines groups of parameters that have their
+ * own learning rate or weight decay.
  *
  * Do this:
  *     te_param_iter it = te_params_of(models, 2);
@@ -9,7 +9,7 @@
  *     groups[0] = te_param_group_of(0, "embedding", 0), groups[0].lr = 0.1f;     // op, kind of op, field; 0: any
  *     groups[1] = te_param_group_of("proj", 0, "weight"), groups[1].weight_decay = 0.0f;
  *     groups[2] = te_param_group_of(0, 0, "bias"), groups[2].lr = 2.0f;
- *     config.groups = groups, config.group_count = 3;                            // of a te_adamw_config, for any rule
+ *     config.groups = groups, config.group_count = 3;                            // config: a te_adamw_config, any rule
  *
  * A parameter belongs to the first group that matches it. A parameter that matches no group uses the config's values. A
  * group that matches no parameter at all is an error, because its name is probably misspelt.
@@ -27,7 +27,7 @@
 typedef struct te_param_iter {
     te_model *const *models;
     int count;
-    int model, index; /* of the current parameter: its model, and its place in the model's table */
+    int model, index; /* the index of the current parameter's model, and its own index in the model's table */
     te_param *param;  /* the current parameter */
 } te_param_iter;
 
@@ -46,8 +46,8 @@ TE_API int te_params_next(te_param_iter *it) {
     return 0;
 }
 
-/* A hash of the addresses of all parameters and gradients. It changes when a model is bound to other memory, or when
- * other parameters are frozen: tables in target memory that hold such addresses are stale then. */
+/* A hash of the addresses of all parameters and gradients. If it has changed since tables with such addresses were made
+ * in target memory, the tables are stale: a model was bound to other memory, or other parameters were frozen. */
 TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te_param_iter it = te_params_of(models, count);
@@ -58,8 +58,8 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lay out a buffer part by part: returns the offset of the next part, of `bytes` bytes, and advances *end behind it, to
- * a multiple of TE_ALIGN. */
+/* Lay out a buffer part by part: return *end, the offset of the next part, and advance *end by the part's size, `bytes`
+ * rounded up to a multiple of TE_ALIGN. */
 TE_API size_t te__suballocate(size_t *end, size_t bytes) {
     const size_t start = *end;
     *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
@@ -82,8 +82,8 @@ TE_API te_status te__models_bound(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Check everything that an optimizer requires of its models: they are bound, with gradients, aligned, each listed once,
- * and have at most 2^41 elements in all. */
+/* Check everything that an optimizer requires of its models: that they are bound with gradients, aligned, and each
+ * listed once, and that they have at most 2^41 elements in all. */
 TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, who, ctx));
     const int64_t max_elements = INT64_C(1) << 41;
@@ -106,8 +106,8 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Check a buffer of the caller's: not null, aligned, large enough, and not overlapping the models' parameters or
- * gradients. */
+/* Check that a buffer of the caller is not null, is aligned and large enough, and does not overlap the models'
+ * parameters or gradients. */
 TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, te_model *const *models, int count,
                                   const char *who, te_context *ctx) {
     TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
@@ -130,15 +130,15 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 #define TE_DECAY_OF_CONFIG (-1.0f) /* te_param_group.weight_decay: use the config's weight decay */
 
-/* A predicate of the caller's: whether the group takes this parameter. */
+/* A function of the caller's. Returns whether the group contains this parameter. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
 
 /* Matches the parameters for which every criterion that is set holds. */
 typedef struct te_param_group {
-    const char *op, *kind, *field; /* "proj", "linear", "weight"; null: any */
-    te_group_takes takes;          /* null: any */
-    float lr;                      /* a factor of the schedule's learning rate */
-    float weight_decay;            /* applies to parameters of any shape; or TE_DECAY_OF_CONFIG */
+    const char *op, *kind, *field; /* the op's name, its kind and the field, as "proj", "linear", "weight"; null: any */
+    te_group_takes takes;          /* null: any parameter */
+    float lr;                      /* the learning rate is the schedule's times this factor */
+    float weight_decay;            /* applies to parameters of any shape. TE_DECAY_OF_CONFIG: as without the group */
 } te_param_group;
 
 TE_API te_param_group te_param_group_of(const char *op, const char *kind, const char *field) {
@@ -147,7 +147,8 @@ TE_API te_param_group te_param_group_of(const char *op, const char *kind, const 
     return g;
 }
 
-/* The op that a parameter belongs to; null if the model has a table of parameters that was made by hand. */
+/* The op that a parameter belongs to. null: no op of the plan has the name p->op, because the caller made the model's
+ * table of parameters by hand. */
 TE_API const te_op *te__op_of_param(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return &m->plan->op[i];
@@ -159,7 +160,7 @@ TE_API int te__group_has(const te_param_group *g, const te_model *m, const te_pa
     if (g->kind && (!op || strcmp(op->kind, g->kind))) return 0;
     return !g->takes || g->takes(m, p);
 }
-/* The group that p belongs to; null: none. */
+/* The group that p belongs to: the first that contains it; null: none. */
 TE_API const te_param_group *te__group_of(const te_param_group *groups, int count, const te_model *m,
                                           const te_param *p) {
     for (int i = 0; i < count; i++)
@@ -167,7 +168,7 @@ TE_API const te_param_group *te__group_of(const te_param_group *groups, int coun
     return 0;
 }
 
-/* Whether the group matches at least one parameter of the models; a frozen or tied one counts. */
+/* Whether the group matches at least one parameter of the models. Frozen and tied parameters count, too. */
 TE_API int te__group_is_used(const te_param_group *g, te_model *const *models, int count) {
     for (int i = 0; i < count; i++)
         for (int k = 0; k < models[i]->param_count; k++)

@@ -1,5 +1,5 @@
-/* recipes.h -- the state of lists under an FP8 recipe between steps: the scales of their tensors, and a cache of their
- * weights in FP8, which are cast once a step.
+/* recipes.h -- the state that lists under an FP8 recipe keep between steps: the scales of their tensors, and a cache of
+ * their weights in FP8, each cast once a step.
  *
  * Do this:
  *     ... TE_SEQUENTIAL(mlp, (bf16, (recipe, fp8_delayed)), (linear, fc1, 64, 256), (gelu, a), (linear, fc2, 256, 64))
@@ -10,18 +10,18 @@
  *     TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 2, &config), models, 2, &config, &ctx));
  *     ... forward, backward, any number of micro-batches ...
  *     TE_TRY(te_adamw_step(&opt, &ctx));
- *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // the weights have changed: scales, weights in FP8
+ *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) does the last two calls in one, and reads the weights once less. Before
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Before
  * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format.
  *
- * fp8_delayed scales x and dy by the amax of previous steps; the first step has no previous one, and runs as under
- * fp8_current. A weight is scaled by its own amax, cast and transposed once a step. The only state of fp8_block and
- * fp8_row between steps is the weights in FP8: scales are computed in each cast.
+ * fp8_delayed scales x and dy by the amax of previous steps. The first step has no previous one, so it runs as under
+ * fp8_current. A weight is always scaled by its own amax; it is cast and transposed once a step. fp8_block and fp8_row
+ * keep only the weights in FP8 between steps, because each cast computes its scales itself.
  *
- * Several ranks: with config.ranks = te_world_group(&ctx)->size one collective a step makes each amax the maximum over
- * all ranks, so that all ranks have the same scales, those of the unsharded tensors. The scales of fp8_current, and of
- * the first step, differ between ranks.
+ * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step makes each amax the maximum over
+ * all ranks, so that all ranks have the same scales, which are those of the unsharded tensors. The scales of
+ * fp8_current, and those of the first step, differ between ranks.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
@@ -33,17 +33,17 @@
 #include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: steps whose amax is remembered, 1 to 1024 */
-    te_scale_rule rule; /* fp8_delayed: how a scale is computed from these */
-    int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
-    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself (weights,
-                           fp8_current, fp8_block, fp8_row) */
-    int power_of_two;   /* 1: such scales are rounded down to powers of two */
-    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: ranks do not exchange
-                           them */
+    int history;        /* fp8_delayed: the number of steps whose amax is remembered, 1 to 1024 */
+    te_scale_rule rule; /* fp8_delayed: how a scale is computed from the history */
+    int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
+    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: those of
+                           weights, and all of fp8_current, fp8_block and fp8_row */
+    int power_of_two;   /* 1: scales that are computed from the tensor itself are rounded down to powers of two */
+    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: ranks exchange no
+                           amax, and each uses its own */
 } te_recipes_config;
 
-/* A history of 1024 steps, no margin, no exchange between ranks. */
+/* The default config: a history of 1024 steps, no margin, no exchange between ranks. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
@@ -55,10 +55,10 @@ TE_API te_recipes_config te_recipes_defaults(void) {
 typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
-    int model_count, count;     /* models; products under a recipe */
-    int on, begun;              /* begun: at least one step was made, so there is a history */
-    te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
-    float *gathered;            /* [ranks, 3 count]: the amax of each rank */
+    int model_count, count;     /* the numbers of models, and of products under a recipe */
+    int on, begun;              /* on: the products run in FP8. begun: a step was made, so there is a history */
+    te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
+    float *gathered;            /* [ranks, 3 count]: each amax on each rank */
     const void *table;          /* the table of the weights (te__fp8_cache_table) */
     uint64_t fingerprint;       /* te__fp8_cache_fingerprint when the table was made */
     const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
@@ -69,9 +69,9 @@ typedef struct te_recipes {
 /* Visits the products of several models that are under a recipe, in list order. */
 typedef struct te__recipe_iter {
     te_model *const *models;
-    int count, model, op, next; /* next: the first parameter of the next op */
+    int count, model, op, next; /* next: the index of the next op's first parameter */
     te_param *param;            /* the weight of the current product */
-    te_recipe recipe;           /* and its recipe */
+    te_recipe recipe;           /* the recipe of the current product */
 } te__recipe_iter;
 
 TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
@@ -93,7 +93,8 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* Bytes of a weight in FP8: as stored and transposed, each with its scales if these are rowwise or blockwise. */
+/* The bytes that a weight takes in the cache: its FP8 elements as stored and transposed, and the scales of each if
+ * these are rowwise or blockwise. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
     const int64_t rows = p->rows, cols = p->cols;
@@ -112,9 +113,9 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 
 /* ---- casting a weight -------------------------------------------------------------------------------------------- */
 
-/* The arguments of the cast of a weight, by the granularity of its scales. A tensorwise cast takes two launches, which
- * compute the amax and cast with the scale that follows from it; a blockwise or rowwise cast computes its scales
- * itself. */
+/* The arguments of the cast of a weight; a function for each granularity of scales. A tensorwise cast takes two
+ * launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
+ * rowwise cast takes one launch, which also computes the scales. */
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
     te_quantize q = te__quantize_of(p->rows, p->cols);
     const te_scales *s = p->fp8.scales;
@@ -143,9 +144,10 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
 
 /* ---- casting all weights: the table ------------------------------------------------------------------------------ */
 
-/* A pass over the weights is one launch for each list and granularity of scales, however many models are bound to the
- * list: the weights of all blocks of a GPT are cast in the time of one weight of their total size. The launch reads a
- * table in target memory, which te_recipes_init makes: one part for each granularity. */
+/* A pass over the weights takes one launch for each list and each granularity of scales, however many models use the
+ * list: casting the weights of all blocks of a GPT takes as long as casting one weight of their total size. The launch
+ * reads a table of the weights in target memory, which te_recipes_init makes and which has a part for each
+ * granularity. */
 enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {
     return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_ROWWISE
@@ -156,7 +158,8 @@ TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
     return granularity == TE__WEIGHTS_TENSORWISE  ? sizeof(te_quantize_args)
            : granularity == TE__WEIGHTS_BLOCKWISE ? sizeof(te_blockwise_args) : sizeof(te_quantize_rowwise);
 }
-/* Offsets of the entries and of the first chunks of each granularity. */
+/* For each granularity: the offset in the table of its weights' entries, and that of the indices of their first
+ * chunks. */
 typedef struct te__fp8_cache_layout {
     size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
 } te__fp8_cache_layout;
@@ -172,19 +175,20 @@ TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int
     }
     return l;
 }
-/* Chunks of a weight: tiles of 128 x 128, or rows. */
+/* The number of chunks of a weight. A chunk is a row with rowwise scales, and else a tile of 128 x 128. */
 TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights. It changes when a weight has moved, and the table is stale then. */
+/* A hash of the addresses of the weights. If it has changed since the table was made, a weight has moved, and the table
+ * is stale. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) hash = hash * 31 + (uint64_t)(uintptr_t)it.param->data;
     return hash;
 }
-/* Fill in the table in host memory; the parameters' pointers to their weights in FP8 must be set before. */
+/* Fill in the table, in host memory. The parameters' pointers to their weights in FP8 must already be set. */
 TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int count, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
     int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
@@ -234,15 +238,15 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Advance behind the entries of the last launch. */
+/* Advance t past the entries that were just launched, or past one that is skipped. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;
     t->count = t->chunks = 0;
 }
-/* One pass over the weights of a granularity: compute each amax (cast 0), or cast with the present scales (cast 1).
- * Consecutive weights whose lists have the same kernels are done in one launch. skip_updated: 1: leave out weights that
- * the optimizer's update has handled (te_fp8_product.updated). */
+/* Run one pass over all weights of a granularity. cast: 0: compute each amax; 1: cast with the current scales. One
+ * launch handles consecutive weights whose lists have the same kernels. skip_updated: 1: leave out the weights whose
+ * amax or cast the optimizer's update has already computed (te_fp8_product.updated). */
 TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
                                     int skip_updated, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
@@ -283,15 +287,16 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     l.table = te__suballocate(&l.bytes, te__fp8_cache_layout_of(models, count).bytes);
     return l;
 }
-/* Bytes of target memory that te_recipes_init needs: two for each element of a product's weight (fp8_row: one), and the
- * scales. */
+/* Bytes of target memory that te_recipes_init needs: two for each element of the weights under a recipe (fp8_row: one),
+ * and some for scales and tables. */
 TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
     return te__recipes_layout_of(models, count, config).bytes;
 }
 
 /* ---- the weights ------------------------------------------------------------------------------------------------- */
 
-/* Check that the state is initialised, and that no model was bound to other memory and no weight moved since. */
+/* Check that the state is initialised, and that since then no model was bound to other memory and no weight has
+ * moved. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes"));
     TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
@@ -314,9 +319,9 @@ TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
-/* Find the amax of each weight with tensorwise scaling (cast 0), or cast all weights (cast 1). skip_updated: 1: leave
- * out weights that the optimizer's update has handled; casting with tensorwise scales ignores it, because the update
- * cannot cast these: such a scale needs the amax of the whole new weight. */
+/* cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast all weights. skip_updated: 1: leave out
+ * work that the optimizer's update has already done. It has no effect on the cast of weights with tensorwise scales:
+ * such a scale needs the amax of the whole new weight, so the update cannot cast these weights. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -324,19 +329,19 @@ TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updat
     }
     return TE_OK;
 }
-/* The amax of the first `count` tensors becomes the maximum over all ranks. */
+/* Replace the amax of each of the first `count` tensors by its maximum over all ranks. */
 TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* Cast the weights, whose amax is known. */
+/* Compute the scales of the weights from their amax, which must be known, and cast the weights. */
 TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te_context *ctx) {
     const te_scale_rule rule = te__recipes_current_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_weight_pass(s, 1, skip_updated, ctx);
 }
-/* Call this after weights were loaded without a checkpoint, or were changed other than by an optimizer step: casts
- * them. */
+/* Cast all weights. Call this if the weights were changed other than by an optimizer step or by loading a checkpoint,
+ * for instance if they were loaded from another file. */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -346,8 +351,8 @@ TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *c
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
-/* begun 1: from now on scales are computed from previous steps; 0: from the tensors themselves, because there was no
- * step. */
+/* Set how fp8_delayed computes scales from now on. begun: 1: from the amax of previous steps; 0: from the tensors
+ * themselves, because there was no step yet. */
 TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
@@ -355,7 +360,7 @@ TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
         it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
-/* Run the products of all models in FP8 (1), or in their lists' own formats (0). */
+/* on: 1: from now on the products of all models run in FP8; 0: they run in their lists' own formats. */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -369,7 +374,7 @@ TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     return TE_OK;
 }
 
-/* The formats of all scaled tensors, [3 count]: an array that the caller frees. */
+/* Make an array of the formats of all scaled tensors, [3 count], which the caller must free. */
 TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te_context *ctx) {
     const size_t n = (size_t)s->count;
     te_dtype *f = (te_dtype *)calloc(3 * n + 1, sizeof *f);
@@ -390,8 +395,8 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
                "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
     return TE_OK;
 }
-/* Set the pointers of each parameter to its scales and to its weight in FP8; these weights lie one after the other from
- * `at` on. */
+/* Set the pointers of each parameter to its scales and to its weight in FP8. The weights in FP8 lie one after the
+ * other, beginning at `at`. */
 TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
@@ -407,9 +412,9 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
         f->updated = 0;
     }
 }
-/* Bind to memory (target memory, te_recipes_bytes, aligned to TE_ALIGN) and to the models as they are bound now, cast
- * the weights, and switch the recipes on. Waits for the stream. Errors: null pointers, a model that is not bound or
- * listed twice, a history that is not allowed, memory too small or misaligned. */
+/* Initialise the state for the models as they are bound now, cast the weights, and switch the recipes on. memory:
+ * target memory of te_recipes_bytes bytes, aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, a model
+ * that is not bound or listed twice, a history that is not allowed, memory too small or misaligned. */
 TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_model *const *models,
                                             int count, const te_recipes_config *config, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, "recipes", ctx));
@@ -437,8 +442,9 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     return te_recipes_switch(s, 1, ctx);
 }
 
-/* Call this after a checkpoint's load has replaced the weights and the scales. begun: whether the checkpoint was saved
- * after a step. Scales of gradients are converted if the checkpoint used another FP8 format. Waits for the stream. */
+/* Call this after loading a checkpoint has replaced the weights and the scales: casts the weights and, if gradients had
+ * another FP8 format in the checkpoint, converts their scales. begun: whether at least one step was made before the
+ * checkpoint was saved. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
@@ -452,12 +458,12 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* All errors that a step can return are found here, before anything is enqueued. */
+/* Check, before anything is enqueued, for all errors that a step can return. */
 TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* The step itself. skip_updated: as in te__recipes_weight_pass. */
+/* Enqueue the step, without checks. skip_updated: as in te__recipes_weight_pass. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
@@ -468,8 +474,8 @@ TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated,
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
     return te__recipes_cast(s, skip_updated, ctx);
 }
-/* Call this after a step of the optimizer. Enqueues the scales of fp8_delayed for the next step, in one kernel for all
- * tensors, and the cast of the weights. If there are several ranks, all of them must call it. */
+/* Call this after a step of the optimizer, on all ranks. Enqueues a kernel that computes all scales of fp8_delayed for
+ * the next step, and the cast of the weights. */
 TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check_step(s, ctx));
     return te__recipes_advance(s, 0, ctx);

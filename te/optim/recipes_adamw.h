@@ -1,5 +1,5 @@
-/* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with the same bits. The optimizer's kernels also
- * find the amax of the new weights, or cast them to FP8, so that no pass of the recipes has to read them again.
+/* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with bitwise identical results. The optimizer's
+ * kernels also compute the amax of the new weights, or cast them to FP8, which saves a pass of the recipes over them.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
@@ -11,14 +11,14 @@
  *     ... forward, backward ...
  *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * fp8_block: the update casts the weights to FP8, as stored and transposed, with their scales; the recipes need no
- * other pass: 32 bytes an element instead of 34. fp8_delayed and fp8_current: the update computes the amax of the new
- * weights, and the recipes only cast: 30 bytes an element for the update instead of 32 (docs/notes/optimizer.md has
- * more).
+ * fp8_block: the update casts the weights to FP8, as stored and transposed, and computes their scales. No pass of the
+ * recipes is left, and 32 bytes are read and written for each element instead of 34. fp8_delayed and fp8_current: the
+ * update computes the amax of the new weights, and the recipes only cast. Without the cast, 30 bytes are read and
+ * written for each element instead of 32. docs/notes/optimizer.md has more.
  *
  * The recipes' own passes still cast the weights that the fused update does not cover: tied or frozen weights, weights
- * of models that the optimizer does not update, fp8_row, and fp8_block in f32 lists. With SGD, Muon, moments in 8 bits
- * or ZeRO-1 the call does the two calls one after the other.
+ * of models that the optimizer does not update, those of fp8_row, and those of fp8_block in f32 lists. With SGD, Muon,
+ * moments in 8 bits or ZeRO-1, te_recipes_adamw_step runs te_adamw_step and te_recipes_step one after the other.
  */
 #ifndef TE_RECIPES_ADAMW_H
 #define TE_RECIPES_ADAMW_H
@@ -29,18 +29,18 @@
 #include "recipes.h"               /* te_recipes, te__recipes_advance */
 
 typedef struct te__adamw_fp8_args {
-    te__adamw_args step;      /* first: [count + 1], chunks as below; tensors that are updated by tiles have none */
+    te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
     const int32_t *scale_of;  /* [count] the index in amax of each tensor; -1: its amax is not needed */
     float *amax;
-    te_multi_tensor blocks;          /* a table of te_blockwise_args, the recipes' weights of fp8_block; a chunk is a
-                                        tile */
-    const int32_t *tensor_of; /* [blocks.count] the index of each weight among the optimizer's tensors; -1: the recipes'
-                                 pass casts it */
+    te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
+                                        a tile */
+    const int32_t *tensor_of; /* [blocks.count] the index of each of these weights among the optimizer's tensors; -1: it
+                                 is not updated here, and the recipes' own pass casts it */
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* For weights with tensorwise scaling, and for all tensors that are not weights of GEMMs in FP8. */
+/* This kernel updates weights with tensorwise scales, and all tensors that are not weights of GEMMs in FP8. */
 
 /* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
@@ -50,7 +50,7 @@ TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, 
     var.moments = moments, var.rule = TE_RULE_adamw;
     if (state.apply) te__adamw_chunk(&t, from, &state, &a->config, var);
 }
-/* The bits of the largest |w| of the chunk's weights as they are stored. */
+/* The largest |w| of the chunk's weights as they are stored, returned as the bits of a float. */
 TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_lanes lanes) {
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
     uint32_t amax = 0;
@@ -64,9 +64,9 @@ TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_
     }
     return amax;
 }
-/* After the barrier the block reads its chunk's weights again. They have just been stored and are in the L2, so this
- * costs no memory traffic. Computing the maximum during the update would need so many registers that the kernel
- * spills. */
+/* Updates a chunk, and then, after a barrier, reads its weights again to compute their amax. The weights have just been
+ * stored and are still in the L2, so this costs no memory traffic. Computing the maximum during the update instead
+ * would need so many registers that the kernel would spill. */
 TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -85,19 +85,20 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 
 /* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
 
-/* For weights of fp8_block: the scales of a tile depend only on its own elements. A warp updates one row of the tile at
- * a time and leaves the new weights, rounded to the list's 16 bits, in shared memory; from there te__blockwise_store
- * casts them. Random numbers depend on the index of an element (te__adamw_random), so they are the same as in the other
- * kernels. */
+/* This kernel updates the weights of fp8_block. It can also cast them, because the scales of a tile depend only on the
+ * tile's own elements. A warp updates one row of the tile at a time, and leaves the new weights, rounded to the list's
+ * 16-bit format, in shared memory; te__blockwise_store casts them from there. The random numbers are the same as in the
+ * other kernels, because they depend only on the index of an element (te__adamw_random). */
 
-/* TE__ADAMW_TILE_ROW_VECS: vectors (te__adamw_vec) in a row of the tile, TE__ADAMW_TILE_VECS: in all of it. Three
- * blocks on a multiprocessor, because with four the kernel spills registers. */
+/* TE__ADAMW_TILE_ROW_VECS: the number of vectors (te__adamw_vec) in a row of the tile. TE__ADAMW_TILE_VECS: that in the
+ * whole tile. TE__ADAMW_BLOCKWISE_RESIDENT: only three blocks on a multiprocessor, because with four the kernel would
+ * spill registers. */
 enum { TE__ADAMW_TILE_ROW_VECS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
        TE__ADAMW_TILE_VECS = (int)TE_FP8_TILE * TE__ADAMW_TILE_ROW_VECS, TE__ADAMW_BLOCKWISE_RESIDENT = 3 };
 static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
 
-/* The tile's weights as stored, then the shared memory of te__blockwise_store. They do not go through global memory,
- * because by the time the last row is stored the first may have left the L2. */
+/* Holds first the tile's weights as stored, and then the shared memory of te__blockwise_store. The weights are not read
+ * back from global memory, because the first row may have left the L2 by the time the last row is stored. */
 typedef struct te__adamw_shared {
     union {
         te__adamw_halves vec[TE__ADAMW_TILE_VECS];
@@ -108,7 +109,7 @@ typedef struct te__adamw_shared {
 /* The index of a vector's first element in its tensor, and how many of its elements lie in the tensor. */
 typedef struct te__adamw_position { int64_t i; int n; } te__adamw_position;
 
-/* Vector k of the tile at (row0, col0). */
+/* The position of vector k of the tile whose first element is at (row0, col0). */
 TE_FN te__adamw_position te__adamw_tile_position(const te__adamw_tensor *t, int64_t cols, int64_t row0, int64_t col0,
                                                  int k) {
     const int64_t row = row0 + k / TE__ADAMW_TILE_ROW_VECS;
@@ -128,8 +129,9 @@ TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i
     te__adamw_store_moments(&r, t, i, s, c, var);
     return te__adamw_store_weights(&r.p, t, i, s, c);
 }
-/* Update a vector of the tile. Returns its weights, and zeros for elements outside the tensor. Rows are multiples of 16
- * elements, so a vector lies partly outside only on a CPU, where vectors have 32 elements. */
+/* Update a vector of the tile, unless the step is skipped. Returns its weights, with zeros for elements outside the
+ * tensor. The width of a row is a multiple of 16 elements, so a vector lies partly outside only on a CPU, where vectors
+ * have 32 elements. */
 TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_position at, const te_adamw_state *s,
                                           const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_halves h;
@@ -195,18 +197,18 @@ TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_B
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 0: the two calls one after the other */
-    int count, chunks;        /* the optimizer's tensors; chunks of those that are not updated by tiles */
-    const int32_t *first;     /* [count + 1], this and the next two: target memory; see te__adamw_fp8_args */
+    int fused;                /* 0: te_adamw_step and te_recipes_step run one after the other */
+    int count, chunks;        /* the number of the optimizer's tensors, and the chunks of those not updated by tiles */
+    const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; no chunks: none is updated by tiles */
+    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; chunks 0: none of them is updated here */
     uint64_t fingerprint;     /* te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 
 typedef struct te__recipes_adamw_layout {
     size_t first, scale_of, tensor_of, bytes;
-    int blocks; /* weights of fp8_block */
+    int blocks; /* the number of weights of fp8_block */
 } te__recipes_adamw_layout;
 
 TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s, const te_adamw *opt) {
@@ -220,23 +222,24 @@ TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s,
     l.tensor_of = te__suballocate(&l.bytes, (size_t)l.blocks * sizeof(int32_t));
     return l;
 }
-/* Bytes of target memory that te_recipes_adamw_init needs: eight for each parameter, four for each weight of fp8_block.
- * `recipes` and `opt` must be initialised; 0 if one is null. */
+/* Bytes of target memory that te_recipes_adamw_init needs: eight for each parameter, and four for each weight of
+ * fp8_block. `recipes` and `opt` must be initialised; if one of them is null, the result is 0. */
 TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *opt) {
     return te__recipes_adamw_layout_of(recipes, opt).bytes;
 }
 
 /* ---- mapping the recipes' weights to the optimizer's tensors ----------------------------------------------------- */
 
-/* Whether the kernels above can run: the rule is AdamW, not sharded, and moments are not in 8 bits. */
+/* Whether the kernels above support the optimizer: its rule must be AdamW, its states must not be sharded, and its
+ * moments must not be in 8 bits. */
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight of the recipes. block: its index among those of fp8_block. */
+/* A weight of the recipes. block: its index among the weights of fp8_block. */
 typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
-/* Fill in `entry`, [s->count], and mark every weight as not updated by the optimizer. Returns the tiles of
- * fp8_block. */
+/* Fill in entry[s->count], and mark every weight as not handled by the optimizer's update. Returns the number of tiles
+ * in all weights of fp8_block. */
 TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     int blocks = 0, tiles = 0;
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -257,7 +260,8 @@ TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;
     return &entry[i];
 }
-/* Fill in the tables in host memory, and mark the weights that the update handles. tiles: of all fp8_block weights. */
+/* Fill in the tables in host memory, and mark the weights that the update handles. tiles: the number of tiles in all
+ * weights of fp8_block. */
 TE_API void te__recipes_adamw_map(te_recipes_adamw *u, char *tables, const te__recipes_adamw_layout *l,
                                   const te__recipe_entry *entry, int tiles) {
     int32_t *first = (int32_t *)(void *)(tables + l->first), *scale_of = (int32_t *)(void *)(tables + l->scale_of);
@@ -290,9 +294,9 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Bind to memory (target memory, te_recipes_adamw_bytes, aligned to TE_ALIGN), to the recipes and to the optimizer as
- * they are initialised now. If one of them is initialised again, call this again. Waits for the stream. Errors: null
- * pointers, one of the two not initialised, memory too small or misaligned. */
+/* Initialise *u for the recipes and the optimizer as they are initialised now; if one of them is initialised again,
+ * call this again. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits for the stream.
+ * Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -316,7 +320,7 @@ TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t
     return TE_OK;
 }
 
-/* All errors that a step can return are found here, before anything is enqueued. */
+/* Check, before anything is enqueued, for all errors that a step can return. */
 TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u && u->recipes, ctx, TE_ERROR_NULL, "recipes_adamw: not initialised");
@@ -331,7 +335,7 @@ TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *
                "again");
     return TE_OK;
 }
-/* The update: one launch for chunks and one for tiles. */
+/* Enqueue the update: one launch for the tensors that are updated by chunks, and one for those updated by tiles. */
 TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, const te__adamw_fp8_args *a,
                                                      te_context *ctx) {
     const te_grid chunks = te__grid_of(u->chunks, 1), tiles = te__grid_of(u->blocks.chunks, 1);
@@ -341,8 +345,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. Returns the errors of both before anything is enqueued. If there
- * are several ranks, all of them must call it. */
+/* Enqueue a step of the optimizer and of the recipes. All ranks must call it. If it returns an error of either, nothing
+ * was enqueued. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

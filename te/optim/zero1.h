@@ -1,14 +1,15 @@
 /* zero1.h -- ZeRO-1: optimizer states sharded over the data group (Rajbhandari et al., "ZeRO: memory optimizations
- * toward training trillion parameter models", SC 2020). This file says which elements of the parameters a rank updates,
- * and gathers the parameters after the update.
+ * toward training trillion parameter models", SC 2020). This file determines which elements of the parameters each rank
+ * updates, and gathers the parameters after the update.
  *
- * Normally a model's parameter buffer, gaps included, is cut into one shard a rank, all of te__slice_elements,
- * regardless of where tensors begin. The few elements that remain behind the last shard are replicated: every rank
+ * Normally a model's parameter buffer, gaps included, is divided into one shard for each rank, of te__slice_elements
+ * elements each, regardless of where tensors begin. The few elements after the last shard are replicated: every rank
  * updates them.
  *
- * Muon needs whole matrices. If te_zero1.whole is set, each matrix that it selects belongs to one rank, assigned in
- * list order such that the work of a rank exceeds the mean by at most one matrix. Every other tensor is cut by itself.
- * Tensors of less than TE_ZERO1_MIN_ELEMENTS are replicated, because a collective would take longer than their update.
+ * Muon needs whole matrices. If te_zero1.whole is set, each matrix that it selects belongs to one rank; the matrices
+ * are assigned in list order, such that no rank's work exceeds the mean by more than one matrix. Every other tensor is
+ * divided by itself, except that tensors of less than TE_ZERO1_MIN_ELEMENTS are replicated, because a collective would
+ * take longer than their update.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4; 0 of 1: everything
@@ -24,9 +25,9 @@ enum { TE_ZERO1_MIN_ELEMENTS = 1 << 16 };
 
 typedef struct te_zero1 {
     int rank, ranks;
-    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be cut. null: none,
-                                                               and the buffer of a whole model is cut, instead of each
-                                                               tensor by itself */
+    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be divided. null:
+                                                               none; then the buffer of a whole model is divided,
+                                                               instead of each tensor by itself */
 } te_zero1;
 
 TE_API te_zero1 te_zero1_of(int rank, int ranks) {
@@ -40,22 +41,22 @@ TE_API te_zero1 te_zero1_of(int rank, int ranks) {
 TE_API int te__zero1_keeps_whole(te_zero1 z, const te_model *m, const te_param *p) {
     return z.ranks > 1 && z.whole && p->rows > 1 && p->cols > 1 && z.whole(m, p);
 }
-/* The work of Muon's update, which is bound by its matrix products (muon.h): s x l by l x s, s x s by s x s, and
- * s x s by s x l, with s the smaller and l the larger side. */
+/* The flops of one iteration of Muon's update, whose products bound its time (muon.h): s x l by l x s, s x s by s x s,
+ * and s x s by s x l, where s is the smaller and l the larger side of the matrix. */
 TE_API double te__zero1_matrix_flops(const te_param *p) {
     const double rows = (double)p->rows, cols = (double)p->cols, s = te_min(rows, cols), l = te_max(rows, cols);
     return 4 * s * s * l + 2 * s * s * s;
 }
-/* Bytes of a matrix in the gather buffer. */
+/* The bytes that a matrix takes in the gather buffer. */
 TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* Visits the matrices that must not be cut, and assigns each to a rank. */
+/* Visits the matrices that must not be divided, and assigns each to a rank. */
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* work of all these matrices, and of those before the next one */
-    int owner, number;    /* the current matrix is the number-th of the rank `owner` */
+    double total, before; /* the flops of all these matrices, and of those up to and including the current one */
+    int owner, number;    /* the current matrix belongs to the rank `owner`, as its matrix number `number` (from 0) */
 } te__zero1_matrix_iter;
 
 TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -67,8 +68,8 @@ TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int 
     it.params = te_params_of(models, count), it.zero1 = zero1, it.owner = -1;
     return it;
 }
-/* The total work is divided into `ranks` equal parts, in list order. The owner of a matrix is the rank whose part
- * contains the middle of the matrix's work. */
+/* Determine the owner of the next matrix, p. The total work, with the matrices in list order, is divided into `ranks`
+ * equal parts; the owner is the rank whose part contains the middle of the matrix's work. */
 TE_API void te__zero1_assign_owner(te__zero1_matrix_iter *it, const te_param *p) {
     const double work = te__zero1_matrix_flops(p), middle = it->before + work / 2;
     const int owner = (int)te_min(it->zero1.ranks - 1, middle / it->total * it->zero1.ranks);
@@ -94,12 +95,12 @@ typedef struct te_zero1_iter {
     te_param_iter params;
     te_zero1 zero1;
     te_param *param;                /* the current parameter */
-    int model;                      /* its index into the models */
-    int64_t from, elements;         /* the range of its elements */
-    int64_t before;                 /* elements of all parameters before it, gaps included */
+    int model;                      /* the index of the parameter's model */
+    int64_t from, elements;         /* the current range: which of the parameter's elements this rank updates */
+    int64_t before;                 /* the number of elements of all parameters before this one, gaps included */
     int is_replicated;              /* 1: every rank has this range */
-    int next;                       /* which range of this parameter comes next: TE__ZERO1_SHARD and so on */
-    te__zero1_matrix_iter matrices; /* assigns the matrices that must not be cut */
+    int next;                       /* the next range of this parameter: TE__ZERO1_SHARD and so on */
+    te__zero1_matrix_iter matrices; /* assigns the matrices that must not be divided */
 } te_zero1_iter;
 
 TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -109,7 +110,7 @@ TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zer
     it.matrices = te__zero1_matrices_of(models, count, zero1);
     return it;
 }
-/* The range becomes the part of the parameter that lies in elements [from, to) of its model's buffer. Returns whether
+/* Set the range to the part of the parameter that lies in elements [from, to) of its model's buffer. Returns whether
  * there is such a part. */
 TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     const te_model *m = it->params.models[it->model];
@@ -119,19 +120,19 @@ TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     it->from = first - at, it->elements = last - first;
     return first < last;
 }
-/* The range becomes the whole parameter, which has no other range. */
+/* Set the range to the whole parameter, which then has no other range. */
 TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->from = 0, it->elements = it->param->rows * it->param->cols;
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
     return 1;
 }
-/* Elements of a shard of a tensor that is cut by itself; 0: the tensor is replicated. */
+/* The number of elements in each shard of a tensor that is divided by itself; 0: the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* For the case that some matrices must not be cut. Returns whether this rank has a range of this kind (TE__ZERO1_SHARD
- * or _REMAINDER). */
+/* Set the range of the current parameter if te_zero1.whole is set, so that each tensor is divided by itself. range:
+ * TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has such a range. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
     const int64_t n = it->param->rows * it->param->cols, shard = te__zero1_tensor_shard(z, it->param);
@@ -167,8 +168,8 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Check that there are as many shards as ranks in the data group. If whole models are cut, also that each model has its
- * parameters in one buffer of one dtype, and its gradients in one buffer in the same order. */
+/* Check that there are as many shards as ranks in the data group. If buffers of whole models are divided, also check
+ * that each model has its parameters in one buffer of one dtype, and its gradients in one buffer in the same order. */
 TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 zero1, const char *who, te_context *ctx) {
     const int ranks = zero1.ranks;
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
@@ -191,14 +192,15 @@ TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 ze
 
 /* ---- gathering the parameters after the update ------------------------------------------------------------------- */
 
-/* Bytes of the buffer that te__zero1_gather needs: for each rank, the largest matrix that is not cut. */
+/* Bytes of the buffer that te__zero1_gather needs: for each rank, the size of the largest undivided matrix. */
 TE_API size_t te__zero1_gather_bytes(te_model *const *models, int count, te_zero1 zero1) {
     size_t largest = 0;
     te__zero1_matrix_iter it = te__zero1_matrices_of(models, count, zero1);
     while (te__zero1_next_matrix(&it)) largest = te_max(largest, te__zero1_matrix_bytes(it.params.param));
     return largest * (size_t)zero1.ranks;
 }
-/* One collective for the number-th matrix of each rank, through `buffer`. *any: whether any rank has such a matrix. */
+/* Gather matrix number `number` of each rank, through `buffer`, by one collective. *any: whether any rank has a matrix
+ * of this number. */
 TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_zero1 zero1, int number, char *buffer,
                                         int *any, te_context *ctx) {
     size_t largest = 0;
@@ -213,7 +215,7 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     if (!largest) return TE_OK;
     char *const slot = buffer + (size_t)zero1.rank * largest;
     if (mine) TE_TRY(te_copy(ctx, slot, mine->data, (size_t)(mine->rows * mine->cols) * te_dtype_bytes(mine->dtype)));
-    /* An all-gather copies bits, so any two bytes can be sent as bf16. */
+    /* An all-gather preserves all bit patterns, so any two bytes can be sent as a bf16. */
     TE_TRY(te_group_all_gather(te_data_group(ctx), buffer, slot, (int64_t)(largest / 2), TE_bf16, ctx));
     it = te__zero1_matrices_of(models, count, zero1);
     while (te__zero1_next_matrix(&it)) {
@@ -224,7 +226,8 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     }
     return TE_OK;
 }
-/* For the case that some matrices are not cut: gather the shards of the other tensors, then the matrices. */
+/* Gather the parameters if te_zero1.whole is set: first the shards of the tensors that are divided, then the matrices
+ * that are not. */
 TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, te_zero1 zero1, char *buffer,
                                             te_context *ctx) {
     te_param_iter it = te_params_of(models, count);
@@ -238,8 +241,8 @@ TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, 
         TE_TRY(te__zero1_gather_round(models, count, zero1, number, buffer, &any, ctx));
     return TE_OK;
 }
-/* Enqueue: each rank sends the parameters that it has updated, so that all ranks have all parameters. buffer: target
- * memory of te__zero1_gather_bytes. */
+/* Enqueue the gathering of the parameters: each rank sends those that it has updated, so that afterwards all ranks have
+ * all new parameters. buffer: target memory of te__zero1_gather_bytes bytes. */
 TE_API te_status te__zero1_gather(te_model *const *models, int count, te_zero1 zero1, char *buffer, te_context *ctx) {
     if (zero1.whole) return te__zero1_gather_by_tensor(models, count, zero1, buffer, ctx);
     for (int i = 0; i < count; i++) {

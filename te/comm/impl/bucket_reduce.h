@@ -1,23 +1,23 @@
-/* bucket_reduce.h -- how the gradients of a bucket (buckets.h) are summed over the data group: in f32 or bf16; all of
- * them (all-reduce) or this rank's shard (reduce-scatter, for ZeRO-1); by DMA engines or by NCCL or MPI.
+/* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group: in f32 or bf16; with all sums for
+ * every rank (all-reduce), or only each rank's shard (reduce-scatter, for ZeRO-1); by DMA engines, NCCL or MPI.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs during backward does not slow its
- * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). For N ranks and
- * x[count]:
- *   1. each shard of x, an Nth, is copied to the rank that owns it, into the slot there for the sender;
- *   2. the owner adds its slots and its own shard in f32, in the order of the ranks: (N + 1) shards of bytes;
- *   3. the sum is copied to all other ranks, and from their slots into x. Not in a reduce-scatter.
- * Bytes over a link: 2 (N - 1) / N of x, at 230 GB/s per rank with four ranks. A bucket that no part of backward hides
- * is reduced by NCCL, which takes half of the time.
+ * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). With N ranks, x[count]
+ * consists of N shards, one for each rank:
+ *   1. each shard is copied to the rank that owns it, into that rank's slot for copies from this sender;
+ *   2. a kernel adds the owner's shard and its slots in f32, in the order of the ranks (memory traffic: N + 1 shards);
+ *   3. the owner copies the sum into slots on all other ranks, which copy it into their x. A reduce-scatter omits this.
+ * An all-reduce sends 2 (N - 1) / N of x over each rank's link, at 230 GB/s with four ranks. A bucket that no GEMM of
+ * backward can hide is reduced by NCCL instead, which takes half of the time.
  *
- * Synchronisation: behind each copy the sender writes a flag on the receiver, whose stream waits for the flag and
- * resets it. No rank has to ask whether a slot on another rank is empty, because each uses one stream, in order. A rank
- * sends its next shards after it has received the flags of all current sums, and so the owners have added up its
- * shards. It sends its next sum after it has received all shards of the next piece, and their senders have copied the
- * previous sum out of their slots before they sent these.
+ * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
+ * it. A sender never has to ask whether a slot is empty, because each rank runs all these operations in order on one
+ * stream. Before a rank sends its shards of the next piece of x, it has received the flags of all sums of the current
+ * piece, so the owners have already added up its previous shards. Before it sends its next sum, it has received all
+ * shards of the next piece, and their senders copied the previous sum out of their slots before they sent these.
  *
- * A stream that waits for a rank that has failed waits forever, as NCCL's kernels do: te_comm_synchronize reports it
- * after the timeout, and te_comm_destroy releases the stream.
+ * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
+ * error after the timeout, and te_comm_destroy releases the stream.
  */
 #ifndef TE_COMM_BUCKET_REDUCE_H
 #define TE_COMM_BUCKET_REDUCE_H
@@ -32,15 +32,15 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* the content of a copy, and the index of its flag */
-    TE_DMA_ALIGN = 128,               /* shards begin at multiples of this many elements */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of its flag */
+    TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count], a multiple of 8: this rank's shard, then the sum */
+    void *x;                     /* [count]: this rank's shard before the kernel, the sum after it */
     const void *shard[TE_MAX_RANKS]; /* [count] each: the shards that the other ranks sent */
-    int64_t count;
+    int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
 
@@ -59,17 +59,17 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* A piece of x that fits into the slots. Each rank has slots for the shards that the others send, and for their
- * sums. */
+/* The reduction of a piece of x, whose shards fit into the slots. Each rank has a slot for each other rank's shard, and
+ * one for its sum. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
-    int scatter_only;     /* reduce-scatter: each rank keeps its sum, step 3 is left out */
-    int64_t count, shard; /* elements of all shards, and of one; the last ones may have fewer */
-    int64_t stride;       /* elements from one rank's shard to the next one's */
-    int64_t slot;         /* elements of a slot */
+    int scatter_only;     /* 1: a reduce-scatter, which does not send the sums (step 3 at the head of this file) */
+    int64_t count, shard; /* the number of elements in all shards, and in one; the last shards may have fewer */
+    int64_t stride;       /* the number of elements from the beginning of one rank's shard to that of the next */
+    int64_t slot;         /* the number of elements that a slot can hold */
 } te__dma_reduce;
 
 TE_API int64_t te__dma_shard_count(const te__dma_reduce *c, int r) {
@@ -90,8 +90,9 @@ TE_API te_status te__dma_copy(const te__dma_reduce *c, void *to, const void *fro
     return te__cuda_status(ctx, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                            "sums over ranks");
 }
-/* Copies to each other rank its shard of x (TE_DMA_SHARD), or this rank's sum to all (TE_DMA_SUM), each followed by the
- * flag. Every rank begins with the rank in front of it, so that each receives from one rank at a time. */
+/* TE_DMA_SHARD: copies to each other rank that rank's shard of x. TE_DMA_SUM: copies this rank's sum to all other
+ * ranks. A flag follows each copy. Every rank begins with the rank before it, so that each rank receives from only one
+ * rank at a time. */
 TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -103,7 +104,7 @@ TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx
     }
     return TE_OK;
 }
-/* Lets the stream wait for the flags of all other ranks, and resets them. */
+/* Makes the stream wait for the flags that all other ranks write on this one, and reset them. */
 TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -141,8 +142,8 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     c.slot = (int64_t)(c.m->capacity / te_dtype_bytes(dtype)) / (2 * (g->size - 1)) / TE_DMA_ALIGN * TE_DMA_ALIGN;
     return c;
 }
-/* x[count], f32 or bf16, becomes the sum over the ranks of g, which has memory. count: a multiple of TE_DMA_ALIGN.
- * Enqueued on ctx->stream, which must be the same stream in all calls. */
+/* Replaces x[count], f32 or bf16, by its sum over the ranks of g. g->memory must exist. count: a multiple of
+ * TE_DMA_ALIGN. Enqueued on ctx->stream, which must be the same stream in all calls. */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -154,7 +155,7 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* x[rank] of x[ranks][count] becomes the sum over the ranks; the rest of x stays. */
+/* Replaces this rank's row of x[ranks, count] by its sum over the ranks, and leaves the other rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -167,8 +168,8 @@ TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, i
     }
     return TE_OK;
 }
-/* Allocates slots for reductions of `bytes` bytes at a time, if the ranks of g have symmetric memory; they stay until
- * te_comm_destroy. All ranks call it. */
+/* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call it. The slots stay until
+ * te_comm_destroy. bytes: the size of a piece that is reduced at a time. */
 TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
     const int64_t slot_bytes = te_round_up(te_ceil_div(bytes, g->size), TE_DMA_ALIGN * (int64_t)sizeof(float));
     return g->memory || !g->peers ? TE_OK : te__overlap_memory_open(g, 2 * (g->size - 1) * slot_bytes, ctx);
@@ -186,13 +187,14 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 }
 #endif
 
-/* ---- by DMA engines, NCCL or MPI, as the buckets are configured -------------------------------------------------- */
+/* ---- by DMA engines, NCCL or MPI, depending on te_buckets_config ------------------------------------------------- */
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    te_group data; /* a copy without `peers`, whose kernels would occupy all multiprocessors during backward */
+    te_group data; /* a copy of the data group without `peers`: the kernels that use symmetric memory would occupy all
+                      multiprocessors during backward */
     te_dtype dtype;
-    void *staging;    /* [elements] of bf16; null: the sums are in f32, in place */
+    void *staging;    /* [elements] of bf16; null: the gradients are summed in f32, in place */
     int64_t elements;
 } te_bucket_reducer;
 
@@ -200,7 +202,8 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     if (s->staging) te_release(s->ctx, s->staging);
     s->staging = 0;
 }
-/* bytes: the size in f32 of the largest reduction. dma: use DMA engines if the ranks have symmetric memory. */
+/* bytes: the size of a bucket (te_buckets_config.bytes), in f32. dma: 1: use DMA engines if the ranks have symmetric
+ * memory. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;
@@ -212,13 +215,14 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* x[count] of `dtype` becomes the sum over the group. hidden: backward has more GEMMs, which run at the same time. */
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward still follow, and run at
+ * the same time as the reduction. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
     return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
 }
-/* The same for x in f32; the sum is computed in s->dtype. */
+/* Replaces x[count], in f32, by its sum over the group, which is computed in s->dtype. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
                                                   te_context *ctx) {
     if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);
@@ -230,16 +234,16 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     }
     return TE_OK;
 }
-/* x[rank] of x[ranks][count] of `dtype` becomes the sum over the group. */
+/* Replaces this rank's row of x[ranks, count], of format `dtype`, by its sum over the group. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Reduces a model's gradients such that this rank gets the sums of its shard (te__slice_elements) and of the elements
- * behind the last shard: half of the traffic of an all-reduce. Shards ignore the borders of parameters, so the memory
- * of frozen parameters is sent, too. */
+/* Reduces a model's gradients such that this rank gets the sums only of its own shard (te__slice_elements) and of the
+ * few elements after the last shard. This takes half of the traffic of an all-reduce. A shard is a range of the
+ * gradient buffer, so the gradients of frozen parameters in it are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -1,18 +1,18 @@
-/* collective_step.h -- how the step of a collective runs: by itself, or together with the GEMM of the
- * linear before it (te/linear/impl/linear_comm_overlap.h decides which linears defer their GEMM to the next step):
+/* collective_step.h -- how the step of a collective runs: by itself, or together with the GEMM of the linear before it.
+ * te/linear/impl/linear_comm_overlap.h decides which linears defer their GEMM to the next step. With N ranks:
  *
- *   GEMM + reduce_scatter   in forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
- *                           The epilogue stores tiles of other ranks' rows into slots of these ranks
- *                           (te/gemm/impl/gemm_sm90_epilogue_scatter.h). The slots of this rank's rows are added up by
- *                           the epilogue, or by a second kernel, te_reduce_scatter_add, which moves N + 1 times the
- *                           bytes of these rows.
- *   GEMM + all_reduce       for the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
+ *   GEMM + reduce_scatter   In forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
+ *                           The epilogue stores tiles of another rank's rows into slots on that rank
+ *                           (te/gemm/impl/gemm_sm90_epilogue_scatter.h). The slots of this rank's rows are then added
+ *                           up by the epilogue itself or by a second kernel, te_reduce_scatter_add, whose memory
+ *                           traffic is N + 1 times the size of these rows (N reads, one write).
+ *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
  *                           waits for no other rank. It sends 2 m n bytes to each other rank while it reads its weight.
  *
- * Both take 16-bit operands. The first also takes FP8 operands with tensorwise scales, and then uses fast accumulation
- * (te_gemm.fast). Otherwise the GEMM and the group's collective run one after the other. Measurements:
- * docs/notes/comm.md.
+ * Both support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales, and then uses
+ * fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after the other.
+ * Measurements: docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -35,14 +35,14 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count] */
-    uint32_t *flags[TE_MAX_RANKS]; /* of each rank */
+    uint32_t *flags[TE_MAX_RANKS]; /* the flags of each rank */
     int64_t count;
     int rank, ranks;
     te__peer_timeout waits;
 } te_reduce_scatter_add_args;
 
 enum { TE_REDUCE_SCATTER_THREADS = 512, TE_REDUCE_SCATTER_BLOCKS_PER_SM = 2 };
-/* Tells the others that this rank's GEMM is complete, and waits until theirs are. */
+/* Signals to all other ranks that this rank's GEMM is complete, and waits until the GEMMs of all other ranks are. */
 TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     uint32_t *const local = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -53,7 +53,8 @@ TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     }
     __syncthreads();
 }
-/* Adds in f32, in the order of the ranks, and rounds once: the bits of te__gemm_scatter_sum. */
+/* Adds up the slots in f32, in the order of the ranks, and rounds once at the end, so that the result is bitwise
+ * identical to that of te__gemm_scatter_sum. */
 TE_FN void te__reduce_scatter_add(const te_reduce_scatter_add_args *a, const te_dtype dtype) {
     const int64_t stride = 8 * (int64_t)gridDim.x * TE_REDUCE_SCATTER_THREADS;
     te__reduce_scatter_barrier(a);
@@ -89,8 +90,8 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* T: the list's format. A: the FP8 format of x (forward) or dy (backward); A = T if the recipe has no FP8. The weight
- * is stored [n, k] (TRANS_B) in forward, and in FP8 also in backward. */
+/* T: the list's format. A: the FP8 format of the GEMM's first operand, which is x in forward and dy in backward; A = T
+ * if the recipe has no FP8. The weight is passed as [n, k] (TRANS_B 1) in forward, and in FP8 also in backward. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -108,14 +109,15 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Whether D fits into the slots, and its tiles into the flags. */
+/* Whether the slots are large enough for the GEMM's output, and there are enough flags for its tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Whether the second kernel adds up the slots. It does where k is short, because adding up in the epilogue takes longer
- * than the tile; and in a backward that te_buckets watches, because a GEMM that waits for other ranks could deadlock
- * with the buckets' reductions, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
+/* Whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is so
+ * short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward that
+ * te_buckets watches. There a GEMM that waits for other ranks could deadlock with the reductions of buckets, which
+ * occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
@@ -133,7 +135,7 @@ TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const t
                                            TE_REDUCE_SCATTER_THREADS, 0, 1);
     return te__cuda_launch(ctx, launch, &a, sizeof a);
 }
-/* y[m / ranks, n] = this rank's rows of the product, summed over the ranks. */
+/* y[m / ranks, n] = this rank's rows of the sum of all ranks' products. */
 TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *kernels, void *y, const te_gemm *of,
                                              const te_run *r) {
     te__overlap_memory *m = r->tensor->memory;
@@ -157,16 +159,17 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     TE_TRY(te__sm90_gemm_run(kernel->kernel, &a, sizeof a, &a.gemm, &g, r->ctx));
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
-/* Runs the GEMM that the step before has deferred. *is_summed 1: together with the reduce_scatter, whose result is in
- * y. 0: the GEMM's output is the current value, and the reduce_scatter is still to be done. */
+/* Runs the GEMM that the previous step has deferred. *is_summed: 1: the GEMM has run together with the reduce_scatter,
+ * whose result is in y. 0: the GEMM has run alone; its output is the current value, and the caller must still run the
+ * reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    te__gemm_overlap order; /* only for tests (m->serial): the same kernel without the collective, its tiles in the same
-                               order */
+    te__gemm_overlap order; /* for m->serial, which only tests set: runs the same kernel without the collective, but
+                               with its tiles in the same order */
     g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
@@ -185,16 +188,17 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs; small_m is not used. */
+    /* The arguments of the GEMM kernel that is chosen; small_m is never chosen. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
     te_peer_args peers;
 } te_gemm_all_reduce_args;
 
-/* Stores eight elements to D, and sends them as a packet to the ranks that sum this row. The slots and the epoch are
- * those of te_fused_collective_body, the kernel behind this GEMM, which counts the epoch. The half of the buffer that
- * it uses is empty once this rank's previous collective has ended, so the GEMM waits for no other rank. */
+/* Stores eight elements to D, and sends them as a packet to the ranks that sum this row. The kernel after this GEMM
+ * (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that kernel, which also
+ * advances the epoch. The half of the peers' buffers to which this GEMM sends is empty once this rank's previous
+ * collective has ended, so the GEMM waits for no other rank. */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -258,8 +262,9 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the step before has deferred; its output becomes the current value. *is_sent: whether its epilogue
- * sent the packets, which it does if may_send is set and one of the library's GEMM kernels supports the shapes. */
+/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value. *is_sent:
+ * whether the GEMM's epilogue has sent the output as packets. It does so if may_send is set and one of the library's
+ * GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -275,15 +280,17 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                       te_context *ctx);
-/* A context without a communicator has no group: an error, except while sizes are computed (no batch). */
+/* Returns an error if the context has no communicator and therefore no group. While only sizes are computed (there is
+ * no batch), none is needed. */
 TE_API te_status te__collective_check(te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
-/* Prepares an all_gather in FP8 for the linear i. x: this rank's rows, which this function casts unless the previous
- * kernel has stored them in FP8 (te__gathered_consumer). y: the rows of all ranks; forward saves them for backward. */
+/* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast here
+ * unless the previous kernel has stored them in FP8 already (te__gathered_consumer). y: memory for the rows of all
+ * ranks. In forward it is the linear's saved input, if backward needs one. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
@@ -296,8 +303,8 @@ TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) 
     TE_TRY(te__acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, backward ? f->dy : f->x, y->dtype, x->data, 0, saved.inverse);
 }
-/* y = the collective of the current value; y becomes the current value. An all_gather may be deferred to the GEMM of
- * the next step. */
+/* Applies the collective `call` to the current value. The result is stored in y, which becomes the current value. An
+ * all_gather may be deferred instead, to overlap the GEMM of the next step. */
 TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, fp8_linear = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->current;
@@ -312,7 +319,7 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
     te__set_current(r, y);
     return TE_OK;
 }
-/* The step of a collective that is not a reduce_scatter. call: null if the op is the identity in this pass. */
+/* Runs the step of a collective other than reduce_scatter. call: null if the op is the identity in this pass. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     te_value y;
@@ -321,7 +328,7 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     TE_TRY(backward ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     return te__collective_apply(r, s, y, call);
 }
-/* The step of a reduce_scatter. kernels: for a deferred GEMM; null: there are none. */
+/* Runs the step of a reduce_scatter. kernels: the GEMM kernels for a deferred GEMM; null: there are none. */
 TE_API te_status te__reduce_scatter_run(te_run *r, const te_step *s, te_gemm_reduce_scatter_kernels *kernels) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     const te_value x = r->current;

@@ -1,5 +1,6 @@
-/* comm_mpi.h -- communicators on the host, by MPI; comm_nccl.h defines the same functions for CUDA, and comm.h calls
- * them. A collective returns when it is complete, or fails after the communicator's timeout. */
+/* comm_mpi.h -- communicators on the host, with MPI. comm.h calls the functions of this file; comm_nccl.h defines the
+ * same functions for CUDA. A collective returns when it is complete, or with an error after the communicator's
+ * timeout. */
 /* target: host */
 #ifndef TE_COMM_HOST_H
 #define TE_COMM_HOST_H
@@ -16,11 +17,11 @@
 
 typedef MPI_Comm te__comm_native;
 
-/* te_group.handle points to it. */
+/* The struct to which te_group.handle points. */
 typedef struct te__mpi {
     MPI_Comm comm;
-    MPI_Op sum_bf16, sum_f16; /* MPI has neither type */
-    int is_owned;             /* the communicator was made here */
+    MPI_Op sum_bf16, sum_f16; /* custom operations, because MPI has neither type */
+    int is_owned;             /* 1: this file made the communicator, and frees it */
 } te__mpi;
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
@@ -33,7 +34,8 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     if (g->comm) g->comm->failed = 1;
     return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
 }
-/* Waits until the request is complete, or the timeout. Yields, since there may be more ranks than processors. */
+/* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
+ * because there may be more ranks than processors. error: the result of the call that made the request. */
 TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
     enum { POLLS_PER_YIELD = 64 };
@@ -67,7 +69,7 @@ TE_API void te__mpi_add_f16(void *in, void *inout, int *count, MPI_Datatype *typ
     (void)type;
     te__mpi_add(in, inout, count, TE_f16);
 }
-/* MPI's type and sum operation for a dtype. 16-bit formats go as uint16 with a custom MPI_Op. */
+/* Sets MPI's type and sum operation for a dtype. 16-bit formats are sent as uint16 and summed by a custom MPI_Op. */
 TE_API te_status te__mpi_type(MPI_Datatype *type, MPI_Op *op, const te_group *g, te_dtype dtype, const char *what,
                               te_context *ctx) {
     const te__mpi *m = (const te__mpi *)g->handle;
@@ -97,7 +99,7 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers */
+    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers: copy */
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
     void *const to = in_place ? malloc(bytes) : y;
@@ -106,7 +108,7 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
     const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
     if (!in_place) return status;
-    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after a failure MPI may still write to it: not freed */
+    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* not freed after an error: MPI may still write to it */
     return status;
 }
 TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
@@ -116,7 +118,7 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "all_reduce", ctx));
-    for (int64_t at = 0, n; at < count; at += n) { /* in pieces: MPI's count is an int */
+    for (int64_t at = 0, n; at < count; at += n) { /* in pieces, because MPI's count is an int */
         n = te_min(count - at, 1 << 30);
         const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
                                          (char *)y + (size_t)at * size, (int)n, type, op,
@@ -130,7 +132,7 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
 
 TE_API void te__mpi_close(te_group *g) {
     te__mpi *m = (te__mpi *)g->handle;
-    if (!g->comm->failed) { /* freeing would wait for the collective that failed */
+    if (!g->comm->failed) { /* after a failure, freeing would wait for the collective that failed */
         (void)MPI_Op_free(&m->sum_bf16);
         (void)MPI_Op_free(&m->sum_f16);
         if (m->is_owned) (void)MPI_Comm_free(&m->comm);
@@ -143,7 +145,8 @@ TE_API const te_transport *te__comm_transport(void) {
                                      te__mpi_close};
     return &mpi;
 }
-/* Makes g the group of this communicator, whose errors are returned from then on instead of ending the process. */
+/* Makes g the group of the ranks of `comm`, and sets comm's error handler such that errors are returned instead of
+ * ending the process. */
 TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_context *ctx) {
     te__mpi *m = (te__mpi *)calloc(1, sizeof *m);
     TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *m);
@@ -154,7 +157,7 @@ TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_conte
     TE_TRY(te__mpi_status(g, MPI_Comm_rank(comm, &g->rank), "MPI_Comm_rank", ctx));
     return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
 }
-/* All processes that mpirun started. */
+/* Opens the world group, which consists of all processes that mpirun started. */
 TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
     int is_initialized = 0;
     (void)file;
@@ -199,7 +202,7 @@ TE_API void te__comm_close(te_comm *comm) {
     if (!comm->closes || comm->failed) return; /* after a failure MPI_Finalize would wait for all other ranks */
     if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && !is_finalized) (void)MPI_Finalize();
 }
-/* Nothing is pending on the host, where a collective returns when it is complete. */
+/* On the host each collective has already waited for the other ranks, so only te_synchronize remains. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

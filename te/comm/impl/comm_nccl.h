@@ -1,7 +1,7 @@
-/* comm_nccl.h -- communicators on CUDA, by NCCL 2.18 or later; comm_mpi.h defines the same functions for the host, and
- * comm.h calls them. Small tensors go through symmetric memory instead, where the ranks of a group can map it
- * (symmetric_collectives.h). Collectives are enqueued on the context's stream, so a pass with collectives is captured
- * and replayed like any other.
+/* comm_nccl.h -- communicators on CUDA, with NCCL 2.18 or later. comm.h calls the functions of this file; comm_mpi.h
+ * defines the same functions for the host. If the ranks of a group can map each other's memory, small tensors go
+ * through symmetric memory instead of NCCL (symmetric_collectives.h). Collectives are enqueued on the context's stream,
+ * so a pass with collectives is captured and replayed like any other.
  */
 /* target: cuda */
 #ifndef TE_COMM_CUDA_H
@@ -62,7 +62,7 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    int taken = 0; /* 1: a kernel of symmetric_collectives.h has done it */
+    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h */
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
@@ -86,10 +86,11 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-/* Whether this library made the NCCL communicator; te_comm_from_native does not own that of the caller. */
+/* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm of te_comm_from_native the
+ * world group has the caller's communicator. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
-/* Frees the symmetric memory of a group. A rank frees its own memory once all others have unmapped it, which an
- * all-reduce confirms, or after the timeout. */
+/* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped it, or
+ * after the timeout: the all-reduce is complete when all ranks have unmapped the memory. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -117,7 +118,8 @@ TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
                                       te__nccl_close};
     return &nccl;
 }
-/* Rank 0 writes NCCL's unique id to FILE.part and renames it to FILE, so that the others never read a part of it. */
+/* Writes NCCL's unique id, on rank 0. Writes to FILE.part first and then renames that to FILE, so that the other ranks
+ * never read an incomplete id. */
 TE_API te_status te__nccl_write_id(const ncclUniqueId *id, const char *file, te_context *ctx) {
     char part[1024];
     TE_REQUIRE(snprintf(part, sizeof part, "%s.part", file) < (int)sizeof part, ctx, TE_ERROR_VALUE,
@@ -153,7 +155,7 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
     TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
     w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waits for all ranks: all have read it */
+    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank has waited for all ranks: all have read it */
     return TE_OK;
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
@@ -174,7 +176,8 @@ TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_con
 TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
     return te__overlap_memory_open(g, bytes, ctx);
 }
-/* Recorded passes (core/impl/graph_replay.h) may hold NCCL's kernels: drop them before the communicator. */
+/* Drops all recorded passes (core/impl/graph_replay.h), because they may hold NCCL's kernels, which must not outlive
+ * the communicator. */
 TE_API void te__comm_forget_graphs(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_evict(s, s->replays - 1);
@@ -183,10 +186,11 @@ TE_API void te__comm_close(te_comm *comm) { (void)comm; }
 
 /* ---- failure ----------------------------------------------------------------------------------------------------- */
 
-/* The thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the device. */
+/* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels and then waits for the
+ * device. */
 typedef struct te__comm_abort {
     ncclComm_t nccl[3];
-    int device, done; /* done: 1, or -1 after an error */
+    int device, done; /* done: 0 while the thread runs, then 1, or -1 after an error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;
@@ -197,9 +201,9 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags. The communicator has
- * failed, so the results are undefined. stream: used only for these writes; a call does nothing while the writes of the
- * previous call are in progress. */
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags itself. The results of
+ * the released work are undefined, as always after a failure. stream: a stream that is used only for these writes; a
+ * call does nothing while the writes of the previous call are in progress. */
 TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = g->memory;
     if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
@@ -207,8 +211,8 @@ TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_co
         for (int kind = 0; kind < 2 && r != m->rank; kind++)
             (void)te__stream_write_flag(m, te__gather_flag(m, m->rank, r, kind), 1, stream, ctx);
 }
-/* Ends the work of a failed communicator on the device. Returns 0 if the device is not idle within the timeout: then
- * all its memory stays allocated until the process ends. */
+/* Aborts the work of a failed communicator on the device. Returns 0 if the device does not become idle within the
+ * timeout; then all memory of the communicator stays allocated until the process ends. */
 TE_API int te__comm_abort_all(te_comm *comm) {
     const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
@@ -231,7 +235,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     return done > 0;
 }
 
-/* te_synchronize that returns TE_ERROR_COMM if a rank of a group has failed, or after the communicator's timeout. */
+/* Like te_synchronize, waits for the enqueued work; but returns TE_ERROR_COMM if a rank of a group has failed, or after
+ * the communicator's timeout. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));

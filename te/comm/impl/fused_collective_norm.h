@@ -1,25 +1,24 @@
-/* fused_collective_norm.h -- fused collective patterns: a norm, and the ops around it, on rows that are sums over the
- * ranks. Where the ranks have symmetric memory (symmetric_memory.h) each pattern is one kernel:
+/* fused_collective_norm.h -- fused collective patterns: a collective, a norm and the ops around it as one kernel, if
+ * the ranks have symmetric memory (symmetric_memory.h):
  *
- *   all_reduce [bias] [dropout] add [fork] norm                    all ranks have the same rows. One-shot or two-shot,
- *                                                                  like an all_reduce that is not fused
- *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     the boundary between two parts of a block under
- *                                                                  sequence parallelism: rank r has the rows
- *                                                                  [r * pitch, (r + 1) * pitch)
+ *   all_reduce [bias] [dropout] add [fork] norm                    All ranks have all rows. One-shot or two-shot, like
+ *                                                                  an all_reduce that is not fused.
+ *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism, between two parts of a block:
+ *                                                                  rank r has rows [r * pitch, (r + 1) * pitch).
  *
- * A lane sends the others its packets of a row, waits for theirs, and continues with the sum in registers: f32, in the
- * order of the ranks, rounded once. So the bits are those of the collective followed by the pointwise kernel, with one
- * exception: for more rows than multiprocessors the pointwise kernel adds up a norm's row in another order (rstd
- * differs in the last bit of f32 in one row of ten). If there is no fused kernel for the case, or a GEMM overlaps the
- * collective (te/linear/impl/linear_comm_overlap.h), the collective and the pointwise kernel run one after the other.
+ * For each row a lane sends its packets to the other ranks, waits for theirs, adds all in f32 in rank order, rounds
+ * once, and continues with the sum in registers. The results are bitwise identical to those of the collective
+ * and the pointwise kernel, with one exception: if there are more rows than multiprocessors, the pointwise kernel adds
+ * up a norm's row in another order (in one row of ten the last bit of rstd differs). The two also run one after the
+ * other if the fused kernel does not support the case, or if a GEMM overlaps the collective (linear_comm_overlap.h).
  *
- * A group of lanes sends its next row before it computes the current one, and receives the gathered rows of the
- * previous one after that, so the link stays busy. Lane i of a rank waits only for lane i of its peers, which sends a
- * row before it waits for that row: the order of blocks does not matter as long as lower ones start first.
+ * To keep the link busy, a group of lanes sends its next row before it computes the current one, and then receives the
+ * previous row as gathered from the other ranks. Lane i of a rank waits only for lane i of its peers, which sends a row
+ * before it waits for that row, so there is no deadlock as long as blocks with lower indices start first.
  *
- * Floor, bytes a row of h 16-bit elements: all_reduce: over the link 2 h to each other rank (one-shot), or 4 h (N - 1)
- * / N in all (two-shot); x, the residual, its sum and y: 2 h each. reduce_scatter .. all_gather: 2 S (N - 1) / N over
- * the link, for S bytes of all rows. Measurements, and variants that were slower: docs/notes/comm.md.
+ * Lower bound of the traffic for a row of h 16-bit elements and N ranks. all_reduce: over the link 2 h bytes to each
+ * other rank (one-shot) or 4 h (N - 1) / N in all (two-shot); in memory 2 h each for x, the residual, its sum and y.
+ * reduce_scatter .. all_gather: over the link 2 S (N - 1) / N, for S bytes of all rows. See docs/notes/comm.md.
  */
 #ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
 #define TE_COMM_FUSED_COLLECTIVE_NORM_H
@@ -47,37 +46,38 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    te_pointwise c;                 /* the first member. Its x is null: x is peers.x */
-    te_peer_args peers;         /* bytes: of the packets that one rank sends to another; y is null */
-    int64_t first, end;         /* rows of this launch */
-    int64_t pitch;              /* rows of a rank in reduce_scatter .. all_gather; 0: all_reduce */
+    te_pointwise c;                 /* must be the first member. Its x is null; the input is peers.x */
+    te_peer_args peers;         /* peers.bytes: the size of the packets that one rank sends to another; y is null */
+    int64_t first, end;         /* this launch computes rows [first, end) */
+    int64_t pitch;              /* the number of rows of a rank in reduce_scatter .. all_gather; 0: all_reduce */
     void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
-    int is_sent;                /* the epilogue of the GEMM before has sent x (te_gemm_all_reduce_args) */
+    int is_sent;                /* 1: the epilogue of the previous GEMM has sent x (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
 /* The collective of a kernel: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
-/* Argument of te_fused_reduce_load, a te_norm_load_fn. */
+/* The argument `source` of te_fused_reduce_load, which is a te_norm_load_fn. */
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* of the kernel's mode */
+    int two_shot, gathers; /* whether the kernel's mode is TE_FUSED_two_shot, or TE_FUSED_gathers */
 } te_fused_collective_source;
-/* A te_store_fn has one uint32_t of state, for the amax; te_fused_row_store gets this in its place. */
+/* The state of te_fused_row_store. Other te_store_fns have only one uint32_t of state, the amax, which is therefore the
+ * first member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
-/* A lane works on vectors of eight elements, which are one packet of 16 bytes or, in f32, two. Each half of a buffer
- * holds first the packets to be summed, by sender, and behind them the packets of results: sums of a two-shot
- * all_reduce, or gathered rows. */
+/* A lane works on vectors of eight elements, each of which is one packet of 16 bytes or, in f32, two packets. Each half
+ * of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results, which are the
+ * sums of a two-shot all_reduce or gathered rows. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The index in x of row `row` of rank `rank`. */
+/* The row of x that is rank `rank`'s row number `row`. In an all_reduce all ranks have the same rows. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
-/* owner: the rank that sums this row. One-shot it is this rank; two-shot the ranks take rows in turn. packet: the index
- * of the row's first packet among the packets that one rank sends to another. */
+/* owner: the rank that sums this row. With two-shot, row i of the launch belongs to rank i % ranks; otherwise the owner
+ * is this rank. packet: the index of the row's first packet among the packets that one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -98,7 +98,7 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* The slot in `buffer` of eight gathered FP8 elements from rank `from`. */
+/* The slot in `buffer` for vector `vector` of row `row`, as eight gathered FP8 elements from rank `from`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -116,7 +116,7 @@ TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p,
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
-/* Sends these vectors to rank `to`. */
+/* Sends this lane's vectors of a row, row_x, to rank `to`. */
 TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
                                  te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -131,8 +131,8 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
         }
     }
 }
-/* Sends row `row` to the ranks that sum it; in reduce_scatter .. all_gather to each other rank its own row. The load of
- * the epoch overlaps that of x. row_x: registers for two rows. */
+/* all_reduce: sends row `row` to the ranks that sum it. reduce_scatter .. all_gather: sends to each other rank that
+ * rank's row number `row`. The load of the epoch overlaps the load of x. row_x: registers for two rows. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -153,9 +153,9 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* sum: a packet of the sum over the ranks; local: this rank's summand. Two-shot, the owner of the row computes the sum
- * and sends it to the others. After a timeout the lane continues, because the other lanes of the row wait for it in the
- * norm's reductions. */
+/* *sum = a packet of the sum over the ranks. local: this rank's packet. With two-shot, the owner of the row computes
+ * the sum and sends it to the other ranks, which only receive it. After a timeout the lane continues, because the other
+ * lanes of the row wait for it in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -171,8 +171,9 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* A te_norm_load_fn: te_norm_row_load of the sum over the ranks. It loads gamma and the residual before it waits for
- * the first packet. row_x: the row, gamma, the residual. */
+/* A te_norm_load_fn: like te_norm_row_load, but loads the sum over the ranks. It loads gamma and the residual before it
+ * waits for the first packet, so that these loads overlap the wait. row_x: registers for the row, for gamma, and for
+ * the residual. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -209,8 +210,8 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
 
 /* ---- device: all-gather the normed rows -------------------------------------------------------------------------- */
 
-/* Casts eight elements with the scale that is the same on all ranks, sends and stores them: the bits of
- * te_pointwise_store_fp8. */
+/* Casts eight elements to FP8 with the scale, which is the same on all ranks, sends them to all other ranks, and stores
+ * them. The result is bitwise identical to that of te_pointwise_store_fp8. */
 TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const float y[8], int64_t row, int vector,
                                    const te_pointwise_shape k, te_fused_collective_state *state) {
     const te_peer_args *a = &p->peers;
@@ -229,7 +230,8 @@ TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const floa
     }
     te_packet_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
 }
-/* A te_store_fn: stores to this rank's rows of `gathered` and sends to all others. */
+/* A te_store_fn: stores a vector of the norm's output to this rank's rows of `gathered`, and sends it to all other
+ * ranks. */
 TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                               uint32_t *state_bits) {
     const te_fused_collective_args *p = (const te_fused_collective_args *)(const void *)c; /* c is its first member */
@@ -257,7 +259,7 @@ TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_
         te_packet_store(p->gathered, local * (16 * parts / 8) + part * TE_PACKET_BYTES, &w, TE_PACKET_BYTES, 1);
     }
 }
-/* Receives row `row` of each other rank's output. Ends early after a timeout. */
+/* Receives row number `row` of each other rank's output, and stores it to `gathered`. Returns early after a timeout. */
 TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch,
                                  int64_t row, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -286,8 +288,8 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
-/* Constants: stages, norm_store: those of the pointwise kernel; store: te_fused_row_store in mode TE_FUSED_gathers;
- * rows: registers for rows. */
+/* The kernel. stages, norm_store: the functions of the pattern's pointwise kernel; store: also that of the pointwise
+ * kernel or, in mode TE_FUSED_gathers, te_fused_row_store. rows: registers for rows. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -316,15 +318,16 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: there is none */
     te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
-    int groups, blocks_per_sm; /* rows that a block takes at a time */
+    int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time */
 } te_fused_collective;
 
-/* With this many blocks on a multiprocessor a thread has 64 registers. */
+/* The number of blocks on a multiprocessor for which the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
-/* Defines name##_fused_collective(), the kernels of a pattern whose pointwise kernel is `name`, if that has a norm and
- * its width is a constant. They are variants of the low-latency pointwise kernel, because latency dominates here, too.
- * gathers: 0 or 1. widths: how the widths are known (te/fuse/impl/kernels.h). */
+/* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
+ * There are such kernels if the pointwise kernel has a norm and its width is a constant. They are variants of the
+ * low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1: reduce_scatter ..
+ * all_gather. widths: how the widths are known, as constants or at run time (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \
@@ -374,9 +377,10 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* How many of this rank's `rows` rows, of row_bytes bytes each, one launch takes; 0: the kernel cannot be used. pitch >
- * 0 (reduce_scatter .. all_gather): all, or 0 if the rows of all ranks do not fit into the symmetric memory.
- * all_reduce: as many as fit; if these are too many for one-shot, a multiple of the number of ranks. */
+/* The number of rows that one launch computes, of this rank's `rows` rows of row_bytes bytes each; 0: the kernel cannot
+ * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
+ * symmetric memory. all_reduce: as many rows as fit; if these are too many for one-shot, rounded down to a multiple of
+ * the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -384,7 +388,7 @@ TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_
     const int64_t fit = te_min(rows, p->max_bytes / row_bytes);
     return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->max_bytes / row_bytes / g->size * g->size);
 }
-/* Launches the kernel on all rows of p->c, `at_once` rows a launch. x: the tensor that is summed. */
+/* Launches the kernel on all rows of p->c, with `at_once` rows in each launch. x: the tensor that is summed. */
 TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run *r, te_value x,
                                              te_fused_collective kernels, int64_t at_once) {
     const te_group *g = r->tensor;
@@ -403,15 +407,16 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Whether the kernel supports the shapes: there is a norm, rows consist of whole vectors, and there is no gated
- * activation. */
+/* Whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there must be
+ * no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
 }
 
 /* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
 
-/* The rows of one launch; 0: there is no symmetric memory, or the sum itself must be stored for another step. */
+/* The number of rows that one launch computes. 0: the kernel cannot be used, because it does not support the shapes,
+ * there is no symmetric memory, or the output of the all_reduce itself must be saved. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
@@ -431,9 +436,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     if (w.launches) p.c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
-/* The step: one kernel, or the all_reduce and the pointwise kernel `launch`. If the linear in front has deferred its
- * GEMM, the GEMM runs here; if one of the kernels `gemm` can run it, its epilogue sends the partial sums
- * (collective_step.h). gemm null: there are no such kernels. */
+/* Runs the step: as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If the
+ * previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` can run it, the GEMM's
+ * epilogue also sends the partial sums (collective_step.h). gemm null: there are no such kernels. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -468,8 +473,8 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
 
-/* The rows of this rank, all in one launch; 0: there is no symmetric memory, or the sum itself must be stored for
- * another step. */
+/* The number of this rank's rows, all of which one launch computes. 0: the kernel cannot be used, because it does not
+ * support the shapes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -478,9 +483,9 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, 
     const int64_t local = x.rows / r->tensor->size;
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
 }
-/* The step as one kernel. sum: memory for this rank's rows of the sum; middle: the step without its all_gather; y: the
- * gathered output (if it is stored in FP8, only its memory is used); next: the linear that reads it in FP8, -1:
- * none. */
+/* Runs the step as one fused kernel. middle: the step without its all_gather. sum: memory for this rank's rows of the
+ * sum. y: the gathered output; if it is stored in FP8, only the memory of y is used. next: the index of the linear that
+ * reads the output in FP8; -1: none. */
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
@@ -494,7 +499,7 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
-    if (next >= 0) { /* in FP8, into the linear's saved input if there is one */
+    if (next >= 0) { /* store FP8, in the memory of the linear's saved input if there is such memory */
         void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
         y.block = saved ? -1 : block;
@@ -503,9 +508,9 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     te__set_current(r, y);
     return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
 }
-/* The step: one kernel, or reduce_scatter, the pointwise kernel `launch`, and all_gather. If the linear in front has
- * deferred its GEMM, the GEMM runs here, and with one of the kernels `gemm` it overlaps the reduce_scatter. gemm null:
- * there are no such kernels. */
+/* Runs the step: as one fused kernel if possible, else as the reduce_scatter, the pointwise kernel `launch` and the
+ * all_gather. If the previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` can
+ * run it, the GEMM overlaps the reduce_scatter. gemm null: there are no such kernels. */
 TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                te_fused_collective kernels, te_pointwise_shape k,
                                                te_gemm_reduce_scatter_kernels *gemm) {

@@ -1,29 +1,33 @@
-/* symmetric_collectives.h -- all-reduce, reduce-scatter and all-gather through symmetric memory (symmetric_memory.h),
- * each as one kernel, and the choice between one-shot and two-shot (te__peer_algorithm_of).
+/* symmetric_collectives.h -- all-reduce, reduce-scatter and all-gather through symmetric memory (symmetric_memory.h).
+ * Each is one kernel. te__peer_algorithm_of chooses between one-shot and two-shot all-reduce.
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
- *   one-shot all_reduce    (N - 1) S          each rank sends all of x to all others and computes the whole sum;
- *                                             latency: one way over the link
- *   two-shot all_reduce    2 S (N - 1) / N    each rank sums its shard and sends the sum to all others: two ways
- *   reduce_scatter         S (N - 1) / N      one way; S: bytes of x
- *   all_gather             2 S (N - 1) / N    one way; S: bytes of y. A reserved bit pattern cannot mark an empty slot,
- *                                             since any bits may be sent: half of each packet is flags (NCCL's LL)
+ *   one-shot all_reduce    (N - 1) S          Each rank sends all of x to all others and computes the whole sum.
+ *                                             Latency: data crosses the link once.
+ *   two-shot all_reduce    2 S (N - 1) / N    Each rank sums its shard, and sends the sum to all others. Latency: data
+ *                                             crosses the link twice.
+ *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
+ *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
+ *                                             all bit patterns, so none is free to mark an empty slot. Therefore half
+ *                                             of each packet is flags (as in NCCL's LL protocol).
  *
- * Floor on H200s: these bytes at 450 GB/s (NVLink 4, each way) and 1 to 1.5 us for a store until a peer sees it.
- * Measured against the floor, and the number of packets in flight that was best: docs/notes/comm.md.
+ * Lower bound of the time on H200s: these bytes at 450 GB/s (NVLink 4, in each direction), plus 1 to 1.5 us until a
+ * peer sees a store. docs/notes/comm.md compares measured times with this bound, and has the best number of packets in
+ * flight.
  */
 #ifndef TE_COMM_SYMMETRIC_COLLECTIVES_H
 #define TE_COMM_SYMMETRIC_COLLECTIVES_H
 
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
-/* For more than two ranks: if a rank would send more than about 1 MiB, two-shot is faster, because the bytes that it
- * saves take longer than its second way over the link (2 us, 0.9 MB). With two ranks both algorithms send the same
- * bytes. */
+/* The limit for one-shot: the bytes that a rank would send. Above it two-shot is faster, because sending its data over
+ * the link a second time costs 2 us, in which the link moves 0.9 MB, and the bytes that it saves would take longer.
+ * With two ranks there is no such limit, because both algorithms send the same bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* The algorithm for a tensor of `bytes` bytes in all; TE_PEER_none: it is too large, or no symmetric memory exists. */
+/* The algorithm for a tensor of `bytes` bytes, over all ranks. TE_PEER_none: it is too large for symmetric memory, or
+ * the group has none. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > p->max_bytes) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
@@ -32,8 +36,8 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy.
- * Constants: ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number; aligned: 1 if
- * a->aligned is. */
+ * Compile-time constants: ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number of
+ * ranks; aligned: 1 if the kernel is only used for a->aligned. */
 
 /* Loads the i-th packet of x into *x and sends it to all others. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
@@ -59,12 +63,14 @@ TE_FN void te__peer_one_shot(const te_peer_args *a, te_block b, uint32_t epoch, 
         x = next;
     }
 }
-/* The shards of x, one for each rank, of `bytes` bytes each; x ends at byte `end`, so the last ones may have fewer. */
+/* The division of x into one shard for each rank. A shard has `bytes` bytes; x ends at byte `end`, so the last shards
+ * may have fewer. */
 typedef struct te_peer_shards {
-    int packets; /* of a shard */
+    int packets; /* packets of a shard */
     int64_t bytes, end;
 } te_peer_shards;
-/* Sends each other rank the i-th packet of its shard, and loads the i-th packet of this rank's shard into *local. */
+/* Sends to each other rank the i-th packet of that rank's shard, and loads the i-th packet of this rank's shard into
+ * *local. */
 TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_peer_shards s, int i,
                                  const int ranks, const int aligned) {
     const int64_t offset = (int64_t)i * TE_PACKET_BYTES, left = te_min(TE_PACKET_BYTES, s.bytes - offset),
@@ -83,8 +89,8 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* Two-shot: rank r sums packets [r * shard, (r + 1) * shard) of `packets`. In each half of a buffer the slots of sums
- * begin at index `sums`, behind those of the packets that are to be summed. */
+/* Two-shot: of the tensor's `packets` packets, rank r sums [r * shard, (r + 1) * shard). Each half of a buffer holds
+ * first the slots of the packets to be summed and then, from index `sums`, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -106,7 +112,7 @@ TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, u
     te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
     return 1;
 }
-/* Receives the i-th sum of each other rank. Returns 0 after a timeout. */
+/* Receives from each other rank the i-th sum of that rank's shard. Returns 0 after a timeout. */
 TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
                                     const int ranks, const int aligned) {
     uint32_t missing = te__peer_others_mask(a);
@@ -119,7 +125,8 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* A thread computes its next sum before it receives the other ranks' sums of the previous index. */
+/* A thread computes and sends its sum for index i before it receives the other ranks' sums for the previous index, so
+ * that it does not wait for these. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -154,7 +161,7 @@ TE_FN void te__peer_reduce_scatter(const te_peer_args *a, te_block b, uint32_t e
     }
 }
 /* An all_gather's packet: words 0 and 2 are data, words 1 and 3 are flags. */
-enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* of data in a packet */ };
+enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* bytes of data in a packet */ };
 TE_FN void te__peer_all_gather_send(te_packet *packet, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                     const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PEER_LL_BYTES;
@@ -206,18 +213,20 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Sets the limits and the bytes of a half for tensors of up to max_bytes. A two-shot sum needs 2 max_bytes and the
- * rounding of shards, an all-gather's packets 2 max_bytes; a one-shot sum of N ranks needs N times its bytes. */
+/* Sets the sizes in *p for tensors of up to max_bytes. A half of the buffer must hold the packets of any collective: a
+ * two-shot all-reduce needs 2 max_bytes and some bytes for rounding up its shards, and an all-gather needs 2 max_bytes.
+ * A one-shot all-reduce over N ranks needs N times the size of its tensor; one_shot_bytes is small enough for that. */
 TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
 }
-/* The largest number of blocks of a kernel; they are all resident at once. */
+/* The largest number of blocks of a kernel, such that they are all resident at once. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 
-/* A kernel with a constant number of ranks needs few enough registers for 1024 threads on a multiprocessor. */
+/* Launches the variant of the kernel that is compiled for known_ranks ranks, or the one for any number of ranks if
+ * known_ranks is 0. The former needs few enough registers for 1024 threads (two blocks) on a multiprocessor. */
 #define TE__PEER_LAUNCH(name, known_ranks)                                   \
     ((known_ranks) == 2   ? name##_2_launch(ctx, grid, a)                    \
      : (known_ranks) == 4 ? name##_4_launch(ctx, grid, a)                    \
@@ -235,8 +244,8 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 #undef TE__PEER_LAUNCH
-/* Enqueues the collective if it fits into the symmetric memory; *taken says whether it did. count: elements of one rank
- * (te_transport). */
+/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued. count: the
+ * elements of one rank, as in te_transport. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

@@ -1,17 +1,19 @@
-/* symmetric_memory.h -- a buffer on each rank of a group that all its ranks map, and how kernels exchange
- * packets through it.
+/* symmetric_memory.h -- symmetric memory: each rank of a group has a buffer that all ranks of the group map, and
+ * kernels exchange packets through these buffers.
  *
  * Collectives push: a rank stores data directly into the buffer of the peer that needs it, 16 bytes at a time, and the
- * peer polls its own buffer until the data has arrived. A packet is its own flag, because memory that holds no packet
- * has a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags are similar). The only
- * latency is therefore one way over the link: no separate flag, no fence until the data has arrived, no remote load.
+ * peer polls its own buffer until the data has arrived. A packet is its own flag, because a slot without a packet holds
+ * a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags are similar). The latency is
+ * therefore only that of one store over the link: there is no separate flag, hence no fence between data and flag, and
+ * no load from another rank's memory.
  *
- * The buffer has two halves, used by even and odd epochs (a collective is an epoch). A rank writes to the same half of
- * a peer two epochs later. In the epoch between it receives data that the peer sent after it had emptied that half, so
- * no barrier is needed. Each thread block counts epochs in device memory, so that a CUDA graph can be replayed.
+ * The buffer has two halves: even epochs use one and odd epochs the other (each collective is an epoch). No barrier
+ * is needed before a half is written again: a rank writes to a peer's half in epoch e + 2 only after it has received,
+ * in epoch e + 1, data that the peer sent after it had emptied this half. Each thread block counts epochs in device
+ * memory, so that a CUDA graph can be replayed.
  *
- * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch
- * the same number of threads. So there is no deadlock, however few blocks are resident, as long as blocks with lower
+ * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch the same
+ * number of threads. Therefore no deadlock is possible, however few blocks are resident, as long as blocks with lower
  * indices start first.
  *
  * The buffer is allocated and mapped in symmetric_memory_cuda.h. Users: symmetric_collectives.h (all-reduce,
@@ -24,34 +26,36 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest tensor: packet indices over all ranks stay within an int */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest tensor for which packet indices of all ranks fit an int */
 enum {
-    TE_PEER_MAX_RANKS = 8,                          /* of a group */
-    TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* of a block */
-    TE_PEER_MAX_BLOCKS = 512,                       /* of a kernel */
+    TE_PEER_MAX_RANKS = 8,                          /* ranks of a group */
+    TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* threads of a block */
+    TE_PEER_MAX_BLOCKS = 512,                       /* blocks of a kernel */
     TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* polls between two reads of the clock */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
 typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_shot } te_peer_algorithm;
 
-/* In the memory of a rank's own device. */
+/* The state of a rank, which lies in the memory of its own device. */
 typedef struct te_peer_state {
-    uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* collectives so far, counted by each block: all entries are equal */
-    uint32_t failed;                    /* 0, or 1 + a rank that timed out */
+    uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* the number of collectives so far. Each block has its own counter; between
+                                           kernels all of them are equal */
+    uint32_t failed;                    /* 0, or 1 + the index of a rank for which this rank has waited too long */
 } te_peer_state;
 
 /* The buffers of a group, as one of its ranks sees them. */
 typedef struct te_peer_memory {
-    char *buffer[TE_PEER_MAX_RANKS]; /* of each rank, mapped into this process */
+    char *buffer[TE_PEER_MAX_RANKS]; /* the buffer of each rank, mapped into this process */
     te_peer_state *state;
     uint32_t *failed;       /* copy of state->failed in pinned host memory */
-    int64_t half_bytes;     /* of each half of a buffer */
-    int64_t max_bytes;      /* the largest tensor that is exchanged through the buffers; a larger one goes by NCCL */
-    int64_t one_shot_bytes; /* the largest tensor that an all-reduce sums in one shot */
-    int max_blocks;         /* of a kernel: the same on all ranks */
-    /* Statistics, counts of launches: collectives; among them fused patterns (fused_collective_norm.h), and fused
-     * patterns that gathered FP8; GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
+    int64_t half_bytes;     /* the size of each half of a buffer */
+    int64_t max_bytes;      /* the largest tensor that is exchanged through the buffers; NCCL takes larger ones */
+    int64_t one_shot_bytes; /* the largest tensor for which an all-reduce uses the one-shot algorithm */
+    int max_blocks;         /* the largest number of blocks of a kernel, the same on all ranks */
+    /* Statistics: how many kernels were launched. collectives: all collectives; fused: those of them that are fused
+     * patterns (fused_collective_norm.h); fused_fp8: the fused patterns that gathered FP8; gemms: GEMMs whose epilogue
+     * sent packets to a fused pattern (collective_step.h). */
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
@@ -59,9 +63,9 @@ typedef struct te_peer_memory {
 typedef struct te_peer_args {
     void *y;
     const void *x;
-    int64_t bytes; /* of x in an all_reduce and an all_gather, of y in a reduce_scatter */
+    int64_t bytes; /* the size of x in an all_reduce and an all_gather, of y in a reduce_scatter */
     te_dtype dtype;
-    int rank, ranks, aligned; /* aligned: x, y and `bytes` are multiples of 16 bytes */
+    int rank, ranks, aligned; /* aligned: x and y are aligned to 16 bytes, and `bytes` is a multiple of 16 */
     char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
     te_peer_state *state;
     uint32_t *failed;
@@ -78,13 +82,13 @@ TE_FN int te__peer_thread(te_block b) {
     int group;
     return b.x * TE_PEER_THREADS + te_lanes_here(TE_PEER_THREADS, &group).id;
 }
-/* Threads of the grid. */
+/* The number of threads in the grid. */
 TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Marks the first use of the epoch, so that the compiler does not make earlier loads of x wait for the load of the
- * epoch. */
+/* Call it between the loads of x and the first use of the epoch. It keeps the compiler from placing the wait for the
+ * epoch's load before the loads of x. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));
@@ -92,7 +96,8 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
     (void)epoch;
 #endif
 }
-/* Ends the epoch, also in the counters of blocks that only a larger grid has. threads: of the block. */
+/* Ends the epoch: adds 1 to this block's counter and, spread over the blocks of the grid, to the counters that only
+ * larger grids use. threads: the number of threads in the block. */
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
@@ -104,8 +109,9 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Whether a wait for the ranks in `missing` (a bit mask) has to end, because this thread or another one has reached the
- * timeout. */
+/* Whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit mask of
+ * the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0: not set
+ * yet. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -116,8 +122,9 @@ TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t mi
     te_flag_store(&a->state->failed, rank + 1), te_flag_store(a->failed, rank + 1);
     return 1;
 }
-/* Waits for the i-th packet of each rank in the bit mask `missing` and empties their slots. Returns 0 after a timeout.
- * flagged: the packets are those of an all_gather (te__peer_all_gather), words 1 and 3 are flags. */
+/* Waits for the i-th packet of each rank in the bit mask `missing`, stores the packets to v, and empties their slots.
+ * Returns 0 after a timeout. flagged: 1: the packets are those of an all_gather (te__peer_all_gather), whose words 1
+ * and 3 are flags. */
 TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, uint32_t epoch, int count, int i,
                         uint32_t missing, const int ranks, const int flagged) {
     const uint32_t expected = missing;
@@ -140,15 +147,17 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
-/* Whether rank r exists. ranks: a->ranks if the kernel has that as a constant, else TE_PEER_MAX_RANKS. */
+/* Whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
+ * TE_PEER_MAX_RANKS. */
 TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
     return ranks < TE_PEER_MAX_RANKS || r < a->ranks;
 }
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* sum = the sum over the ranks of the i-th packet; local: this rank's packet. Summed in f32 in the order of the ranks,
- * so that all ranks get the same bits. Call te_packet_escape before the sum is sent. Returns 0 after a timeout. */
+/* *sum = the sum over the ranks of the i-th packet. local: this rank's packet. All ranks add in f32 in the order of the
+ * ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0 after a
+ * timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
     te_packet v[TE_PEER_MAX_RANKS];
@@ -163,7 +172,7 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* te__peer_wait for the i-th packet of rank r alone. */
+/* Like te__peer_wait, but waits for the i-th packet of rank r alone. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -175,7 +184,7 @@ TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch
     te_packet_clear(slot);
     return 1;
 }
-/* te__peer_wait for a packet of eight bytes in `slot`, from rank r. */
+/* Like te__peer_wait, but waits for one packet of eight bytes from rank r, in `slot`. */
 TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r) {
     const te_packet idle = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     uint64_t since = 0;
@@ -187,12 +196,12 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     te_packet_send8(slot, &idle);
     return 1;
 }
-/* te__peer_sum that waits for one rank after the other, so that it holds one packet in registers, independent of the
- * number of ranks. After a timeout the sum is NaN. dtype: a->dtype as a constant. */
+/* Like te__peer_sum, but waits for one rank after the other, so that it holds only one packet in registers, however
+ * many ranks there are. After a timeout the sum is NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];
-    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* -0 + x has the bits of x, also if x is -0 */
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* -0 + x is bitwise identical to x, even if x is -0 */
     TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_packet v = *local;
         if (r != a->rank) (void)te__peer_wait_rank(&v, a, epoch, count, i, r);
@@ -212,7 +221,7 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                    "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
                    g->rank, g->size, (int)failed - 1, g->comm->timeout);
 }
-/* A kernel's arguments except y and x. bytes: see te_peer_args. */
+/* A kernel's arguments, without y and x. bytes: as in te_peer_args. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;
@@ -221,12 +230,13 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
     a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
-    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* 0.9: the kernel reports before the host's timeout, because it
-                                                         knows which rank is missing */
+    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* 0.9: the kernel should reach its timeout before the host,
+                                                         because only the kernel can report which rank is missing */
     return a;
 }
-/* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes, and of a GEMM whose
- * epilogue sends to it. Two-shot, a rank sends to each other rank the rows that this other rank sums. */
+/* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes each; a GEMM whose
+ * epilogue sends packets to the pattern has the same. With two-shot, a rank sends to each other rank only those rows
+ * that the other rank sums, so `bytes` counts only these. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -1,12 +1,12 @@
-/* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank
- * allocates its own buffers, and the ranks map each other's by CUDA IPC handles, which NCCL gathers.
- * Either all ranks of a group get the buffers or none does: with processes on different hosts, ranks within one
- * process, or devices that cannot access each other, NCCL does all collectives.
+/* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
+ * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
+ * all ranks of a group get symmetric memory or none does. None does if the processes are on different hosts, several
+ * ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
  *
- *   te_peer_memory   packet buffers of small collectives (symmetric_memory.h): te__peer_memory_open
+ *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h); te__peer_memory_open makes them
  *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
- *                    reductions by DMA engines (bucket_reduce.h): te__overlap_memory_open; and the blocks
- *                    that te_comm_allocate makes
+ *                        reductions by DMA engines (bucket_reduce.h), which te__overlap_memory_open makes; and the
+ *                        blocks of te_comm_allocate
  */
 /* target: cuda */
 #ifndef TE_SYMMETRIC_MEMORY_CUDA_H
@@ -27,7 +27,8 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* The information about a rank that all ranks exchange. */
 typedef struct te_peer_info {
-    int32_t is_ready; /* first exchange: it has allocated its memory; second: it has mapped that of all others */
+    int32_t is_ready; /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the
+                         memory of all other ranks */
     int32_t process, processors;
     uint64_t host; /* hash of the kernel's boot id: equal for processes on the same host; 0: unknown */
     int64_t max_bytes;
@@ -43,8 +44,8 @@ TE_API uint64_t te__host_hash(void) {
     for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
     return n ? hash : 0;
 }
-/* Gathers info[size], of which each rank has filled in its own element. staging: device memory for as much. Waits for
- * all ranks. Returns whether it succeeded. */
+/* Gathers info[size]: each rank has filled in its own element, and gets those of all others. Waits for all ranks.
+ * Returns whether it succeeded. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, cudaStream_t stream) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
@@ -52,12 +53,13 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            cudaMemcpyAsync(info, staging, all, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
            cudaStreamSynchronize(stream) == cudaSuccess;
 }
-/* Whether the memory of `other` can be mapped: another process on the same host, with buffers of the same size. */
+/* Whether this rank can map the memory of the rank `other`: that rank must be another process on the same host, and
+ * have a buffer of the same size. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
            other->max_bytes == local->max_bytes;
 }
-/* Whether `ok` is true on all ranks. Waits for them. staging: device memory for te_peer_info[size]. */
+/* Whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
     memset(info, 0, sizeof info);
@@ -69,7 +71,7 @@ TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_
 
 /* ---- te_peer_memory: packet buffers ------------------------------------------------------------------------------ */
 
-/* Allocates this rank's buffer, all of whose slots are empty, and makes its IPC handle. */
+/* Allocates this rank's buffer, with all slots empty, and makes its IPC handle. */
 TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int rank) {
     const size_t bytes = te__peer_memory_bytes(p);
     return cudaMalloc((void **)&p->buffer[rank], bytes) == cudaSuccess &&
@@ -81,7 +83,7 @@ TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int 
            (*p->failed = 0, cudaIpcGetMemHandle(&local->memory, p->buffer[rank]) == cudaSuccess) &&
            cudaDeviceSynchronize() == cudaSuccess;
 }
-/* Unmaps the others' buffers. An owner may free its buffer when all others have unmapped it. */
+/* Unmaps the buffers of all other ranks. A rank may free its own buffer only when all others have unmapped it. */
 TE_API void te__peer_memory_unmap(te_peer_memory *p, int rank) {
     for (int r = 0; r < TE_PEER_MAX_RANKS; r++)
         if (r != rank && p->buffer[r]) (void)cudaIpcCloseMemHandle(p->buffer[r]), p->buffer[r] = 0;
@@ -92,7 +94,7 @@ TE_API void te__peer_memory_free(te_peer_memory *p, int rank) {
     (void)cudaGetLastError();
     free(p);
 }
-/* Returns whether all ranks have mapped all buffers. */
+/* Allocates this rank's buffer and maps those of all other ranks. Returns whether all ranks have mapped all buffers. */
 TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_info *staging, const te_group *g,
                                te_context *ctx) {
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
@@ -112,7 +114,8 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
         ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
     return ok;
 }
-/* All ranks of the group call it at the same time. If the buffers cannot be mapped, g->peers stays null. */
+/* Makes g->peers. All ranks of the group must call it at the same time. If a rank cannot map the buffers, g->peers
+ * stays null on all ranks, and this is not an error. */
 TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
     if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
@@ -129,14 +132,14 @@ TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context
     return status;
 }
 
-/* ---- te__overlap_memory: flags, slots, and blocks of the caller's ------------------------------------------------ */
+/* ---- te__overlap_memory: flags, slots, and the blocks of te_comm_allocate ---------------------------------------- */
 
 TE_API void te__overlap_block_unmap(te__overlap_block *b, int rank) {
     for (int r = 0; r < TE_MAX_RANKS; r++)
         if (r != rank && b->at[r]) (void)cudaIpcCloseMemHandle(b->at[r]), b->at[r] = 0;
 }
-/* Each rank allocates `bytes` bytes, of which the first zero_bytes are 0, and all ranks map each other's; or none does.
- * Waits for all ranks. */
+/* Allocates a block of `bytes` bytes on each rank, sets its first zero_bytes bytes to 0, and maps the blocks of all
+ * other ranks. Returns whether all ranks have mapped all blocks; if not, no block stays mapped. Waits for all ranks. */
 TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero_bytes, const te_group *g,
                               te_peer_info *staging, te_context *ctx) {
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
@@ -157,13 +160,14 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* A function of the CUDA driver by its name; null: this driver does not have it. */
+/* Looks up a function of the CUDA driver by its name; null: this driver does not have it. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
     return cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found) == cudaSuccess ? f : 0;
 }
-/* Makes the side stream and its events, and looks up the stream memory operations (write a word, wait for a word). */
+/* Makes the side stream and its events, and looks up the driver's stream memory operations, which write a word or wait
+ * for one. */
 TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     int least = 0, greatest = 0;
     const int ok = cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
@@ -175,8 +179,8 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Whether stream memory operations reach the mapped memory: each rank writes a probe word to all ranks, waits for its
- * own word, and checks the words of the others. All ranks call it. */
+/* Whether stream memory operations work on mapped memory of other ranks: each rank writes a probe word to all ranks,
+ * waits for its own word, and checks the words that the others have written. All ranks must call it. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -200,8 +204,8 @@ TE_API void te__overlap_memory_free(te__overlap_memory *m) {
     (void)cudaGetLastError();
     free(m);
 }
-/* All ranks of the group call it at the same time. bytes: of the slots. If the slots cannot be mapped, g->memory stays
- * null.
+/* Makes g->memory. All ranks of the group must call it at the same time. bytes: the size of the slots. If a rank cannot
+ * map the slots, g->memory stays null on all ranks, and this is not an error.
  */
 TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
     const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
@@ -214,8 +218,8 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
-    /* A rank without streams takes part in the exchange with a smaller block: because the sizes differ, no rank maps a
-     * block. */
+    /* A rank whose streams could not be made takes part in the exchange with a smaller block. Blocks of different sizes
+     * cannot be mapped (te__peer_can_map), so no rank gets the memory. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);
@@ -229,7 +233,8 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, it is ordinary device memory. */
+/* Implements te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
+ * device memory. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     te_peer_info *staging = 0;
@@ -246,7 +251,8 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* te_comm_release, after all work on p has finished. A rank frees its block when all others have unmapped it. */
+/* Implements te_comm_release, once all work on p has finished. A rank frees its block when all others have unmapped
+ * it. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     const int i = te__overlap_block_of(m, p, 1);

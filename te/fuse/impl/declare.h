@@ -1,8 +1,10 @@
-/* declare.h -- the declarations that TE_SEQUENTIAL and TE_DECLARE make of a list: constants (widths, number formats,
- * rows and layouts of each op's input and output), checks of the list, the struct, the prototypes.
+/* declare.h -- the declarations to which TE_SEQUENTIAL and TE_DECLARE expand a list: constants (for each op the widths,
+ * number formats, rows and layouts of its input and output), static_asserts that check the list, the model's struct,
+ * and the prototypes of its functions.
  *
- * The macros that make something of each op have the parameters of a link (matcher.h): (model, before, op, after,
- * live). TE_FOR applies them, which takes the four companions _A, _B, _A_END and _B_END that follow each of them.
+ * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links). The
+ * parameters are those of a link (TE_LINKS in matcher.h): the op, its two neighbours in the list, and the next op that
+ * inference has too. TE_FOR needs the macros _A, _B, _A_END and _B_END that are defined after each of them.
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
@@ -13,38 +15,40 @@
 
 /* ---- the options of a list --------------------------------------------------------------------------------------- */
 
-/* The second argument of TE_SEQUENTIAL is a dtype, bf16, or a dtype with options, (bf16, (residual, f32), ..). Both
- * become a tuple like an op's, (list, bf16, (residual, f32), ..), so options are read as an op's are. */
+/* The second argument of TE_SEQUENTIAL is a dtype, such as bf16, or a dtype with options, such as (bf16, (residual,
+ * f32), ..). TE_LIST_OF turns it into a tuple of the same form as an op, (list, bf16, (residual, f32), ..), so that the
+ * macros that read the options of an op can also read those of a list. */
 #define TE_LIST_OF(dtype) TE_IF_TUPLE(dtype, TE_LIST_OF_TUPLE, TE_LIST_OF_TOKEN)(dtype)
 #define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
 #define TE_SHAPES_list(op) (0)
-/* `yes` if the list has the option `recipe`. */
+/* Expands to `yes` if the list has the option `recipe`, else to `no`. */
 #define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
-enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
+enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list has no option `width` */
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for backward: saved or recomputed */
-#define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with one scale a tensor: e5m2 or e4m3 */
-#define TE_TAKES_list_rounding TE_TOKEN /* of gradients to FP8: nearest or stochastic */
-#define TE_TAKES_list_weights TE_TOKEN /* of products in FP8: f32, or the list's dtype */
+#define TE_TAKES_list_inputs TE_TOKEN /* FP8 inputs of GEMMs, for backward: saved or recomputed */
+#define TE_TAKES_list_gradients TE_TOKEN /* FP8 format under recipes with a scale per tensor: e5m2 or e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* of gradients that are converted to FP8: nearest or stochastic */
+#define TE_TAKES_list_weights TE_TOKEN /* format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* of x, and of an embedding's output: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* rows of x and of the output of an embedding: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-/* `widths` is fixed (constants) or dims (known at run time, dims.h). TE__X_fixed and TE__X_dims are the parts of a
- * model's declaration that differ: a model with dims has the sized plan and its ops in the instance, and its functions
- * that tell sizes take the instance. */
+/* `widths` is the token fixed (all widths are constants) or dims (some are known only at run time, dims.h). The macros
+ * TE__.._fixed and TE__.._dims make the parts of the declaration in which these two kinds of models differ. With dims,
+ * the struct also holds a copy of the plan and of its ops with the actual widths, there is a function name_set_dims,
+ * and the functions that return sizes (name_param_bytes, ..) or print the plan take the instance as an argument. */
 #define TE__TAKES_DIMS_fixed 0
 #define TE__TAKES_DIMS_dims 1
 #define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
 #define TE__OR_DIM_dims ", or one TE_DIM times a constant"
 #define TE__FIELDS_OF_fixed(name)
-#define TE__FIELDS_OF_dims(name) te_plan te_sized; te_op te_ops[name##_op_count]; /* set by name_set_dims */
+#define TE__FIELDS_OF_dims(name) te_plan te_sized; te_op te_ops[name##_op_count]; /* filled in by name_set_dims */
 #define TE__SET_DIMS_fixed(link, name, ...)
 #define TE__SET_DIMS_dims(link, name, ...) link te_status name##_set_dims(name *m, const int64_t *dims, int count, \
     te_context *ctx) __VA_ARGS__
@@ -57,9 +61,11 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__PLAN_OF_fixed(name) name##_plan()
 #define TE__PLAN_OF_dims(name) te__plan_at(m ? &m->te_sized : 0, name##_plan())
 
-/* `passes` is training (all passes) or inference (inference alone, inference.h). TE__DECLARE_LIST makes the constants,
- * the checks and the struct; TE__DECLARE_CALLS and TE__DECLARE_training the prototypes. `of` is the list's dtype and
- * options as above; cut and marks: see sequential.h. */
+/* TE__DECLARE_LIST makes the constants, the checks and the struct. TE__DECLARE_CALLS makes the prototypes that every
+ * model has, TE__DECLARE_training those that only a model with forward and backward has.
+ *     passes      training (forward, backward and inference) or inference (only inference, inference.h)
+ *     of          the list's dtype and options, as TE_LIST_OF returns them
+ *     cut, marks  the list with its recompute marks, and the links of that list (TE__MARKED in sequential.h) */
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
 #define TE__DECLARE1(widths, passes, link, fwd, bwd, name, dtype, cut, marks, ...)                              \
@@ -125,7 +131,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
     typedef struct name {                                                                                           \
         te_model model;                                                                                             \
         TE_FOR(TE__FIELDS, links)                                                                                   \
-        te_param te_end; /* of the parameters */                                                                    \
+        te_param te_end; /* end of the parameters */                                                                \
         TE__FIELDS_OF_##widths(name)                                                                                \
     } name;
 #define TE__DECLARE_CALLS(widths, link, name)                                                                      \
@@ -146,8 +152,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
 
-/* Two ops of a family must have different names. Two enumerators of one name are an error, and the compiler's message
- * is the enumerator's name. */
+/* Check that no two ops of the same family have the same name. Each op declares an enumerator with its family and name
+ * in it; two enumerators of the same name are an error. The enumerator's name, which the compiler prints, serves as the
+ * error message. */
 #define TE__ONCE(model, before, op, after, live) \
     TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
 #define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
@@ -155,15 +162,17 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__ONCE_A_END
 #define TE__ONCE_B_END
 
-/* The width of x, if the list has no option `width`: that of the first op that declares the width of its input. */
+/* The width of x if the list has no option `width`: the input width of the first op whose family states one (the fact
+ * TE_IN_<family>). For each op this expands to one branch, `width != 0 ? width :`, of a conditional expression. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
-/* Enumerators of an op: its index, and the widths of its input and output; of a fork, also that of its value. The last
- * one sets the enumeration back to the op's index, from which the next op's follows. */
+/* The enumerators of an op for its index and for the widths of its input and output. A fork also has one for the width
+ * of its value. The index has no initialiser: it is the preceding enumerator plus one. Therefore the last enumerator of
+ * each op (.._behind) repeats the op's index, so that the next op gets the next index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -174,8 +183,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The width or rows (`what`) of an op's output: by its family's facts or, of a load (TE_LOADS_<family> is a comma),
- * those of its fork's value. */
+/* The width or the rows of an op's output; `what` is the token width or rows. The output of a load (an op for which
+ * TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value; for all other ops, the facts of
+ * the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
 #define TE__PRODUCED(what, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
@@ -185,8 +195,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__LOADED_rows(model, op)                                                    \
     ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
-/* Enumerators of a fork's or an input's value. Rows -1 of an input: it has the rows of the ops that use it
- * (TE__INPUT_ROWS). */
+/* The enumerators for the width, rows and number format of the value of a fork or an input. The rows of an input are
+ * -1 if it does not state them (TE__INPUT_ROWS); it then has the same rows as the ops that use it. */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
@@ -197,9 +207,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
             TE_DTYPE_OUT(model, op)),
 
-/* Enumerators of an op: number format and rows of its input and output. The output has the format that the next op
- * reads best (TE_WANTS), unless the op's own fact (TE_PRODUCES) decides it. `live` is the next op that inference has
- * as well, so the format is the same with and without dropout. */
+/* The enumerators of an op for the number format and the rows of its input and output. The format of the
+ * output depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format that it reads best):
+ *     f32, or the format of the op's input     if TE_PRODUCES of the op says so
+ *     the list's option `out`                  else, if the list has it and the op is the last one (TE_WANTS_end)
+ *     the format of the residual stream        else, if TE_PRODUCES of the op or TE_WANTS of the next op says so
+ *     the list's dtype                         otherwise
+ * The next op here is `live`, which skips a dropout: inference, which has no dropout, then has the same formats. */
 #define TE__FORMATS(model, before, op, after, live)                                                              \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                        \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                          \
@@ -214,12 +228,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the list's last output has the list's option `out` */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the list's option `out` decides the format of the last output */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
 #define TE__FORMATS_B_END
-/* | 1 if the op's output or the fork's value has another format than the list. */
+/* Expands to `| 1` if the number format of the op's output, or of the fork's value, differs from the list's dtype, else
+ * to `| 0`. */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
     TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
@@ -228,7 +243,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* The format of x: the one that the first op reads best. */
+/* The number format of x if the list has no option `in`: the format that the first op reads best. For the first op this
+ * expands to that format followed by +, for each other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -237,14 +253,15 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
 #define TE__FIRST_WANTS_A_END
 #define TE__FIRST_WANTS_B_END
-/* The format of the last op's output, followed by +. */
+/* For the last op of the list: the number format of its output, followed by +; for each other op: nothing. */
 #define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
 #define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
 #define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
 #define TE__LAST_DTYPE_A_END
 #define TE__LAST_DTYPE_B_END
 
-/* The checks of each op: widths, its place in the list, rows, options, layout over ranks, and those of its family. */
+/* The static_asserts for each op. They check its widths, its position in the list, its rows, its options, and the
+ * layout of its input over the ranks; TE_CHECK adds the checks that the op's family defines. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
                   "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \
@@ -279,7 +296,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* A fork or an input must be used: the op that uses it declares a type, and without that type this does not compile. */
+/* Check that each fork or input is used: the op that uses it declares a type (TE_FORK_USED), and the sizeof here does
+ * not compile if no op has declared that type. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \
@@ -289,7 +307,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list has no option `width` */
 #define TE__CLOSED_A_END
 #define TE__CLOSED_B_END
 
-/* struct { te_param weight, ...; } fc1; nothing if the op has no parameters. */
+/* The member of the model's struct that holds the parameters of an op, for example
+ * `struct { te_param weight; te_param bias; } ln;`. Expands to nothing if the op has no parameters. */
 #define TE__FIELDS(model, before, op, after, live) TE__FIELDS2(op, TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__FIELDS2(...) TE__FIELDS3(__VA_ARGS__)
 #define TE__FIELDS3(op, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE__FIELDS_OF)(op, __VA_ARGS__)

@@ -1,7 +1,8 @@
-/* kernels.h -- the kernels of a step of a plan: a pointwise kernel, a matrix product with a pointwise kernel or an
- * epilogue behind it, or those of a custom op.
+/* kernels.h -- defines the kernels of a step of a plan, and the function that runs the step. The kernels are one of
+ * these: a pointwise kernel; a GEMM, followed by a pointwise kernel or with an epilogue; or the kernels of a custom op.
  *
- * All that a kernel depends on is a constant here: the pattern's ops and their options, formats, widths, lanes a row.
+ * Everything that a kernel depends on is a compile-time constant here: the ops of the step and their options, the
+ * number formats, the widths, and the number of lanes that share a row.
  */
 #ifndef TE_KERNELS_H
 #define TE_KERNELS_H
@@ -18,15 +19,19 @@
 
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
-/* A custom op that begins a pattern defines one of these, which makes kernels and name##_run:
- *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)      the op, then map ops, whose pointwise kernel is
- *                                                                    called `name` (TE_POINTWISE)
- *     TE_CUSTOM_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b)        two custom ops; TE_PAIR_<a>_<b> is a comma
- *     TE_CUSTOM_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b)      a and b with a pointwise kernel between them;
- *                                                                    TE_AROUND_<a>_<b> is a comma
- * If TE_HAS_SOURCE_<family> is a comma, and around ops always, TE_SOURCE_<family>(widths, name, ops...) adds variants
- * of the pointwise kernel that read their input from elsewhere, e.g. from other ranks
- * (te/comm/impl/fused_collective_norm.h). */
+/* The family of a custom op that begins a pattern defines one of these macros, which makes the kernels of the step and
+ * its function name##_run:
+ *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
+ *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
+ *         defined (by TE_POINTWISE)
+ *     TE_CUSTOM_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b)
+ *         for two custom ops, of families a and b; TE_PAIR_<a>_<b> must be #defined as a comma
+ *     TE_CUSTOM_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b)
+ *         for two custom ops with a pointwise kernel between them; TE_AROUND_<a>_<b> must be #defined as a comma
+ * A pattern can have further variants of its pointwise kernel that read their input from elsewhere, for example from
+ * other ranks (te/comm/impl/fused_collective_norm.h). TE_SOURCE_<family>(widths, name, ops...) defines these variants.
+ * It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is #defined
+ * as a comma. */
 
 #define TE__PAIR_OR_POINTWISE(a, ...) \
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \
@@ -55,12 +60,12 @@
 
 /* ---- attention with the bias before it, in backward -------------------------------------------------------------- */
 
-/* The kernels of such a step. */
+/* The kernels of a backward step that consists of an attention and the bias in front of it. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* the attention kernels can leave partial sums of dqkv's columns, each of so many rows of one
-                   * sequence; 0: they cannot */
-    te_pointwise_launch_fn bias; /* the gradient of the bias, where the attention kernels do not sum it */
+    int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv; each partial sum is over
+                   * this many rows of one sequence. 0: they cannot */
+    te_pointwise_launch_fn bias; /* sums the gradient of the bias if the attention kernels do not */
 } te__attention_bias_kernels;
 
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
@@ -80,9 +85,10 @@ typedef struct te__attention_bias_kernels {
         return te__attention_bias_backward(r, s, &kernels, name##_shape(te__pointwise_half(r, s, 1)));             \
     }
 
-/* The gradient of qkv, and the bias's, which is the sum of its columns. The attention kernels leave partial sums if no
- * sequence is shorter than sum_rows; otherwise the bias's kernel, of shape k, reads dqkv once more. Both cases take the
- * same memory, because the workspace is sized before the length of the sequences is known. */
+/* Computes dqkv, and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns; otherwise the bias kernel, of
+ * shape k, reads dqkv once more to make the partial sums. The same amount of memory is reserved for the partial sums
+ * in both cases, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {
@@ -90,7 +96,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
-    /* a sequence of at least sum_rows rows has at most twice as many partial sums as rows / sum_rows */
+    /* if n >= sum_rows, a sequence of n rows has at most 2 * n / sum_rows partial sums */
     const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
@@ -106,20 +112,21 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 
 /* ---- a step, by the class of its first op ------------------------------------------------------------------------ */
 
-/* TE__KERNELS(x, ops...): the kernels of a step, and its function <kernels>_run. x is (widths, model, dtype, pass,
- * suffix), as in sequential.h. */
+/* TE__KERNELS(x, ops...): defines the kernels of the step with these ops, and the function name##_run that runs the
+ * step; `name` is TE__STEP_NAME. The tuple x is (widths, model, dtype, pass, suffix), as in sequential.h. If the suffix
+ * is `shared`, nothing is defined. */
 #define TE__KERNELS(x, ...) \
     TE__KERNELS2(TE_CLASS(TE_FIRST_OP(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__IS_SHARED_shared , /* a step of inference with the kernels of forward */
+#define TE__IS_SHARED_shared , /* a step of inference that uses the kernels of the same step of forward */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
 #define TE__KERNELS_B_END
-/* `alone` if the step has one op, else `more`. */
+/* Expands to `alone` if the step has only one op, else to `more`. The variadic arguments are the ops. */
 #define TE__IF_ALONE(alone, more, ...) TE_BY_OP_COUNT(__VA_ARGS__, more, more, more, more, more, more, more, alone, ~)
 
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...)                                                      \
@@ -130,7 +137,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
-/* A step that begins with a matrix product, with a pointwise kernel for the ops behind it, if there are any. */
+/* A step that begins with a GEMM. If further ops follow it, they become a pointwise kernel, unless they are a rope or a
+ * custom op with a linear in its pattern (both in forward), or a fork (in backward), which have code of their own. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
@@ -162,8 +170,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && (TE_FLAGS(TE_FIRST_OP(__VA_ARGS__)) & TE_IS_FORK),            \
                   "te: " #model ": in backward a pattern that begins with a linear and a fork has no other op"); \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
-/* A custom op alone, or with the ops behind it (above). TE_TAKES_LINEAR_<family> is a comma: in backward the op's
- * pattern has the linear that is before it in the list. */
+/* A step that begins with a custom op: the op alone, or one of the patterns above ("patterns that begin with a custom
+ * op"). If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward consists of the op and the
+ * linear in front of it in the list. */
 #define TE__KERNELS_OF_custom(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_ALONE(name, widths, model, dtype, pass, op) \
@@ -176,7 +185,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_FIRST_OP(__VA_ARGS__), gemm), \
                   "te: " #name ": in backward this pattern has a linear, and no other op");        \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op)
-/* TE_CUSTOM_.._<pass>(...), of an op or a pattern. */
+/* Expands the macro family##_##pass(...), where `family` is TE_CUSTOM_<family> of an op, or TE_CUSTOM_PATTERN_<family>,
+ * TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> of a pattern. */
 #define TE__CUSTOM(family, pass, ...) TE__CUSTOM2(family, pass, __VA_ARGS__)
 #define TE__CUSTOM2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

@@ -1,8 +1,9 @@
-/* list_checks.h -- two checks of a list, whose mistakes do not compile: the marks of recompute regions, and the layout
- * of each op's output over the ranks of a tensor group.
+/* list_checks.h -- two checks of a list at compile time: that the marks of its recompute regions are in valid places,
+ * and that each op accepts the layout that its input has over the ranks of a tensor group.
  *
- * (recompute, name) .. (end_recompute, name) become the plan's table of recompute regions (te/ops/recompute.h says
- * what they mean). The macros for it expand TE_LINKS of the list with its marks, and nothing for a list without marks.
+ * The marks (recompute, name) .. (end_recompute, name) also become the plan's table of recompute regions
+ * (te/ops/recompute.h says what the regions mean). The macros for the marks take `links`, the links (TE_LINKS) of the
+ * list including its marks. For a list without marks, `links` is empty and they make no table entries and no checks.
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
@@ -10,7 +11,8 @@
 #include "../../plan/model.h" /* te_recompute_region, TE_IS_FORK */
 #include "matcher.h" /* TE_FOR, TE_JOIN4 */
 
-/* TE_RECOMPUTE_TABLE(links): {"r1", first, last}, for each recompute region: indices of its first and last op. */
+/* TE_RECOMPUTE_TABLE(links): for each recompute region the initialiser {name, first, last} of a te_recompute_region;
+ * first and last are the indices of the region's first and last op. */
 #define TE_RECOMPUTE_TABLE(links) TE_FOR(TE__RECOMPUTE_ENTRY, links)
 #define TE__RECOMPUTE_ENTRY(model, before, op, after, live) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_RECOMPUTE_, TE_KIND(op)), \
     TE__RECOMPUTE_ENTRY2, TE_NOTHING)(model, op)
@@ -22,11 +24,13 @@
 #define TE__RECOMPUTE_ENTRY_A_END
 #define TE__RECOMPUTE_ENTRY_B_END
 
-/* TE_RECOMPUTE_CHECKS(model, links): enumerators for each op and mark, and asserts about them.
+/* TE_RECOMPUTE_CHECKS(model, links): three enumerators for each op and mark, and static_asserts that compare them.
  *     at      the index of the next op
- *     inside  the region that the next op is in: 1 + the index of the region's first op; 0: it is in none
- *     head    1: only forks lie between the mark and here, so a fork's value is the region's input, which is saved;
- *             2: an (input, ..), whose value the caller keeps; 0: neither */
+ *     inside  the region that the next op lies in: 1 + the index of the region's first op; 0 if it lies in no region
+ *     head    1: a (recompute, ..), or a fork with only forks between it and the (recompute, ..) in front of it. The
+ *             value of such a fork is the input of the region, which is saved;
+ *             2: an (input, ..), whose value is in the caller's memory and need not be saved;
+ *             0: neither */
 #define TE_RECOMPUTE_CHECKS(model, links)                                                         \
     enum { TE_FOR(TE__RECOMPUTE_ONCE, links) te_marks_of_##model };                               \
     enum { TE_JOIN4(, model, begin, begin, at), TE_JOIN4(, model, begin, begin, inside) = 0, \
@@ -91,8 +95,9 @@
     TE_IF_MARKED(TE_JOIN1(TE_RECOMPUTE_CHECKED_, TE_FAMILY(op)), TE_JOIN1(TE__RECOMPUTE_CHECK_, TE_FAMILY(op)), \
         TE_NOTHING)(model, op)
 
-/* Families with checks of their own: TE_RECOMPUTE_CHECKED_<family> is a comma. An op that uses a fork must lie in the
- * same region as the fork, unless the fork's value is saved. */
+/* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
+ * a region, the op that uses the fork's value must lie in the same region, unless that value is kept anyway because
+ * it is the saved input of the region or an (input, ..) of the caller's. */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
@@ -119,14 +124,14 @@
 
 /* ---- layouts over ranks ------------------------------------------------------------------------------------------ */
 
-/* The layout of each value over the ranks of a tensor group (te_rank_layout), and whether the next op takes it: a
- * mistake in tensor or sequence parallelism does not compile.
+/* The macros below find the layout that the output of each op has over the ranks of a tensor group (te_rank_layout),
+ * and check that the next op accepts that layout. A mistake in tensor or sequence parallelism is a compile-time error.
  *
  *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // each rank has its own tokens
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
  *     (reduce_scatter, s), ...
  *
- *   after                                          layout                       may be followed by
+ *   behind                                         the layout is                and these ops may follow
  *   all_gather, copy_to_group                      partial_grad                 products (shard, columns), ops without
  *                                                                               parameters
  *   (linear, .., (shard, columns))                 columns                      bias, mul_param, head_norm, maps,
@@ -136,9 +141,10 @@
  *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * The layout of x is TE_LAYOUT_any: everything may follow. By default an op's output has the layout of its input
- * (TE_LAYOUT_<family>(op, in) says another one); an op with parameters takes replicated values only, one without
- * parameters all but partial sums (TE_LAYOUT_FITS_<family>(op, in) says otherwise). */
+ * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace these defaults:
+ *     the output of an op has the same layout as its input    TE_LAYOUT_<family>(op, in) states another layout
+ *     an op with parameters accepts only replicated inputs;   TE_LAYOUT_FITS_<family>(op, in) states whether the op
+ *     an op without parameters accepts all but partial sums   accepts an input with the layout `in` */
 
 #define TE_LAYOUT(op, in)        TE_TUPLE_OR(TE_FACT(LAYOUT, op)(op, in), (int)(in))
 
@@ -149,8 +155,8 @@
 #define TE__HAS_PARAMS(op) TE__HAS_PARAMS2(TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__HAS_PARAMS2(...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), 0, 1)
 
-/* Enumerators of an op: the layout of its output and, of a fork, that of its value. A load has the layout of its fork.
- */
+/* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value.
+ * The output of a load has the layout of the value of its fork. */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \
@@ -160,7 +166,7 @@
 #define TE__FORK_HAS_LAYOUT_fork ,
 #define TE__SET_FORK_LAYOUT(model, op) \
     TE_FORK_LAYOUT(model, TE_NAME(op)) = TE__IF_INPUT(op, (int)TE_LAYOUT_any, TE_LAYOUT_OUT(model, op)),
-/* The check of an op. */
+/* Check that an op accepts the layout of its input. */
 #define TE__CHECK_LAYOUT(model, before, op)                         \
     static_assert(TE_LAYOUT_FITS(op, TE_LAYOUT_OUT(model, before)), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)        \

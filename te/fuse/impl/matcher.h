@@ -1,46 +1,53 @@
-/* matcher.h -- the preprocessor makes a plan, a sequence of steps, of a list of ops and a fusion list. It compares
- * names and knows nothing else of the ops.
+/* matcher.h -- preprocessor macros that turn a list of ops into a plan: a sequence of steps, each of which is one op or
+ * several fused ops. The patterns of the fusion list (fusions.h) say which ops are fused. The macros compare names and
+ * know nothing else about the ops.
  *
  * Do this:
- *     #define TE_OP_linear (linear, gemm)                     // a kind: (family, class)
- *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a pattern of the fusion list: families
+ *     #define TE_OP_linear (linear, gemm)            // registers a kind: linear is of family linear and class gemm
+ *     #define TE_OP_bias (bias, map)
+ *     #define TE_OP_gelu (act, map)                  // gelu is of family act, like every activation
+ *     #define TE_FORWARD_linear_bias_act TE_FUSED    // a pattern of the list TE_FORWARD_: families joined by _
  *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
- * and get the steps as a sequence, for TE_FOR:
+ * The last line expands to two steps. Each is a tuple of (ctx) and the ops of the step:
  *     ((ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act)) ((ctx), (linear, fc2, 32, 8))
+ * (ctx) is a tuple of the caller's choice, which is copied into every step. TE_FOR(M, steps) then expands a macro M for
+ * each step: M((ctx), (linear, fc1, 8, 32), ..) M((ctx), (linear, fc2, 32, 8)).
  *
- * At each op the longest pattern that matches wins; if none does, the op alone is a step. Patterns name families, so
- * that one pattern serves every activation.
+ * At each op the longest matching pattern wins; if none matches, the op is a step of its own. Patterns consist of
+ * families, not of kinds, so that one pattern serves all activations.
  *
- * Parameters below: `list` or l, the prefix of the fusion list; ctx, a tuple that each step carries; a, b, .. ops.
+ * Parameters below: `list` or l is the prefix of the fusion list's patterns (TE_FORWARD_ above); ctx is the tuple that
+ * is copied into every step; a, b, .. are ops.
  */
 #ifndef TE_MATCHER_H
 #define TE_MATCHER_H
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
-#define TE_FUSED ,             /* the value of a pattern: TE_IF_MARKED finds it */
+#define TE_FUSED ,             /* a pattern is #defined as this comma, which TE_IF_MARKED detects */
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* A macro cannot expand itself, so recursion is deferred: M expands to M_ TE_PARENS, which TE_EVAL expands at its next
- * scan. TE_EVAL scans more than 127 times; going over a list takes one scan an op, and a list has at most 96
- * (TE_MAX_OPS). */
+/* A macro cannot expand itself, so recursion is deferred: instead of M, the macro M leaves M_ TE_PARENS, which becomes
+ * M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. That is enough, because
+ * recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
 #define TE_EVAL1(...) __VA_ARGS__
 #define TE_PARENS ()
 
-/* ---- going over a list: the result is a sequence of tuples, or a list ------------------------------------------ */
+/* ---- recursion over a list: the result is a sequence of tuples, or a list -------------------------------------- */
 
 #define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_STOP(...)
 
-/* TE_PLAN(list, ctx, ops...): a sequence of (ctx, ops of one step...). */
+/* TE_PLAN(list, ctx, ops...): the plan of these ops, a sequence of steps. A step is a tuple (ctx, ops...). */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
-/* The number of ops in the step that begins with the first of these ops; 0: that is a mark. */
+/* TE_MATCH_AT(list, ops...): the number of ops in the step that begins with the first of these ops; 0 if that first op
+ * is a mark, (recompute, ..) or (end_recompute, ..), which is in no step. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
@@ -68,12 +75,22 @@
 #define TE_MATCH_REST(...) TE_MATCH_NEXT_ TE_PARENS (__VA_ARGS__)
 #define TE_MATCH_NEXT_() TE_MATCH_NEXT
 
-/* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): TE_PLAN of the ops of inference, in
- * which a step that forward has as well is (shared, ops...): it uses forward's kernels. The two lists are matched in
- * parallel as long as their steps begin at the same ops, comparing forward's step without its training ops (dropout)
- * with inference's. From the first step where they differ on, all steps have kernels for inference. In the macros f
- * and i are the rest of the two lists, x and s stand for ctx and shared, of_f and of_i for the ops in the next step,
- * live for those of forward's that inference has. */
+/* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): the steps of TE_PLAN(list, ctx, ops of
+ * inference...). But a step that forward has too, with exactly the same ops, gets the tuple `shared` instead of ctx; it
+ * uses forward's kernels, so that none need to be compiled for it.
+ *
+ * To find these steps, the macros go through both lists at once, a step of each at a time. From forward's step they
+ * leave out the training ops (dropout) and marks, which inference does not have, and compare the number of ops that
+ * remain with the number of ops in inference's step. There are three cases:
+ *     none remain            skip forward's step (TE_PAIR_SKIP)
+ *     the numbers are equal  so are the ops, since both steps begin at the same op. Take inference's step; it gets
+ *                            `shared` if forward's step has no training ops, else ctx (TE_PAIR_TAKE)
+ *     they differ            this step of inference and all later ones get ctx; forward is ignored (TE_PAIR_PART)
+ * Parameters of the macros:
+ *     x, s        ctx and shared
+ *     f, i        the ops that remain in the list of forward and in that of inference, each in parentheses
+ *     of_f, of_i  the number of ops in the next step of forward and of inference
+ *     live        how many of the ops in forward's next step inference has too */
 #define TE_PLAN_BESIDE(l, ctx, shared, list, ...) \
     TE_EVAL(TE_PAIR(l, ctx, shared, (TE_UNWRAP(list), TE_ENDS), (__VA_ARGS__, TE_ENDS)))
 #define TE_PAIR(l, x, s, f, i) TE_IF_END(TE_FIRST(TE_STRIP i, ~), TE_STOP, TE_PAIR1)(l, x, s, f, i)
@@ -92,7 +109,7 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...): (the first n ops), (the rest). */
+/* TE_TAKENn(ops...): (the first n ops), (the other ops). TE_TAKEN0 takes one op, a mark (TE_MATCH_AT is 0 for it). */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -102,7 +119,7 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* How many of a step's ops inference has. */
+/* The number of ops in a step that inference has too: all but training ops and marks. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -118,9 +135,10 @@
 #define TE_SAME_7_7 ,
 #define TE_SAME_8_8 ,
 
-/* TE_LINKS(ctx, ops...): a sequence of links, (ctx, before, op, after, live): an op, its two neighbours, and the next
- * op that inference has as well (the one behind a dropout). Before the first op stands (begin, begin), behind the last
- * one (end, ~). */
+/* TE_LINKS(ctx, ops...): a sequence with one tuple for each op, called a link: (ctx, before, op, after, live).
+ *     before  the op in front of it in the list; for the first op: (begin, begin)
+ *     after   the op behind it; for the last op: (end, ~)
+ *     live    the next op that inference has too: `after` or, if `after` is a dropout, the op behind the dropout */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
@@ -129,16 +147,17 @@
 #define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
-/* TE_REVERSE(ops...): the list from its last op to its first, for the plan of backward. */
+/* TE_REVERSE(ops...): the ops in reverse order. The plan of backward is made from this list. */
 #define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
 #define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
 #define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the list without the kinds that inference leaves out (TE_TRAINING_<kind> is a comma).
- * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind> is a comma). No step has a mark, and no pattern
- * goes across one. */
+/* TE_INFERRED(ops...): the ops that inference has, that is, all but those of a kind for which TE_TRAINING_<kind> is
+ * #defined as a comma.
+ * TE_UNMARKED(ops...): the ops without the marks of recompute regions, that is, the kinds for which TE_IS_MARK_<kind>
+ * is #defined as a comma. A mark is never part of a step, and no pattern matches ops on both sides of a mark. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -149,14 +168,14 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* `yes` if a is an op: a tuple with a name as its second member. */
+/* Expands to `yes` if a is an op, that is, a tuple whose second member is not empty, else to `no`. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
 #define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(ops...): a sequence of the arguments that are no op or of an unknown kind, and of the marks; empty if
- * there are none. */
+/* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, ops of an unknown kind, or no ops at all
+ * (each of the latter becomes (none, ~)). It is empty if all arguments are ops of known kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)
@@ -167,7 +186,7 @@
     TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
-/* The 97th op, or (end, ~): a list has at most 96 ops (TE_MAX_OPS). */
+/* TE_EXCESS(ops...): the 97th op, which is one too many (TE_MAX_OPS is 96), or (end, ~) if there are at most 96. */
 #define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
 #define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
@@ -181,9 +200,10 @@
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . It needs four companions of M: M_A(..), which expands to M(..) M_B, and
- * M_B(..), which expands to M(..) M_A. They take turns along the sequence. The last one finds no parenthesis behind it;
- * M_A_END or M_B_END, both empty, removes it. */
+/* TE_FOR(M, (..)(..)..): expands to M(..) M(..) .. , with the members of each tuple of the sequence as arguments.
+ * Four more macros must be defined for M: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing.
+ * M_A and M_B alternate along the sequence: each expands M for one tuple and leaves the other's name in front of the
+ * next tuple. The name left at the end has no tuple behind it; TE_FOR appends _END to it, so that it vanishes. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

@@ -1,5 +1,5 @@
-/* gemm_autotune.h -- autotuning: times candidates that compute the same, chooses the fastest, and stores the choice in
- * the context.
+/* gemm_autotune.h -- autotuning: times candidates that compute the same result, chooses the fastest, and stores the
+ * choice in the context.
  *
  *   te__autotune         times candidates: any functions that enqueue the same work
  *   te__gemm_tune_plan   the algorithms that cuBLASLt proposes for one product
@@ -7,9 +7,9 @@
  *                        the chosen strategies of fused patterns (te/linear/impl/linear_autotune.h) and of FP8 GEMMs
  *                        (gemm_dispatch.h), stored in the context
  *
- * Tuning allocates scratch memory, fills it with normal numbers, waits for the stream and frees the memory: none of the
- * caller's memory is read or written. Nothing is tuned on the host. This header also includes the back end of this
- * build, whose state (te__gemm_state) holds the results.
+ * Tuning allocates scratch memory, fills it with normally distributed numbers, waits for the stream and frees the
+ * memory: none of the caller's memory is read or written. Nothing is tuned on the host. This header also includes the
+ * back end of this build (cuBLASLt, gemm_fallback.h or the host), whose state (te__gemm_state) holds the results.
  */
 #ifndef TE_GEMM_AUTOTUNE_H
 #define TE_GEMM_AUTOTUNE_H
@@ -23,15 +23,15 @@
 #include "gemm_cublaslt.h" /* te__gemm_state; cuBLASLt's plans */
 #endif
 
-/* Enqueue candidate `candidate` once. repeat: 0, 1, ..: which repetition of a sample this is; each may use other
- * memory, so that one repetition does not warm the L2 for the next. */
+/* The type of a function that enqueues candidate number `candidate` once. repeat: the number of this run within its
+ * sample, from 0; each run of a sample may use other memory, so that a run does not find its operands in the L2. */
 typedef te_status (*te__candidate_fn)(void *arg, int candidate, int repeat, te_context *ctx);
 
 #if TE_CUDA
 
 enum {
     TE__MAX_CANDIDATES = 48,
-    TE__AUTOTUNE_ROUNDS = 11 /* the largest number of samples of a candidate; odd, for a median */
+    TE__AUTOTUNE_ROUNDS = 11 /* the largest number of samples per candidate; odd, so that the median is a sample */
 };
 
 /* ---- timing ------------------------------------------------------------------------------------------------------ */
@@ -46,7 +46,8 @@ TE_API int64_t te__median(const int64_t *v, int n) {
     return n ? sorted[n / 2] : 0;
 }
 
-/* Memory that is read before each sample to evict the candidates' operands from the L2; each word is 0x5a5a5a5a. */
+/* Memory that is read before each sample to evict the candidates' operands from the L2. Every word of it is
+ * 0x5a5a5a5a. */
 typedef struct te__l2_flush {
     uint32_t *word;
     int64_t count;
@@ -59,13 +60,14 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
-/* Read all of the memory. This takes long enough for the host to enqueue the work that is timed. */
+/* Reads all of the memory. This takes so long that the host can enqueue all work that is timed before the GPU begins
+ * it. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
-/* A sample: `repeats` runs of a candidate between two small kernels, as between two kernels of a pass. A custom kernel
- * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do
- * not. */
+/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels before and
+ * after the GEMM in a pass, because custom kernels start, and load their weights, while the previous kernel is still
+ * running (programmatic dependent launch, te__launch_follows_kernel); cuBLASLt's kernels do not. */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
@@ -77,7 +79,8 @@ TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg,
     if (s) s->autotuning = 0;
     return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
 }
-/* Milliseconds of the two small kernels alone, the minimum of a few samples: subtracted from every sample. */
+/* Measures how long the two small kernels take alone, in milliseconds (the minimum of five samples). This time is
+ * subtracted from every sample. */
 TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,
                                                   cudaEvent_t end, te_context *ctx) {
     float took = 0;
@@ -98,7 +101,7 @@ typedef struct te__autotuner {
     te__candidate_fn run;
     void *arg;
     int count, repeats;
-    int events;                                              /* how many events were created */
+    int events;                                              /* how many of the events below were created */
     /* 1: still a candidate; 0: it cannot run, or was dropped */
     int in[TE__MAX_CANDIDATES];
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
@@ -122,7 +125,7 @@ TE_API void te__autotune_close(te__autotuner *t, te_context *ctx) {
     while (t->events) (void)cudaEventDestroy(t->begin_end[--t->events]);
     te_release(ctx, t->flush.word);
 }
-/* Run one sample of each candidate, and wait. Each round begins with another candidate. */
+/* Runs one sample of each candidate, and waits for the stream. Each round begins with another candidate. */
 TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, int round, te_context *ctx) {
     cudaStream_t stream = (cudaStream_t)ctx->stream;
     for (int j = 0; j < t->count; j++) {
@@ -136,7 +139,8 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
     }
     return te_synchronize(ctx);
 }
-/* Add the samples of round 1, 2, .. to the medians, find the winner so far, and drop those that are clearly slower. */
+/* Evaluates round `round` (from 1): adds its samples to the candidates' medians, sets *winner to the fastest candidate
+ * so far, and drops candidates that are clearly slower. */
 TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winner, int round, te_context *ctx) {
     int64_t best = 0;
     for (int i = 0; i < t->count; i++) {
@@ -152,13 +156,14 @@ TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winne
     return TE_OK;
 }
 
-/* Time candidates. ns[count]: the median of each in nanoseconds, 0 if it cannot run. *winner: the fastest, or -1 if
- * none ran. Candidate 0, the default, wins unless another one is more than a percent faster, because medians of two
- * tunings differ by a percent.
+/* Times `count` candidates. Sets ns[i] to the median time of candidate i in nanoseconds, or to 0 if the candidate
+ * cannot run, and *winner to the fastest candidate, or to -1 if none ran. Candidate 0, the default, wins unless another
+ * one is more than a percent faster, because the medians of two tunings differ by a percent.
  *
- * A round takes one sample of each candidate, of `repeats` runs. Before each sample memory of twice the L2's size is
- * read, not written, so that no write-back happens during the sample. Round 0 loads the kernels and is not counted.
- * Candidates that are clearly slower are dropped after the first rounds, but never candidate 0. */
+ * A round takes one sample of each candidate; a sample is `repeats` runs. Before each sample memory of twice the L2's
+ * size is read to flush the L2. It is not written, because its write-back would happen during the sample. Round 0 only
+ * makes the driver load the kernels, and is not counted. Candidates that are clearly slower are dropped after the first
+ * rounds, except candidate 0. */
 TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds,
                                          te__candidate_fn run, void *arg, te_context *ctx) {
     te__autotuner t;
@@ -179,13 +184,13 @@ TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, in
 /* ---- the candidates of cuBLASLt ---------------------------------------------------------------------------------- */
 #ifndef TE_NO_CUBLASLT
 
-/* One product, its candidates, and a set of operands for each repetition. */
+/* One product, its candidate algorithms, and a set of operands for each run of a sample. */
 typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
     char *memory;
-    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets within a set, which begins with A; and the bytes of a
-                                                        set */
+    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets of the operands in a set, which begins with A;
+                                                        set_bytes: the size of a set */
     int count;
     cublasLtMatmulAlgo_t algo[TE__MAX_CANDIDATES];
 } te__gemm_trial;
@@ -206,13 +211,13 @@ TE_API te_status te__gemm_trial_run(void *arg, int candidate, int repeat, te_con
                                           (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
-/* Add a candidate, unless it is in the list already or the list is full. */
+/* Adds a candidate, unless it is already in the list or the list is full. */
 TE_API void te__gemm_add_candidate(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
     for (int i = 0; i < t->count; i++)
         if (!memcmp(&t->algo[i], algo, sizeof *algo)) return;
     if (t->count < TE__MAX_CANDIDATES) t->algo[t->count++] = *algo;
 }
-/* Compute the offsets of a set of operands. */
+/* Computes the offsets of the operands in a set, and the size of a set. */
 TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
@@ -231,9 +236,9 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     at += arrays ? (size_t)te_round_up(te_scaling_count(g->b_scaling, g->n, g->k) * 4, TE_ALIGN) : 0;
     t->set_bytes = at;
 }
-/* Fill the sets with normal numbers: all memory as 16-bit (or f32) numbers first, then FP8 operands as FP8, so that
- * none is NaN. C in f32 then consists of pairs of 16-bit numbers, which as f32 have ordinary magnitudes and are not
- * NaN, either. */
+/* Fills the sets with normally distributed numbers: first all memory with numbers of the product's dtype, then FP8
+ * operands with FP8 numbers. Thus no operand has a NaN. If C is f32 and the dtype has 16 bits, an element of C consists
+ * of two 16-bit numbers; as f32 it has an ordinary magnitude and is not NaN, either. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
@@ -245,7 +250,7 @@ TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, 
     }
     return TE_OK;
 }
-/* Time all candidates in a few rounds, then only the first one and the three fastest in more rounds. */
+/* Times all candidates in a few rounds, then only the first candidate and the three fastest in more rounds. */
 TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
     enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
     int64_t ns[TE__MAX_CANDIDATES];
@@ -269,10 +274,12 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
     t->plan->algo = f->algo[winner], t->plan->timed = 1;
     return TE_OK;
 }
-/* Time the candidates for this plan and take the fastest. If there is no memory for timing, the plan keeps the first
- * candidate. During a capture nothing is timed; a later call does it. */
+/* Times the candidates for this plan, and stores the fastest in the plan. If there is no memory for timing, the plan
+ * keeps the heuristic's first candidate. While the stream is being captured nothing is timed, but a later call times
+ * the plan. */
 TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
-    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* short products run several times: events resolve only 1 us */
+    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* short products run several times per sample, because events
+                                                         resolve only 1 us */
     if (te__cuda_capturing(ctx)) return TE_OK;
     char error[sizeof ctx->error];
     memcpy(error, ctx->error, sizeof error);
@@ -303,23 +310,24 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
 
 /* ---- results stored in the context ------------------------------------------------------------------------------- */
 
-/* The strategies that were timed; *count points to their number. */
+/* The choices that are stored in the context; *count is set to point to their number. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps look up their strategy by te__gemm_find_choice: choices are stored, or tuning is on. */
+/* Whether steps look up their strategy by te__gemm_find_choice. They do if choices are stored or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
-/* Whether a step may be timed now: timing waits for the stream, which a capture forbids. */
+/* Whether a step may be timed now: tuning must be on, there must be space for another choice, and the stream must not
+ * be capturing, because timing waits for the stream. */
 TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
 }
-/* The device (its name in printable characters) and the library's version (0: no library) that a tuning file is valid
- * for. */
+/* The device and the library version for which a tuning file is valid. name: receives the number of multiprocessors and
+ * the device's name; version: cuBLASLt's version, 0 in a build without cuBLASLt. */
 TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
     struct cudaDeviceProp device;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
@@ -371,7 +379,8 @@ TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_conte
         if (te__gemm_same_choice(&all[i], step)) return &all[i];
     return 0;
 }
-/* Store the choice, replacing an earlier one for the same step. If there is no space, the step keeps its default. */
+/* Stores the choice, replacing an earlier one for the same step. If there is no space for another choice, the step
+ * keeps its default strategy. */
 TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);

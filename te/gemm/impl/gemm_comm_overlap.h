@@ -1,23 +1,24 @@
-/* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: memory that all
- * ranks map, flags by which one rank signals to another that it has written there, the handshake, and the copies of a
- * gather. The kernel is that of gemm_sm90.h. With N ranks and m rows in all, each rank has rank_rows = m / N of them.
+/* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: the memory that all
+ * ranks map, the flags by which one rank signals to another that it has written data, the handshake, and the copies of
+ * a gather. The kernel is in gemm_sm90.h. N ranks share m rows; each rank owns rank_rows = m / N of them.
  *
  *   gather       all_gather, then the product. DMA copies write a rank's rows of A, chunk by chunk, into the memory of
- *                all others, with a flag behind each chunk; they occupy no multiprocessor. The kernel computes the
- *                tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag of
- *                each chunk. Bytes over a link: rank_rows k (N - 1) elements.
+ *                all other ranks, and set a flag after each chunk; they occupy no multiprocessor. The kernel computes
+ *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag
+ *                of each chunk. Elements over a link: rank_rows k (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
- *                slot of that rank's memory (one slot for each sender), with flags behind each tile. A rank's own tiles
- *                come last: by then the others' sums have arrived, and the epilogue adds them in f32 in the order of
- *                the ranks. Bytes over a link: rank_rows n (N - 1) elements, which the receiver reads once more.
- *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). Adding up a tile of its own rows takes the
- *                epilogue 30 us, independent of k. So here the epilogue stores its own rows in a slot, too, tiles of
- *                all ranks' rows alternate, and a second kernel adds up all slots (te/comm/impl/collective_step.h).
- *                More bytes: rank_rows n written and read.
+ *                slot of that rank's memory (one slot per sender), and sets flags after each tile. A rank computes the
+ *                tiles of its own rows last: by then the others' sums have arrived, and the epilogue adds them in f32
+ *                in the order of the ranks. Elements over a link: rank_rows n (N - 1), which the receiver reads once
+ *                more.
+ *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add the ranks'
+ *                sums for one tile, whatever k is, and a short k leaves it less time. So here it stores its own rows in
+ *                a slot, too, tiles of all ranks' rows alternate, and a second kernel adds up all slots
+ *                (te/comm/impl/collective_step.h). This writes and reads rank_rows n more elements.
  *
- * Floor: that of the product, or of the bytes over the link at 450 GB/s if that is longer. With large products the
- * overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that were slower:
- * docs/notes/gemm_comm_overlap.md.
+ * Floor: the time of the product alone or, if that is longer, of the bytes over the link at 450 GB/s. With large
+ * products the overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that
+ * were slower: docs/notes/gemm_comm_overlap.md.
  */
 #ifndef TE_GEMM_COMM_OVERLAP_H
 #define TE_GEMM_COMM_OVERLAP_H
@@ -31,25 +32,25 @@
 #endif
 
 enum {
-    TE_MAX_RANKS = 8,                     /* of a group */
-    TE_OVERLAP_MAX_BLOCKS = 16,           /* of mapped memory */
-    TE_GATHER_MAX_CHUNKS = 16,            /* chunks that a rank sends to each other rank */
+    TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
+    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks that a rank sends to another */
     TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* te__gather_copies has the reason */
     TE_SCATTER_MAX_FLAGS = 1 << 15,       /* flags for the tiles that a rank sends to another */
-    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each warp of the epilogue, of which there are three */
+    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each of the epilogue's three warps; the fourth is unused */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* te__overlap_memory.two_kernel_bytes */
     /* Indices of flags, 32 bits each, at the beginning of block 0 of each rank. [rank]: the rank that writes the
      * flag. */
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
-    TE_FLAG_EPOCH = 256,  /* this rank's own: the number of handshakes so far */
+    TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
     TE_FLAG_PROBE = 320,  /* [rank]: whether a stream of that rank can write here */
-    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that it scatters have arrived here */
+    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that that rank scatters to this one have arrived */
     TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which that part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
 
-/* Memory of each rank, at the addresses where this rank maps it. */
+/* A block of memory of each rank; at[r] is the address at which this rank maps that of rank r. */
 typedef struct te__overlap_block {
     char *at[TE_MAX_RANKS];
     size_t bytes;
@@ -67,17 +68,18 @@ typedef struct te__overlap_memory {
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
     int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
-    int serial;               /* for tests: product and collective one after the other, tiles in the same order */
+    int serial;               /* for tests: runs product and collective one after the other, with the tiles in the same
+                                 order */
     int64_t gathered, scattered; /* statistics: products with a gather, and with a scatter */
-    int64_t gathered_beside;     /* of the gathered ones, those with te__gemm_overlap.overlapped */
+    int64_t gathered_beside;     /* products with a gather and a te__gemm_overlap.overlapped */
 } te__overlap_memory;
 
-/* How a product overlaps a collective; te_gemm.ranks. */
+/* How a product overlaps a collective; te_gemm.ranks points to it. */
 typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
-    const void *own;        /* gather: this rank's rows of A; null: D is scattered */
-    char *to[TE_MAX_RANKS]; /* gather: where these rows belong in A, in the memory of each rank */
+    const void *own;        /* this rank's rows of A, which are gathered; null: no gather, D is scattered */
+    char *to[TE_MAX_RANKS]; /* gather: the place of these rows in A, in the memory of each rank */
     int keep;               /* gather: 1: these rows are also copied to this rank's own A */
     int interleave;         /* scatter: 1: tiles of the ranks' rows alternate; 0: rank after rank, this rank's own
                                last */
@@ -91,7 +93,8 @@ TE_API uint32_t *te__rank_flags(const te__overlap_memory *m, int rank) {
 TE_API char *te__overlap_workspace(const te__overlap_memory *m, int rank) {
     return m->block[0].at[rank] + TE_FLAG_COUNT * sizeof(uint32_t);
 }
-/* Rows of a chunk: whole tiles of `tile` rows, and no more chunks than there are flags. */
+/* How many rows a chunk has: a multiple of `tile` (or all rank_rows), and so many that there are no more chunks than
+ * flags. */
 TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile) {
     const int64_t rows = te_max(te_ceil_div(TE_GATHER_MIN_CHUNK_BYTES, row_bytes),
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
@@ -106,7 +109,8 @@ TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size
     return -1;
 }
 
-/* The timeout of a kernel that waits for another rank, and the flags by which it reports one. */
+/* The timeout of a kernel that waits for another rank, and the flags by which the kernel reports that it has timed
+ * out. */
 typedef struct te__peer_timeout {
     uint32_t *failed[2];
     uint64_t timeout; /* nanoseconds */
@@ -116,7 +120,7 @@ typedef struct te__peer_timeout {
 
 /* ---- flags in a kernel ------------------------------------------------------------------------------------------- */
 
-enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* loads of a flag between two looks at the clock */ };
+enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* how often a flag is loaded between two reads of the clock */ };
 
 TE_FN uint32_t te__flag_load(const uint32_t *flag) {
     uint32_t v;
@@ -129,7 +133,8 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Wait until the flag, which rank `of` writes, is `v`. After the timeout, report that rank as failed and continue. */
+/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports that rank as failed and returns, so
+ * that the kernel ends. Also returns, at the next check of the clock, if a failure has already been reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
     for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
@@ -174,27 +179,28 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
 
 /* ---- the handshake ----------------------------------------------------------------------------------------------- */
 
-/* Each product that overlaps begins with a handshake: a kernel of one block tells all other ranks that this rank is
- * ready, and waits until they are.
+/* Each product that overlaps a collective begins with a handshake: a kernel of one block signals to all other ranks
+ * that this rank is ready, and waits until all of them are ready.
  *
  * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
  * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
  * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no rank
- * writes into its memory after that. The slots that a rank has filled on other ranks are read before their owner is
- * ready for the next product.
+ * writes into its memory after that. The slots that a rank has filled in another rank's memory are read by that rank
+ * before it signals that it is ready for the next product.
  *
  * Flags. READY, SENT and TILE get the epoch, the number of this handshake. It is the same on all ranks, and each rank
- * counts it on its device, so that a captured graph may be replayed. CHUNK gets 1, a value that a stream can write;
- * its owner sets it back to 0 in the next handshake, before it reports that it is ready. No rank passes a second
- * handshake before the others have passed the first, because its product needs their data. So it is safe to wait until
- * a flag equals the epoch.
+ * counts it on its device, so that a captured graph may be replayed. CHUNK is set to 1, because it is written by a
+ * stream, which does not know the epoch; the rank in whose memory it lies resets it to 0 in the next handshake, before
+ * that rank signals that it is ready. No rank passes a second handshake before the others have passed the first,
+ * because its product needs their data. So it is safe to wait until a flag equals the epoch.
  *
- * No deadlock. Copies wait for nothing but a handshake. A tile of a rank's own rows waits for tiles that come rank_rows
- * to (N - 1) rank_rows earlier in another rank's order. These are in an earlier group of rows
- * (te__sm90_gemm_locate_tile), which every cluster finishes before it begins this one. This argument requires that all
- * blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank (NCCL's, on a
- * second stream) may run beside it. In a backward that te_buckets watches, all scatters therefore take two kernels: the
- * product does not wait for other ranks, and the sum waits only for products. */
+ * No deadlock. Gathers: copies wait for nothing but a handshake. Scatters: a tile of a rank's own rows waits for the
+ * same tile of the other ranks, which comes rank_rows to (N - 1) rank_rows earlier in their order of rows. So it is in
+ * an earlier group of rows (te__sm90_gemm_locate_tile), and every cluster finishes its tiles of that group before it
+ * begins those of this one. This argument requires that all blocks of a scattering kernel get a multiprocessor
+ * eventually, so no kernel that waits for another rank (NCCL's, on a second stream) may run beside it. In a backward
+ * that te_buckets watches, all scatters therefore take two kernels: the product does not wait for other ranks, and the
+ * sum waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* of each rank */
     int rank, ranks;
@@ -202,7 +208,8 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* One block. It takes 3 us if all ranks start it at the same time; a store to a peer takes 1 to 1.5 us of these. */
+/* Runs in one block. The handshake takes 3 us if all ranks start it at the same time; 1 to 1.5 us of that is the
+ * latency of a store to another rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -232,24 +239,25 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
 
-/* Arguments of a recorded call that enqueues the copies from `own` to to[rank], the product, or both. If no other work
- * comes between copies and product, one call enqueues both, so that a captured copy stream is forked and joined in the
- * same call. The product's arguments follow the struct. */
+/* Arguments of a recorded call that enqueues the copies from `own` to to[rank], the product, or both. One call enqueues
+ * both if no other work is enqueued between them, so that in a capture the copy stream is forked and joined in the same
+ * call. The product's arguments follow the struct. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
     char *to[TE_MAX_RANKS];
-    int64_t rank_bytes, chunk_bytes; /* of this rank's rows, of a chunk of them */
+    int64_t rank_bytes, chunk_bytes; /* bytes of this rank's rows of A, and of one chunk of them */
     int keep;
-    int copies, product; /* whether this call enqueues them */
+    int copies, product; /* whether this call enqueues the copies, and whether the product */
     te_launch launch;    /* the product */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
-/* Copies all chunks in order to rank - 1, which needs them first, then to rank - 2, and so on. So at any time a rank
- * sends to one rank and receives from one. Chunks are large because each copy has a fixed cost: on four H200s a copy of
- * 4 MB takes 18 us, 7 of them before its first byte, and the next one begins 10 us later, which yields 150 GB/s. Three
- * streams of small chunks are not faster, and the chunks that are needed first arrive later. */
+/* Enqueues copies of all chunks, in order, to rank - 1, which needs them first, then to rank - 2, and so on. So at any
+ * time each rank sends to one rank and receives from one. Chunks are large because each copy has a fixed cost: on four
+ * H200s a copy of 4 MB takes 18 us, of which 7 us pass before its first byte, and the next copy begins 10 us after its
+ * end; this yields only 150 GB/s. Small chunks in three streams are not faster, and the chunks that are needed first
+ * arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {
@@ -281,8 +289,8 @@ TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
     TE_TRY(te__launch_now(&c->launch, (const char *)args + sizeof *c, ctx));
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
 }
-/* Launch the product that `l` and `args` describe, while this rank's rank_bytes of A are copied to the other ranks;
- * o->overlapped also runs during the copies. */
+/* Launches the product that `l` and `args` describe, and copies this rank's rank_bytes of A to the other ranks
+ * meanwhile. If o->overlapped is not null, the work that it enqueues also runs during the copies. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
                                    int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
     alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];

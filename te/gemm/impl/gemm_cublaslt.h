@@ -1,10 +1,10 @@
-/* gemm_cublaslt.h -- the GEMMs of cuBLASLt: descriptors and algorithms, cached per shape in the context ("plans").
+/* gemm_cublaslt.h -- GEMMs by cuBLASLt: descriptors and algorithms, cached per shape in the context ("plans").
  *
  * cuBLASLt is column-major, so its A is our B and its B our A: row-major D = A B is column-major D^T = B^T A^T. A plan
- * holds the descriptor, the layouts and the algorithm of one product; a call looks its plan up, points the descriptor
- * at this call's bias, aux and scales, and enqueues. The algorithm is the heuristic's first candidate, or the fastest
- * one if autotuning has timed them (gemm_autotune.h). Without cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes its
- * place.
+ * holds the descriptor, the layouts and the algorithm of one product. A call looks up its plan, points the descriptor
+ * at the bias, aux and scales of the call, and enqueues the product. The algorithm is the one that cuBLASLt's heuristic
+ * proposes first or, if autotuning has timed the proposals, the fastest one (gemm_autotune.h). In a build without
+ * cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes the place of this file.
  */
 /* target: cuda */
 #ifndef TE_GEMM_CUBLASLT_H
@@ -26,8 +26,8 @@ typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
-    int found, timed; /* found: there is an algorithm. timed: 1, or -1 if its candidates cannot be timed */
-    const void *bias, *aux; /* the pointers that the descriptor has now */
+    int found, timed; /* found: cuBLASLt has an algorithm. timed: 0: not timed yet; 1: timed; -1: cannot be timed */
+    const void *bias, *aux; /* the pointers that are now set in the descriptor, like the next two */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
@@ -43,8 +43,8 @@ typedef struct te__gemm_state {
     void *workspace;
     uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing: 1 + the index of a plan, or 0 */
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last one is for a product when
-                                                  the cache is full */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last element is the temporary
+                                                  plan that is used when the cache is full */
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -61,7 +61,7 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* May be called while a stream is being captured, as te__gemm_allocate may. */
+/* Creates the handle and the workspace. Like te__gemm_allocate, it may be called while a stream is being captured. */
 TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -69,7 +69,8 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state on first use, which is when the size of a workspace is computed, before the first step. */
+/* Creates the state if the context has none. The first call comes from computing the size of a workspace, before the
+ * first step. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -79,7 +80,7 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* Null if it cannot be created. */
+/* The context's state, created if necessary; null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
@@ -101,14 +102,14 @@ TE_API void te__gemm_set_attribute(te__gemm_plan *p, cublasLtMatmulDescAttribute
                                    size_t bytes) {
     (void)cublasLtMatmulDescSetAttribute(&p->operation, attribute, value, bytes);
 }
-/* Point the descriptor at the inverse scales of our A and B. */
+/* Points the descriptor at the inverse scales of our A and B. */
 TE_API void te__gemm_set_scales(te__gemm_plan *p, const float *a, const float *b) {
     if (a != p->a_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a), p->a_inverse = a;
     if (b != p->b_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
 }
-/* Point the descriptor at the tensors that the epilogue reads and writes. */
+/* Points the descriptor at the tensors that the epilogue reads (bias) and writes (aux). */
 TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void *aux) {
     if (p->product.epilogue == TE_EPILOGUE_NONE) return;
     if (bias != p->bias)
@@ -116,7 +117,7 @@ TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void
     if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
     te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
 }
-/* Fill in the descriptor and the layouts from p->product. */
+/* Fills in the plan's descriptor and layouts from p->product. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
@@ -149,15 +150,16 @@ TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
                             cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t bytes) {
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
 }
-/* Up to `count` candidates of the heuristic; returns how many. Partial sums of a split k must be added in float and in
- * a fixed order, so that the same inputs give the same bits: reductions in place or in the output's dtype are
- * excluded. */
+/* Asks cuBLASLt's heuristic for up to `count` algorithms, and returns how many it has proposed. Results must be bitwise
+ * reproducible, so algorithms that split k must add the partial sums in float and in a fixed order: those that add them
+ * in place or in the output's dtype are excluded. */
 TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
                               te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const float *const any = (const float *)s->workspace; /* arrays of scales may not be null */
+    const float *const any = (const float *)s->workspace; /* any valid address: the heuristic rejects null for arrays of
+                                                             scales */
     if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
     (void)cublasLtMatmulPreferenceInit(&preference);
     te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -208,9 +210,9 @@ TE_API int te__gemm_count_untimed(const te__gemm_state *s) {
     for (int i = 0; i < s->plans; i++) n += !s->plan[i].timed;
     return n;
 }
-/* A program whose number of rows varies fills the cache. Then plans that were not timed are dropped, because the
- * heuristic would choose the same algorithms for them. Plans that were timed stay, because another algorithm might
- * produce other bits. */
+/* Makes room in a full cache; programs whose number of rows varies fill it. Plans that were not timed are dropped: if
+ * they are needed again, the heuristic chooses the same algorithms. Plans that were timed stay, because the heuristic
+ * might choose another algorithm for them, whose results are not bitwise identical. */
 TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
     const int count = s->plans;
     if (!te__gemm_count_untimed(s)) return;
@@ -225,8 +227,8 @@ TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
         *te__gemm_slot(&p->key, s) = (uint16_t)++s->plans;
     }
 }
-/* A new plan with its descriptor. If the cache is full, the plan is only valid until the next new one, and is never
- * timed. */
+/* Creates a plan with its descriptor. If the cache is full even after the eviction, the plan is temporary: it is valid
+ * only until the next plan is created, and is never timed. */
 TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
     if (s->plans == TE_GEMM_MAX_PLANS) te__gemm_evict_untimed(s);
     const int full = s->plans == TE_GEMM_MAX_PLANS;
@@ -236,7 +238,7 @@ TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_t
     if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
     return p;
 }
-/* The plan for this product, created the first time; null if the state cannot be created. */
+/* The plan for this product, which the first call creates; null if the context's state cannot be created. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -253,7 +255,7 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* Whether cuBLASLt's candidates for this product were timed, or will be. */
+/* Whether the algorithms that cuBLASLt proposes for this product were timed, or will be because tuning is on. */
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -262,8 +264,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
 }
-/* Whether te_gemm_run runs this product with its epilogue. In f32 the gelu epilogues are left to a pointwise kernel:
- * cuBLASLt approximates tanh too coarsely for 1e-5. */
+/* Whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a pointwise
+ * kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     if (te__gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
@@ -290,7 +292,7 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
                                           TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
-/* Enqueue the product with its plan's algorithm. */
+/* Enqueues the product with the algorithm of its plan. */
 TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_plan *p, te_context *ctx) {
     te__gemm_args a;
     memset(&a, 0, sizeof a);
@@ -302,7 +304,8 @@ TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_pla
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
 
 TE_API size_t te__gemm_library_version(void) { return cublasLtGetVersion(); }
-/* The first timed plan from index *at on; *at moves past it. Null: there are no more. */
+/* The first timed product among the plans from index *at on; sets *at to the index after it. Null if there are no
+ * more. */
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     while (s && *at < s->plans) {
@@ -311,8 +314,9 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     }
     return 0;
 }
-/* Whether cuBLASLt itself proposes this algorithm for this product here. The algorithm is opaque, and cuBLASLt may
- * crash on one that it did not make. *added: 1 if the cache does not have the product yet. */
+/* Whether an algorithm from a tuning file may be used: only if cuBLASLt itself proposes it for this product on this
+ * device, because algorithms are opaque and cuBLASLt may crash on one that it did not make. Sets *added to 1 if the
+ * cache does not have the product yet, else to 0. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;
@@ -322,7 +326,7 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* if asked for one algorithm, the heuristic may return one
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* when asked for one algorithm, the heuristic may return one
                                                               that is not in the longer list */
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
@@ -331,7 +335,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     }
     return 0;
 }
-/* Sets the algorithm of this product. The caller has checked te__gemm_free_plans. */
+/* Stores an algorithm from a tuning file in the product's plan. The caller has checked by te__gemm_free_plans that
+ * there is space for the plan. */
 TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_key key;
@@ -340,7 +345,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* How many more products the cache can take. */
+/* How many more products the cache can take, including those in place of untimed plans. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

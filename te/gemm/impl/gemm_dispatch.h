@@ -5,16 +5,18 @@
  *   m <= 128   gemm_small_m.h   16 bits, FP8 tensorwise or rowwise; forward only
  *   any m      gemm_sm90.h    16 bits, FP8 tensorwise with fast accumulation; persistent
  *              gemm_sm90_blockwise.h   FP8 blockwise, without pointwise epilogue; persistent
- * The library's GEMM, for all others:
+ * For all other GEMMs, te_gemm_run:
  *   cuBLASLt (gemm_cublaslt.h; gemm_autotune.h times its candidates); gemm_fallback.h in a build with TE_NO_CUBLASLT;
  *   gemm_host.h on a CPU
  *
- * The first three take pointwise ops as their epilogue, so a fused pattern that begins with a GEMM may be one kernel.
- * For other patterns te/linear/impl/linear_strategy.h decides which ops cuBLASLt's epilogue does (te_gemm_strategy).
- * In a build without cuBLASLt the rules select the custom kernels for many more sizes.
+ * The kernels of gemm_skinny.h, gemm_small_m.h and gemm_sm90.h run pointwise ops as their epilogue, so a fused pattern
+ * that begins with a GEMM may be one kernel. For all other patterns te/linear/impl/linear_strategy.h decides which ops
+ * cuBLASLt's epilogue does (te_gemm_strategy). In a build without cuBLASLt the rules below select the custom kernels
+ * for many more sizes.
  *
- * te_context.gemm_custom: 0: no custom kernels; 1: if the rules below expect one to be faster; 2: if one supports the
- * GEMM. "can" below asks whether a kernel supports a GEMM, "pays" whether it is expected to be faster.
+ * te_context.gemm_custom decides when a custom kernel runs: 0: never; 1: if the rules below expect it to be faster; 2:
+ * whenever it supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM, those with
+ * "pays" whether it is expected to be faster.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -24,8 +26,8 @@
 /* ---- the library's GEMM ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA && !defined(TE_NO_CUBLASLT)
-/* D = alpha op(A) op(B) + beta C with g's epilogue. With te_context.gemm_tune on, the first call of a product times
- * cuBLASLt's candidates, unless the stream is being captured. */
+/* D = alpha op(A) op(B) + beta C with g's epilogue. With te_context.gemm_tune on, the first call of a product times the
+ * algorithms that cuBLASLt proposes, unless the stream is being captured. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_check_blockwise(g, ctx));
@@ -44,43 +46,47 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #endif
     return te__gemm_launch(g, p, ctx);
 }
-/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+/* The function that runs the GEMMs of a list of ops. T: the list's dtype; trains: 1 if the GEMMs of backward are
+ * needed, too. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 #endif
 
 /* ---- the custom kernels ------------------------------------------------------------------------------------------ */
 
-#if TE_CUDA && !defined(TE_KEEP_CALLS) /* their accumulators stay in registers only if everything is inlined */
+#if TE_CUDA && !defined(TE_KEEP_CALLS) /* TE_KEEP_CALLS prevents inlining, without which the kernels' accumulators would
+                                          not stay in registers */
 #include "../../core/tensor_kernels.h"    /* te_fill_normal */
 #include "gemm_sm90.h" /* te__sm90_gemm_supports */
 #include "gemm_skinny.h"        /* te__skinny_can */
 #include "gemm_small_m.h"       /* te__small_m_can */
 
-/* Whether there are small-m kernels in 16 bits. If there is cuBLASLt, they would add a quarter to the code of a GPT
- * block and would hardly ever be faster. A program that wants them as candidates of autotuning, or a test, defines this
- * as 1. */
+/* Whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they would
+ * make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a program
+ * that wants them as candidates of autotuning, defines this as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
 
-/* The custom kernels of a fused pattern, or of a GEMM alone; each may be missing. */
+/* The custom kernels of a fused pattern, or of a GEMM that is not part of a pattern. A kernel that does not exist is
+ * null. */
 typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
-    te_sm90_kernel small_m, small_m_fp8; /* the latter: tensorwise or rowwise scales */
+    te_sm90_kernel small_m, small_m_fp8; /* small_m_fp8: with tensorwise or rowwise scales */
     int is_random;                         /* the pattern draws random numbers (dropout) */
 } te_product_kernels;
 
-/* Thresholds. A wave is one tile on every multiprocessor. */
+/* Thresholds of the rules. A wave is one tile on every multiprocessor. */
 enum {
-    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* elements (of 16 bits) of W up to which the launch dominates the time */
-    TE_PERSISTENT_MIN_K = 1024,         /* to amortise a tile's prologue */
+    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* up to this many (16-bit) elements of W the launch dominates the time */
+    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k that amortises a tile's prologue */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* for a fused pattern with FP8 operands, */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* and for one that draws random numbers */
-    TE_OVERLAP_MIN_K = 256,             /* for a GEMM that overlaps a collective */
+    TE_FP8_MIN_WAVES = 5,               /* for a fused pattern with FP8 operands */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* for a fused pattern with FP8 operands that draws random numbers (dropout) */
+    TE_OVERLAP_MIN_K = 256,             /* these two: for a GEMM that overlaps a collective */
     TE_OVERLAP_MIN_WAVES = 1,
-    TE_SMALL_M_PAYING_ROWS = 64,        /* compared with cuBLASLt, with rowwise scales */
+    TE_SMALL_M_PAYING_ROWS = 64,        /* up to this many rows the small-m kernel is faster than cuBLASLt with rowwise
+                                           scales */
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
@@ -89,15 +95,18 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* Skinny: pays if its steps of k are at least 7/8 full, or if W is so small that the launch dominates. */
+/* The skinny kernel pays if at least 7/8 of the elements in its steps of k are not padding, or if W is so small that
+ * the launch dominates the time. Without cuBLASLt it always pays. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* Persistent: pays with enough waves and a k that amortises a tile's prologue; FP8 takes half the time, so it needs
- * twice that k. The kernels of gemm_fallback.h, with mma.sync, take nearly twice as long: compared with them half a
- * wave is enough, if there are more rows than one tile has. In FP8 they do not exist. */
+/* The persistent kernel pays if there are enough waves and if k is large enough to amortise a tile's prologue. A step
+ * of k takes half the time in FP8, so FP8 needs twice that k. In a build without cuBLASLt the alternative is
+ * gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if there are
+ * more rows than one tile has. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always
+ * pays in FP8. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -105,8 +114,9 @@ TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
                                      2 * tiles >= ctx->processors);
     return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
 }
-/* The same for a fused pattern. In FP8 the epilogue has half the time to hide behind a tile's mainloop, so that a
- * pattern that draws random numbers needs more waves (docs/notes/gemm.md, "Dispatch"). */
+/* Whether the persistent kernel pays for a fused pattern. In FP8 a tile's mainloop, behind which the epilogue is
+ * hidden, takes half the time; so a fused pattern needs more waves than a GEMM, and one that draws random numbers needs
+ * still more (docs/notes/gemm.md, "Dispatch"). */
 TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
     return te__persistent_pays(g, ctx) &&
@@ -124,23 +134,26 @@ TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
     return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
-/* Whether the skinny kernel runs the GEMM, if a custom kernel does. */
+/* Whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
     if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
-/* Whether the small-m kernel runs the GEMM, if a custom kernel does. */
+/* Whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not, te__gemm_run_custom
+ * launches it. */
 TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Whether one of these two runs it. They prefetch nothing for their epilogue, which loads its operands itself. */
+/* Whether the skinny or the small-m kernel is available for the GEMM. Both prefetch nothing for the epilogue, so the
+ * epilogue loads its operands itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
-/* Compared with cuBLASLt's fastest candidate the small-m kernel pays only with rowwise scales (times:
- * docs/notes/gemm.md). If patterns are tuned, it is one of the candidates (te/linear/impl/linear_autotune.h). */
+/* Whether the small-m kernel pays. It is faster than cuBLASLt's fastest algorithm only with rowwise scales (times:
+ * docs/notes/gemm.md). When patterns are autotuned, this rule is not used: the kernel is one of the candidates
+ * (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
@@ -148,31 +161,32 @@ TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_co
 TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
 }
-/* Whether one of the kernels can run the GEMM here, with the epilogue that it was made with. */
+/* Whether one of `kernels`, with the epilogue for which it was compiled, can run the GEMM on this device. */
 TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_custom || !kernels) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
 }
-/* Whether a GEMM and the pointwise ops behind it run as one custom kernel. */
+/* Whether a GEMM and the pointwise ops that follow it are to run as one custom kernel. */
 TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
            te__persistent_fused_pays(kernels, g, ctx);
 }
-/* Whether a GEMM alone runs as a custom kernel. In 16 bits the persistent kernel is as fast as cuBLASLt's fastest
- * candidate where B is not transposed and the last wave is even, and as fast as its first candidate otherwise. In FP8
- * it only runs GEMMs that overlap a collective (g->ranks); cuBLASLt runs the others. Times: docs/notes/gemm.md. */
+/* Whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as fast as
+ * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even; otherwise it is only as fast as the
+ * algorithm that cuBLASLt proposes first. In FP8 this rule selects the persistent kernel only for GEMMs that overlap a
+ * collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
     if (!te__persistent_pays(g, ctx) || te__gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It does so even if cuBLASLt
- * is faster, because a collective that is not overlapped costs more than the difference. But there must be tiles for
- * all multiprocessors. */
+/* Whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is 1 even
+ * for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the difference. But
+ * there must be enough tiles for all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
            te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
@@ -184,8 +198,9 @@ TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_ge
                                        te_context *ctx) {
     return kernels && te__gemm_kernel_overlaps(te__gemm_persistent_of(kernels, g), g, group, ctx);
 }
-/* Launch the custom kernel that te__gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
- * kernels' arguments, to which skinny, small_m and persistent point. */
+/* Launches a custom kernel for a GEMM for which te__gemm_can_fuse has returned 1. args: the kernel's arguments, of
+ * `bytes` bytes. They begin with a union of the parameters of the three kernels; skinny, small_m and persistent point
+ * to its members, and the one for the launched kernel is filled in. */
 TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
                                      te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g,
                                      te_context *ctx) {
@@ -195,8 +210,8 @@ TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *ar
         return te__small_m_run(te__gemm_small_m_of(kernels, g)->kernel, args, bytes, small_m, g, ctx);
     return te__sm90_gemm_run(te__gemm_persistent_of(kernels, g)->kernel, args, bytes, persistent, g, ctx);
 }
-/* Returns an error if no kernel runs this GEMM in FP8: in a build without cuBLASLt only the custom kernels can. For the
- * dry run of a plan. */
+/* Returns an error if this build has no kernel for an FP8 GEMM: a build without cuBLASLt can run only those that a
+ * custom kernel supports. The dry run of a plan calls it. */
 TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -216,7 +231,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
     void *d;
-    const void *bias, *c; /* added after D is rounded; null: nothing */
+    const void *bias, *c; /* added to the rounded product; null: nothing is added */
     int n;
 } te_fp8_gemm;
 
@@ -252,12 +267,12 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     if (g->a_fp8.dtype == TE_e5m2) return te__fp8_kernels<T, TE_e5m2, TE_e4m3>();
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
-/* TE_IF_USED makes templates: a program that does not call them contains no kernels of them. */
+/* TE_IF_USED turns a function into a template, so that a program that does not call it does not contain its kernels. */
 TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
-/* The GEMM without its bias, which te_fp8_gemm_epilogue adds. */
+/* The same GEMM without its bias, because te_fp8_gemm_epilogue adds the bias. */
 TE_API te_gemm te__fp8_without_bias(const te_gemm *g) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -274,20 +289,21 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
 
 /* ---- an FP8 GEMM alone: dispatch --------------------------------------------------------------------------------- */
 
-/* Whether the custom kernel can run it. */
+/* Whether the custom kernel can run the FP8 GEMM, including its bias and beta. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_without_bias(g);
     return te__gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
            te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
-/* The rule if nothing was timed: from TE_FP8_MIN_WAVES waves on the custom kernel is faster than cuBLASLt's first
- * candidate (times: docs/notes/gemm.md). */
+/* The rule for a GEMM that was not timed: with at least TE_FP8_MIN_WAVES waves the custom kernel is faster than the
+ * algorithm that cuBLASLt proposes first (times: docs/notes/gemm.md). */
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     if (!TE_HAS_CUBLASLT) return 1;
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
            te__sm90_gemm_cluster_tiles(g) >= (int64_t)TE_FP8_MIN_WAVES * (ctx->processors / TE_CLUSTER);
 }
-/* The entry of the tuning file for this GEMM: strategy BARE is cuBLASLt, CUSTOM the custom kernel. */
+/* The key under which the choice for this GEMM is stored in the context and in a tuning file. Strategy TE_STRATEGY_BARE
+ * means cuBLASLt, TE_STRATEGY_CUSTOM the custom kernel. */
 TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const te__operands_text text = te__operands_text_of(&t);
@@ -298,8 +314,8 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* For a GEMM that the custom kernel can run: 1: it does, 0: cuBLASLt does, -1: not decided by configuration or
- * timing. */
+/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom nor
+ * a stored choice decides. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
@@ -313,16 +329,16 @@ TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) 
 
 /* ---- an FP8 GEMM alone: autotuning ------------------------------------------------------------------------------- */
 
-/* Runs the GEMM by a custom kernel. */
+/* The type of the function that runs the GEMM by a custom kernel. */
 typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);
-/* Candidate 0 is cuBLASLt, candidate 1 the custom kernel. */
+/* The two candidates that are timed: 0 is cuBLASLt, 1 is the custom kernel. */
 typedef struct te__fp8_trial { te_gemm gemm; te__fp8_custom_fn custom; } te__fp8_trial;
 TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int candidate, int repeat, te_context *ctx) {
     const te__fp8_trial *t = (const te__fp8_trial *)arg;
     (void)repeat;
     return candidate ? t->custom(&t->gemm, ctx) : te_gemm_run(&t->gemm, ctx);
 }
-/* Point g at scratch memory from `base` on. Returns its bytes. */
+/* Points g's operands at scratch memory that begins at `base`. Returns how many bytes they take. */
 TE_API size_t te__fp8_trial_layout(te_gemm *g, char *base) {
     const int arrays = te__gemm_has_scale_arrays(g);
     const int64_t scales_a = arrays ? te_scaling_count(g->a_fp8.scaling, g->m, g->k) : 0;
@@ -345,7 +361,8 @@ TE_IF_USED TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, t
     if (!scales) return TE_OK;
     return te_fill_normal((void *)(uintptr_t)scales, TE_f32, (end - scales) / 4, 1.0f, 0.1f, 1, 4, ctx);
 }
-/* Time cuBLASLt's fastest candidate and the custom kernel on scratch memory, and remember the faster one. */
+/* Times cuBLASLt's fastest algorithm and the custom kernel on scratch memory, and stores the faster one in the
+ * context. */
 TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_custom_fn custom,
                                          te_context *ctx) {
     te__fp8_trial t = {*of, custom};
@@ -358,7 +375,7 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te_status status = te_allocate(ctx, &memory, bytes);
     (void)te__fp8_trial_layout(&t.gemm, (char *)memory);
     if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
-    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* tunes cuBLASLt's candidates */
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* chooses cuBLASLt's fastest algorithm by timing */
     if (status == TE_OK)
         status = te__autotune(ns, &winner, 2, 1, TE__AUTOTUNE_ROUNDS, te__fp8_trial_run<>, &t, ctx);
     te_release(ctx, memory);
@@ -369,7 +386,7 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
-/* If tuning is on, time both at the first call of a GEMM. */
+/* If tuning is on, times both candidates at the first call of a GEMM. */
 TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;
@@ -384,7 +401,7 @@ TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn cus
     return (void)g, (void)custom, (void)ctx, TE_OK;
 #endif
 }
-/* An FP8 GEMM by the faster of cuBLASLt and the custom kernel (gemm.h). */
+/* Runs an FP8 GEMM by cuBLASLt or by the custom kernel, whichever a rule or timing has found to be faster (gemm.h). */
 TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     TE_TRY(te__gemm_check_fp8(g, "te_gemm_fp8_run", ctx));

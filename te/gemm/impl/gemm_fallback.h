@@ -1,17 +1,20 @@
 /* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt. A build with
- * TE_NO_CUBLASLT runs them where no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports a product.
+ * TE_NO_CUBLASLT runs them for products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
  *
- * In 16 bits a block of eight warps computes a tile of 128 x 128 of D, or of 64 x 128 for up to 64 rows. Tiles of A and
- * B, 64 of k deep, are copied by cp.async into a ring of 96 KB, so that two blocks fit on a multiprocessor of Hopper.
- * ldmatrix loads them for mma.sync; it transposes an operand that is stored with k as its rows. Rows whose length is no
- * multiple of eight cannot be copied in 16 bytes and are loaded one element at a time. In f32 a thread computes 8 x 8
- * of a tile of 128 x 128 by multiplications and additions in float.
+ * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
+ * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
+ * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
+ * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not
+ * a multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
+ * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions, and
+ * each of its threads 8 x 8 elements of the tile.
  *
- * If there are fewer tiles than blocks that fit on the device, k is split: each part stores its partial sums in the
- * workspace, and a second kernel adds them in the order of k. The split depends on the sizes and on the number of
- * multiprocessors alone, so the same inputs give the same bits.
+ * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
+ * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
+ * depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise reproducible.
  *
- * Flops: 2 m n k. Bytes at up to 64 rows: W once, and 8 m n for each part of k. Measurements: docs/notes/gemm.md.
+ * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each part are
+ * written and read, 8 m n bytes for each part. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FALLBACK_H
@@ -27,25 +30,26 @@
 enum {
     TE_HAS_CUBLASLT = 0,
     TE_FALLBACK_TILE_M = 128,
-    TE_FALLBACK_SMALL_TILE_M = 64, /* rows of a tile for a product with at most this many rows */
+    TE_FALLBACK_SMALL_TILE_M = 64, /* rows of a tile if D has at most this many rows */
     TE_FALLBACK_TILE_N = 128,
     TE_FALLBACK_TILE_K = 64,
-    TE_FALLBACK_THREADS = 256, /* 2 x 4 warps, each for 32 columns of the tile and half of its rows */
+    TE_FALLBACK_THREADS = 256, /* 2 x 4 warps; each computes half of the tile's rows and 32 of its columns */
     TE_FALLBACK_SHARED = 96 << 10,
-    TE_FALLBACK_BAND = 8, /* tiles of a column that are computed before the next column of tiles, so that operands hit
-                             the L2 */
+    TE_FALLBACK_BAND = 8, /* Successive blocks compute this many tiles below each other, then as many in the next column
+                             of tiles. So blocks that run at the same time share operands in the L2. */
     TE_FALLBACK_F32_TILE_K = 16,
-    TE_FALLBACK_F32_PITCH = 132, /* pitch of a line of 128 in shared memory, such that the stores of neighbouring
-                                    threads hit different banks */
+    TE_FALLBACK_F32_PITCH = 132, /* floats from one line of 128 in shared memory to the next; with 132 the stores of
+                                    neighbouring threads hit different banks */
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* tiles of k in a part; with fewer the partial sums cost more than the product */
+    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest part, in steps of TE_FALLBACK_TILE_K; in smaller parts storing and
+                                        adding the partial sums takes longer than the multiplication */
     TE_FALLBACK_MAX_SPLITS = 16
 };
 
 typedef struct te_fallback {
-    const void *a, *b, *c, *bias; /* bias: null: none */
+    const void *a, *b, *c, *bias; /* bias: null if there is none */
     void *d;
-    float *partial_sums; /* [splits, m, n]; null: k is not split */
+    float *partial_sums; /* [splits, m, n]; null if k is not split */
     float alpha, beta;
     int m, n, k, trans_a, trans_b;
     int tiles_m, tiles_n;
@@ -55,7 +59,8 @@ typedef struct te_fallback {
 
 /* ---- the scheduler: a block's tile ------------------------------------------------------------------------------- */
 
-/* The tile's first row and column, and the part [k_begin, k_end) of k that the block adds up. */
+/* The tile of D that a block computes (its first row and column), and the range [k_begin, k_end) of k over which the
+ * block sums. */
 typedef struct te_fallback_tile { int row, col, k_begin, k_end; } te_fallback_tile;
 TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
     te_fallback_tile t;
@@ -68,13 +73,14 @@ TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* alpha sum + beta C + bias. */
+/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index is `at`. */
 TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, float sum) {
     float v = p->alpha * sum;
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
     return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
 }
-/* Store two sums of neighbouring columns, of which the second may lie beyond the last column. */
+/* Store the sums of columns col and col + 1: to the partial sums if k is split, else through the epilogue to D. What
+ * lies outside D is not stored. */
 TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
     if (row >= p->m || col >= p->n) return;
     const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
@@ -97,7 +103,8 @@ TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float firs
         if (two) te__store_wide(p->d, at + 1, v, p->out);
     }
 }
-/* Split k: one element of D from the partial sums, in the order of k. */
+/* The second kernel of a split k: each thread adds the partial sums of one element of D in the order of k, and stores
+ * the element. */
 TE_FN void te__fallback_reduce_body(const te_fallback *p, te_block b) {
     const int64_t at = (int64_t)b.x * TE_FALLBACK_THREADS + (int)threadIdx.x, all = (int64_t)p->m * p->n;
     float sum = 0;
@@ -109,12 +116,13 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 
-/* The address of vector `vector` (16 bytes) of `vectors` in row `row` of a tile in shared memory. Swizzled: the same
- * vector of eight successive rows hits different banks. */
+/* The address of 16-byte vector `vector` of row `row` of a tile in shared memory. vectors: the number of vectors in a
+ * row. The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
-/* Copy eight elements of a row that cp.async cannot copy, because it is not aligned; zeros beyond `count`. */
+/* Copy the first `count` of eight elements to shared memory, and zeros for the others. For rows that are not aligned to
+ * 16 bytes, which cp.async cannot copy. */
 TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -124,9 +132,10 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                  : "memory");
 }
-/* Copy a tile of WIDTH lines (rows of A, columns of B) from `line` on and TE_FALLBACK_TILE_K of k from `k` on, of an
- * operand with `lines` lines of `depth` elements along k. The tile has the layout of the operand: K-major, where a row
- * is a line; or MN_MAJOR, where a row is one k of all lines. */
+/* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
+ * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines, the first of which is `line`, and
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. It has the layout of the operand in memory: MN_MAJOR 0
+ * (K-major): each row of the tile is a line; MN_MAJOR 1: each row has the elements of all lines at one index k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -154,8 +163,9 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
-/* A fragment of 16 lines by 16 of k, four 8 x 8 matrices. The order that mma.sync needs: for A (is_b 0) the second
- * matrix has the next eight lines; for two neighbouring B (is_b 1) it has the next eight k. */
+/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
+ * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
+ * second has the next eight elements of k, and the third the next eight lines, which are the next B of mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -166,15 +176,16 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
     te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
 }
 
-/* The kernel's parts for operands of T; TA, TB: the transposes; M: the rows of a tile. */
+/* The functions of the kernel for operands of dtype T. TA, TB: whether A, B are transposed; M: the rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
-        BLOCKS_M = M / 32, BLOCKS_N = 4, /* blocks of 16 x 8 in a warp's M / 2 rows and 32 columns */
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows and 32 columns, in blocks of 16 x 8 */
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
-    /* Start the copies of step `step` of k; past the last one nothing is copied, but a group is still committed,
-     * because the mainloop counts groups. */
+    /* Start the copies of step `step`, TE_FALLBACK_TILE_K of k, and commit them as a group of cp.async. After the last
+     * step there is nothing to copy, but an empty group is still committed: the mainloop waits for a step by the
+     * number of groups that were committed after it. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -209,7 +220,7 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* stage s has arrived; all warps have read stage s - 1, which is filled next */
+            __syncthreads(); /* step s has arrived; all warps have read step s - 1, whose stage is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -234,14 +245,14 @@ typedef struct te_fallback_f32_tiles {
     float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
 } te_fallback_f32_tiles;
 
-/* The line and the k of element `i` of this thread in a tile, such that neighbouring threads load neighbouring
- * addresses. */
+/* The place in a tile (line and index along k) of the i-th element that this thread loads. Neighbouring threads load
+ * neighbouring addresses. */
 TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* This thread's eight elements of the tile at (line, k), zeros beyond the operand. */
+/* Load this thread's eight elements of the tile that begins at (line, k), and zeros beyond `lines` and k_end. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
@@ -259,7 +270,8 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Loads eight lines of one k: four from 4 i on, and four from 64 + 4 i on. */
+/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. `line`
+ * points to the element of line 0. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -292,7 +304,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
-/* te_context.gemm: the workspace, and the strategies that tuning chose. A GEMM alone has no candidates here. */
+/* te_context.gemm: the workspace, and the strategies that autotuning chose for steps. There is no choice for a single
+ * GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;
@@ -305,7 +318,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the state on first use, which is when the size of a workspace is computed, before the first step. */
+/* Creates the state on first use. The first use is before the first step, when the size of a plan's workspace is
+ * computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -315,19 +329,20 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* Null if it cannot be created. */
+/* Returns the state, or null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* The gelu epilogues are left to a pointwise kernel. */
+/* Bias is the only epilogue that these kernels support; those with gelu run as a separate pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* Floats of host scratch that te_gemm_run needs: none here. */
+/* The number of floats of scratch memory that te_gemm_run needs: none, only the host version (gemm_host.h) does. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
-/* For the tuning file: there is no library, so files have no lines for GEMMs, and such a line is an error. */
+/* For gemm_tune_file.h. Without cuBLASLt no single GEMM is timed: a tuning file that is written has no `gemm` line, and
+ * a file with a `gemm` line is refused. */
 TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return (void)at, (void)ctx, (const te_gemm_tuned *)0;
@@ -340,9 +355,10 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
-/* The kernel for products of dtype T with these transposes, and its number, which is below 16. small_m: the kernel with
- * tiles of TE_FALLBACK_SMALL_TILE_M rows, for an A that is not transposed. Null: the program has no such kernel.
- * Without TRAINS a program has only the kernels of inference, which multiplies by the transpose of a weight. */
+/* Returns the kernel for products of dtype T with the transposes of `p`, or null if the program does not contain it.
+ * Without TRAINS a program contains only the 16-bit kernels that inference needs, those of A B^T, because a linear
+ * multiplies its input by the transpose of its weight. small_m: take the kernel with tiles of TE_FALLBACK_SMALL_TILE_M
+ * rows, which exists only for an A that is not transposed. number: a number below 16 that identifies the kernel. */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -362,7 +378,8 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into as many parts as fill the device and whose partial sums fit into the workspace. */
+/* Split k into enough parts to fill the device, but no more than the workspace can hold partial sums for, no more than
+ * TE_FALLBACK_MAX_SPLITS, and none shorter than TE_FALLBACK_MIN_SPLIT_STEPS (the last part may be shorter). */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -374,9 +391,10 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
     p->splits = (int)te_ceil_div(steps, steps_each);
     p->partial_sums = p->splits > 1 ? (float *)s->workspace : 0;
 }
-/* Allow kernel `number` (of te__fallback_kernel) its shared memory, once on each device. */
+/* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the one that
+ * te__fallback_kernel assigned to the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d: on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: done on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -420,9 +438,9 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+/* The function that runs the GEMMs of a list of dtype T. trains: 1 if it must also support the GEMMs of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
-/* Products of any dtype: a program that calls this contains the kernels of all. */
+/* Runs a GEMM of any dtype. A program that calls it contains the kernels of all dtypes. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     if (g && g->dtype == TE_f16) return te__fallback_run<TE_f16, 1>(g, ctx);
     if (g && g->dtype == TE_bf16) return te__fallback_run<TE_bf16, 1>(g, ctx);

@@ -1,10 +1,13 @@
 /* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
  *
- * Both multiply in f32. Other operands are widened to float into g->scratch first, and the result is rounded at the
- * end. te__gemm_supports returns 0 for epilogues, which leaves them to pointwise kernels. FP8 with rowwise or blockwise
- * scales has a separate loop, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both
- * scales, and added to the other sums in float; rowwise scales multiply the sum over all k. (The order within the 128
- * is not that of cuBLASLt.)
+ * Both multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is rounded at
+ * the end. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the epilogue's
+ * ops.
+ *
+ * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
+ * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
+ * sum is multiplied by the scales of both operands, and the scaled sums are added in float; rowwise scales multiply the
+ * sum over all k. (Within the 128 elements the order of the sum differs from that of cuBLASLt.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -20,7 +23,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     (void)ctx;
     return g->epilogue == TE_EPILOGUE_NONE;
 }
-/* Floats of scratch that te_gemm_run needs: none if A, B and D are f32. */
+/* The number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;
     if (te__gemm_has_scale_arrays(g)) return 0;
@@ -45,7 +48,7 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
 TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
-/* Converts x[n] to floats at *scratch, and advances *scratch behind them. */
+/* Converts x[n] to floats at *scratch, advances *scratch past them, and returns their address. */
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
@@ -54,7 +57,7 @@ TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64
     return a.y;
 }
 
-/* D = product + beta C, rounded; one row a block. */
+/* Computes D = product + beta C, rounded to D's dtype; each block computes one row. */
 typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
 TE_FN void te__round_body(const te__round_args *a, te_block b) {
     const te_gemm *g = a->g;
@@ -66,9 +69,10 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
-/* Each thread computes tiles of D. A tile packs its slices of A and B, and holds 12 x 16 sums in registers (6 x 16
- * where there are fewer registers). Vectors of 16 floats are an extension of the compiler, which maps them to the
- * machine's vectors. */
+/* Each block computes one tile of D, 96 x 64. For each 256 elements of k it first copies ("packs") the tile's slices of
+ * A and B into the order in which the inner loop reads them. The inner loop accumulates 12 x 16 sums in registers, or 6
+ * x 16 without AVX-512, which has more registers. The vectors of 16 floats are an extension of the compiler, which maps
+ * them to the processor's vector registers. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -84,7 +88,8 @@ typedef struct te__sgemm_args {
     float *c;
 } te__sgemm_args;
 
-/* Slices of A and B for `kk` of k, in the order in which te__sgemm_micro reads them; zeros beyond m and n. */
+/* Pack the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them;
+ * zeros beyond m and n. */
 TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
     for (int i = 0; i < TE__TILE_M; i++)
         for (int p = 0; p < kk; p++)
@@ -130,7 +135,7 @@ TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
 TE_KERNEL(te__sgemm, 1, te__sgemm_args, te__sgemm_tile(te_args, te_at))
 #endif
 
-/* c = alpha op(a) op(b) + beta c, in f32, with g's sizes and transposes. */
+/* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are those of g. */
 TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c,
                                te_context *ctx) {
 #ifdef TE_CBLAS
@@ -152,15 +157,15 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 enum { TE__SCALED_M = 64, TE__SCALED_N = 64, TE__SCALED_REG_N = 16, TE__SCALED_REG_M = 4 };
 typedef float te__scaled_sum __attribute__((vector_size(4 * TE__SCALED_REG_N), aligned(4)));
 
-/* A tile of D: its slices of A and B for 128 of k as floats, and its sums. */
+/* The data for a tile of D: the tile's slices of A and B for 128 elements of k, as floats, and the sums. */
 typedef struct te__scaled_tile {
     float a[TE__SCALED_M][TE_FP8_BLOCK], b[TE__SCALED_N / TE__SCALED_REG_N][TE_FP8_BLOCK][TE__SCALED_REG_N];
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Inverse scales of rows row0 .. row0 + count of a matrix [rows, k]. rowwise 0: the factors of sums over the 128 of k
- * from column `col` on, which are 1 for a matrix with rowwise scales; rowwise 1: the factors of sums over all k, which
- * are 1 for any other matrix. */
+/* Sets f to the inverse scales of `count` rows of the matrix m [rows, k] from row0 on; the sums of the product are
+ * multiplied by them. rowwise 0: the factors of a sum over the 128 elements of k from column `col` on; they are 1 if m
+ * has rowwise scales. rowwise 1: the factors of a sum over all k; they are 1 if m does not have rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)
@@ -179,7 +184,8 @@ TE_API void te__scaled_load(te__scaled_tile *t, const te_gemm *g, int64_t m0, in
             t->b[j / TE__SCALED_REG_N][p][j % TE__SCALED_REG_N] =
                 n0 + j < g->n ? of_b[b[(n0 + j) * g->k + k0 + p]] : 0.0f;
 }
-/* Computes REG_M x REG_N sums over `kk` of k, multiplies them by their scales, and adds them to the tile's sums. */
+/* Computes TE__SCALED_REG_M x TE__SCALED_REG_N sums over `kk` elements of k, multiplies them by the factors fa and fb
+ * of their rows and columns, and adds them to the tile's sums from (i, j) on. */
 TE_FN void te__scaled_micro(te__scaled_tile *t, int i, int j, int kk, const float *fa, const float *fb) {
     te__scaled_sum s[TE__SCALED_REG_M];
     memset(s, 0, sizeof s);
@@ -220,7 +226,7 @@ TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
 
 /* ---- te_gemm_run ------------------------------------------------------------------------------------------------- */
 
-/* D = alpha op(A) op(B) + beta C. */
+/* Computes D = alpha op(A) op(B) + beta C. */
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
     TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
@@ -247,7 +253,8 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
+/* The function that runs the GEMMs of a list of dtype T. trains: 1 if it must also support the GEMMs of backward. On
+ * the host te_gemm_run supports all of them. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 
 #endif

@@ -1,18 +1,19 @@
-/* gemm_skinny.h -- a GEMM of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: decoding, token by token.
+/* gemm_skinny.h -- a GEMM with at most eight rows, y[m, n] = x[m, k] W[n, k]^T, as in decoding token by token.
  *
  * A block computes 16 columns of y at a time from 16 rows of W; its eight warps split k. Each warp has its own ring of
- * stages in shared memory, which it fills by cp.async, so that no warp waits for another. It multiplies by mma.sync,
- * with the rows of W as A and those of x as B. (The order of k within a step is arbitrary, as long as it is the same
- * for W and x.) The warps' sums are added in a fixed order, rounded to 16 bits, and passed to the pattern's epilogue,
- * eight elements at a time, while the rings are refilled. A pass does not write its weights, so within a pass this
- * kernel fills its rings while the kernel before it still runs; otherwise it only prefetches the first stages into the
- * L2 during that time.
+ * stages in shared memory, which it fills by cp.async, so that no warp waits for another in the mainloop. A warp
+ * multiplies by mma.sync, whose operand A is rows of W and whose operand B is rows of x. (Elements of k may be passed
+ * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
+ * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
+ * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings while that kernel
+ * still runs (PDL): no kernel of a pass writes the weights. Otherwise it only prefetches the first stages into the L2
+ * during that time.
  *
- * With e4m3 operands the kernel is the same, because a lane loads, holds and multiplies 16 bytes in either case.
- * Tensorwise and rowwise scales multiply the sums of all warps; with blockwise scales the sums of each 128 of k are
- * scaled and then added to those before.
+ * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes in either format.
+ * Tensorwise and rowwise scales multiply the final sums, after those of all warps were added; with blockwise scales the
+ * sum over each 128 elements of k is multiplied by its scales before it is added to the previous sums.
  *
- * Floor: the bytes of W once, 2 n k in 16 bits, n k in FP8, over the memory bandwidth. Measurements:
+ * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
  */
 /* target: cuda */
@@ -31,28 +32,28 @@ enum {
     TE_SKINNY_WARPS = 8,
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
-    TE_SKINNY_WARP_K = 128,                              /* elements of k in a warp's step */
-    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k that a block takes at a time */
-    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of W for a warp's step */
+    TE_SKINNY_WARP_K = 128,                              /* elements of k in one step of a warp */
+    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k in one step of all warps of a block */
+    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage: W for one step of a warp */
     TE_SKINNY_STAGES = 3,                                       /* stages of a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
-/* The kernel's arguments. "Elements" of k are 16 bits wide: one number, or two of FP8. */
+/* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_skinny {
     const uint16_t *x, *w; /* [m, k], [n, k] */
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
-    float *amax; /* becomes the maximum of itself and the magnitudes that the epilogue stores in FP8; null: not
-                    wanted */
+    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null if all scales are 1 */
+    float *amax; /* updated to the maximum of its value and the magnitudes that the epilogue stores in FP8; null: no
+                    amax is computed */
     float alpha;
     int m, n, k; /* k: in elements */
-    int rowwise;       /* TE_OPERANDS_FP8: the scales are rowwise (of x and W), else tensorwise */
-    int early_weights; /* the kernel before this one does not write W: load it before waiting for that kernel */
+    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
+    int early_weights; /* 1: the previous kernel does not write W, so load W before waiting for that kernel */
 } te_skinny;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A warp's position: columns from col, elements of k from k, the stage of its ring. */
+/* A warp's position in its work: the first column and the first element of k of a step, and the stage that holds it. */
 typedef struct te_skinny_position { int col, k, stage; } te_skinny_position;
 TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (++at->stage == TE_SKINNY_STAGES) at->stage = 0;
@@ -60,12 +61,13 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
 }
-/* The address of vector `vector` (16 bytes) of row `row` of a stage. Swizzled: neighbouring rows hit different
- * banks. */
+/* The address of 16-byte vector `vector` of row `row` of a stage. The stage is swizzled, so that neighbouring rows lie
+ * in different banks. */
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
-/* Start the copy of a stage, a vector a lane at a time; zeros beyond n and k. prefetch: only prefetch into the L2. */
+/* Start the copy of W into a stage, with zeros beyond n and k; each lane copies one vector at a time. prefetch: 1: only
+ * prefetch the stage's part of W into the L2. */
 TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, int prefetch) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
@@ -83,7 +85,7 @@ TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_ski
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Load this lane's part of row lane / 4 of x: eight elements of each 32 of a step. */
+/* Load this lane's part of x for a step: of row lane / 4, eight of each 32 elements. */
 TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skinny *p, int k) {
     const int row = (int)threadIdx.x % 32 / 4;
     k += (int)threadIdx.x % 4 * 8;
@@ -92,7 +94,7 @@ TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skin
         if (row < p->m && k + 32 * i < p->k) te__load16_readonly(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
     }
 }
-/* Blockwise scales of a step: of x for the two rows whose sums this lane has, and of W. */
+/* The blockwise scales of a step: those of W, and those of the two rows of x whose sums this lane holds. */
 enum { TE_SKINNY_STEP_SCALES = TE_SKINNY_WARP_K / (TE_FP8_BLOCK / 2) };
 typedef struct te_skinny_step_scales {
     float x[TE_SKINNY_STEP_SCALES][2], w[TE_SKINNY_STEP_SCALES];
@@ -109,11 +111,13 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
         s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
     }
 }
-/* c += W x over one step. The lane's sums belong to rows lane / 4 and lane / 4 + 8 of W. */
+/* Adds the products of one step to the lane's sums c, which belong to rows lane / 4 and lane / 4 + 8 of W and two rows
+ * of x. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
-    enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES }; /* multiplications of 32 of k */
+    /* iterations of the loop over i that have the same scales; each multiplies 32 elements of k */
+    enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
     const int row = (int)threadIdx.x % 32 / 4, vector = (int)threadIdx.x % 4;
@@ -135,8 +139,8 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* The tensorwise or rowwise scales of the element that this thread will reduce, of the 16 columns from `col` on. They
- * are loaded before those columns are multiplied. */
+/* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
+ * this thread will add up in the epilogue. They are loaded before the mainloop computes those columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands) {
     const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, at = col + (int)threadIdx.x % TE_SKINNY_COLUMNS;
@@ -146,11 +150,11 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
-/* Reduce the partial sums of the eight warps to 16 columns of y, and call the pattern's epilogue with them. */
+/* Add up the partial sums of the eight warps for 16 columns of y, and call the pattern's epilogue with the results. */
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
                                te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
     __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
-                         [TE_SKINNY_COLUMNS + 1]; /* + 1: a warp's stores hit different banks */
+                         [TE_SKINNY_COLUMNS + 1]; /* + 1 so that a warp's stores hit different banks */
     __shared__ uint4 y[TE_SKINNY_ROWS][TE_SKINNY_COLUMNS / 8];
     const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
     TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
@@ -169,7 +173,7 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
         memcpy(w, &y[row][thread % 2], sizeof w);
         epilogue(arg, w, 0, row, at, &state);
     }
-    if (p->amax && thread < 32) { /* at most the first 16 threads have stored anything */
+    if (p->amax && thread < 32) { /* at most the first 16 threads have called the epilogue */
         int group;
         te_amax_atomic_max(p->amax, state.amax_bits, te_lanes_here(32, &group));
     }
@@ -203,7 +207,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
     while (at.col < p->n) {
         const te_skinny_position now = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
-        __syncwarp(); /* this stage has arrived, and all lanes have read the one before it, which is filled next */
+        __syncwarp(); /* this stage has arrived, and all lanes have read the previous one, which is filled next */
         if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -220,8 +224,9 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
     }
 }
 
-/* Makes a kernel. type: its arguments, which begin with a te_skinny; operands: a te_gemm_operands; dtype: of y, and of
- * 16-bit operands; epilogue: a te_epilogue_fn, called with the arguments. exists: 0 leaves the kernel empty. */
+/* Defines a kernel. type: the struct of its arguments, which begins with a te_skinny; operands: a te_gemm_operands;
+ * dtype: the dtype of y and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the address of the arguments.
+ * exists: if 0, the kernel is empty. */
 #define TE_SKINNY_KERNEL(name, type, operands, dtype, epilogue, exists)                       \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM) \
         name(const __grid_constant__ type p) {                                                \
@@ -230,12 +235,12 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* The operands that a kernel for this GEMM would read. */
+/* The `operands` of TE_SKINNY_KERNEL that this GEMM needs. */
 TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
-/* Whether this kernel supports the GEMM. */
+/* Whether the skinny kernel supports this GEMM. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
@@ -244,9 +249,10 @@ TE_API int te__skinny_can(const te_gemm *g) {
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
-/* The GEMM's k in elements of 16 bits. */
+/* The GEMM's k counted in 16-bit elements, as in te_skinny. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
-/* Fill in p for this GEMM, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
+/* Fill in p for this GEMM, and launch `kernel` with the arguments `args`, a struct of `bytes` whose first member is
+ * p. */
 TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,
                                 te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,

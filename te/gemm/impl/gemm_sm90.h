@@ -1,26 +1,26 @@
 /* gemm_sm90.h -- the custom GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, then
  * passed with its coordinates to an epilogue (te_epilogue_fn), eight elements at a time. The epilogue stores the
- * outputs: the result of an activation, FP8, its transpose, sums over rows. Here: the kernel, the macros that define it
- * for an epilogue, and the host code.
+ * outputs: D, the result of an activation, FP8 and its transpose, sums over rows. This file has the kernel, the macros
+ * that define it for an epilogue, and the host code.
  *
  * The kernel is persistent and warp-specialised. A block of 384 threads computes one tile of 128 x 256 after the other:
  *
  *   producer    one thread of warp 0: TMA copies A and B, 64 of k at a time, into a pipeline of four stages. The two
- *               blocks of a cluster compute tiles below each other, need the same B, and load half of it each
- *               (multicast).
+ *               blocks of a cluster compute tiles below each other, which need the same B; each block loads half of B
+ *               and multicasts it to both.
  *   consumers   warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
  *   epilogue    warps 1 to 3: call the te_epilogue_fn, during the mainloop of the next tile.
  *
- * gemm_sm90_scheduler.h has the order of the tiles, gemm_sm90_mainloop.h producer and consumers, which also store a
- * finished tile to shared memory, and gemm_sm90_epilogue.h the warps of the epilogue.
+ * gemm_sm90_scheduler.h has the order of the tiles, gemm_sm90_mainloop.h the producer and the consumers, which also
+ * store finished tiles to shared memory, and gemm_sm90_epilogue.h the warps of the epilogue.
  *
- * The tiles of a last, partial wave are split along k among all clusters (Stream-K, Osama et al. 2023): helpers leave
- * partial sums in memory, and the tile's owner adds them in a fixed order. So the order of the sums depends on the
- * sizes and the number of multiprocessors alone, and the same inputs give the same bits.
+ * The tiles of a last, partial wave are split along k among all clusters (Stream-K, Osama et al. 2023): helper clusters
+ * store partial sums in memory, and the cluster that owns the tile adds them in a fixed order. This order depends only
+ * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
- * Flops: 2 m n k. Floor: the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an epilogue
- * that only stores, it takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; bias and gelu cost 4% more.
- * Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
+ * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; bias and gelu
+ * cost 4% more. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -33,9 +33,10 @@
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Registers a thread. The sum over the three warpgroups is that of the launch, 3 x 168. With 72 registers the eight
- * elements of an epilogue go through gelu one after the other, a dependency chain of 110 cycles each; with 136 they
- * overlap. A fused epilogue in FP8 needs that, because there a tile takes half the time. */
+/* Registers per thread. The three warpgroups together have the 3 x 168 registers per thread of the launch. If the
+ * epilogue's threads have only 72, they compute gelu for their eight elements one after the other, each a dependency
+ * chain of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue in FP8 needs this overlap, because
+ * in FP8 a tile's mainloop, behind which the epilogue is hidden, takes half the time. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* config.holds_half */
@@ -43,7 +44,8 @@ enum {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Reduces the registers of the producer and the epilogue. The consumers reduce theirs before they join the epilogue. */
+/* Reduces the registers of the calling warpgroup to those of the epilogue. The warpgroup of producer and epilogue calls
+ * it first, the consumers before they join the epilogue of the last tile. */
 TE_FN void te__sm90_gemm_epilogue_registers(const te__sm90_gemm_config k) {
     if (k.holds_half) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS_HALF));
     else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS));
@@ -96,77 +98,79 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
 
 /* ---- macros that define a kernel --------------------------------------------------------------------------------- */
 
-/* The config of an epilogue that needs only eight elements of D; */
+/* The config of a kernel whose epilogue needs only eight elements of D at a time. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtype_a, te_dtype dtype_b, int trans_b) {
     te__sm90_gemm_config c = {};
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
     return c;
 }
-/* of an epilogue by pairs, for which B is stored [n, k]; */
+/* The same for an epilogue by pairs (te__sm90_gemm_pairing); B must be stored [n, k]. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int group, int distance, int swap_middle) {
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* of a fused pattern, whose epilogue may read a source with two halves, pair the halves of D, or add up columns; */
+/* The same for a fused pattern, whose epilogue may read a source with two halves, pair the two halves of D, or add up
+ * columns. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
                                                int column_sums) {
     if (pairs_halves) c = te__sm90_gemm_with_pairs(c, 16, 8, 0), c.pairing.halves = 1;
     c.source_has_halves = source_has_halves, c.column_sums = column_sums;
     return c;
 }
-/* of a fused pattern in FP8, which may also store the transpose; */
+/* The same for a fused pattern in FP8, which may also store the transpose of its output. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int pairs_halves, int reads_source,
                                                    int column_sums) {
     c = te__sm90_gemm_fused(c, 0, pairs_halves, column_sums);
     c.transposes = 1, c.holds_half = !pairs_halves, c.reads_source = reads_source;
     return c;
 }
-/* and of a kernel that scatters rows over the ranks. */
+/* The same for a kernel that scatters rows over the ranks (reduce_scatter). */
 TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     c.reduce_scatter = 1;
     return c;
 }
 
 /* Defines a kernel `name` whose argument, of `type`, begins with te__sm90_gemm_params and is passed to the epilogue.
- * exists: 0 leaves the kernel empty. */
+ * exists: 0 makes an empty kernel. */
 #define TE__SM90_GEMM_SHELL(name, type, config, epilogue, pair_epilogue, outputs, exists)                             \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te__sm90_gemm_barriers bars;                                                                       \
         if (exists)                                                                                                   \
             te__sm90_gemm_body((const te__sm90_gemm_params *)&p, &bars, epilogue, pair_epilogue, outputs, &p, config); \
     }
-/* In 16 bits; trans_b: B is stored [n, k], else [k, n]. epilogue: a te_epilogue_fn. */
+/* Defines a kernel in 16 bits. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a te_epilogue_fn. */
 #define TE_SM90_GEMM_KERNEL(name, type, dtype, trans_b, epilogue, exists) \
     TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
 /* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. */
 #define TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
-/* A fused pattern in FP8; it can store params.transposed. pairs_halves: the epilogue is pair_epilogue (a
- * te_epilogue_pair_fn), and pairs the two halves of D. outputs: a te_epilogue_outputs, which may depend on the
- * arguments p; reads_source: an epilogue with known outputs reads params.source; column_sums: the kernel can compute
- * params.column_sums. */
+/* Defines a kernel for a fused pattern in FP8, which can store params.transposed. pairs_halves: 1: the epilogue is
+ * pair_epilogue (a te_epilogue_pair_fn), which combines the two halves of D; outputs: a te_epilogue_outputs, an
+ * expression that may use the arguments p; reads_source: 1: the epilogue, called with known outputs, reads
+ * params.source; column_sums: 1: the kernel can compute params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused_fp8(te__sm90_gemm_config_of(dtype, dtype_a, TE_e4m3, 1), pairs_halves,     \
                                                 reads_source, column_sums),                                            \
                         epilogue, pair_epilogue, outputs, exists)
-/* A fused pattern in 16 bits. pairs_halves: as above, with B stored [n, k]; source_has_halves: params.source is
- * [m, 2 n]. */
+/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: as above; if it is 1, B must be stored [n, k];
+ * source_has_halves: 1: params.source is [m, 2 n]. */
 #define TE_SM90_GEMM_KERNEL_FUSED(name, type, dtype, trans_b, epilogue, pair_epilogue, pairs_halves,                   \
                                   source_has_halves, column_sums, exists)                                              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused(te__sm90_gemm_config_of(dtype, dtype, dtype, trans_b), source_has_halves,  \
                                             pairs_halves, column_sums),                                                \
                         epilogue, pair_epilogue, TE_OUTPUTS_ANY, exists)
-/* reduce_scatter: of te__gemm_scatter_params. trans_b: B is stored [n, k], as it is in FP8. */
+/* Defines a kernel that overlaps a reduce_scatter; its arguments are a te__gemm_scatter_params. trans_b: 1 if B is
+ * stored [n, k], which FP8 requires. */
 #define TE_SM90_GEMM_KERNEL_SCATTER(name, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                          \
     TE__SM90_GEMM_SHELL(name, te__gemm_scatter_params,                                                                 \
                         te__sm90_gemm_scattering(te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b)), epilogue, \
                         0, TE_OUTPUTS_ANY, exists)
-/* A linear with an epilogue by pairs, B stored [n, k]; pair_epilogue: a te_epilogue_pair_fn. The other arguments:
- * te__sm90_gemm_pairing. */
+/* Defines a kernel for a linear with an epilogue by pairs; B is stored [n, k]. pair_epilogue: a te_epilogue_pair_fn;
+ * te__sm90_gemm_pairing explains group, distance and swap_middle. */
 #define TE_SM90_GEMM_KERNEL_PAIRS(name, type, dtype, group, distance, swap_middle, pair_epilogue, exists)              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_with_pairs(te__sm90_gemm_config_of(dtype, dtype, dtype, 1), group, distance,     \
@@ -175,22 +179,23 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 
 /* ---- host: supported products ------------------------------------------------------------------------------------ */
 
-/* k in 16-bit units, in which TMA and the pipeline also count FP8. */
+/* The GEMM's k in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
-/* Limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes, indices fit into 32 bits, and k fills
- * the pipeline at least once. */
+/* Whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes,
+ * indices fit into 32 bits, and k fills the pipeline at least once. */
 TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30, k = te__sm90_gemm_k(g);
     return k > 3 * TE_TILE_K && k % 8 == 0 && g->n % 8 == 0 && g->m < limit && g->n < limit && k < limit;
 }
-/* FP8: one scale a tensor (or none), fast accumulation, both operands stored along k. */
+/* The conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation, and both operands stored with k
+ * contiguous. */
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
     return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
-/* Whether the kernel supports such a product. */
+/* Whether the kernel supports this product: its dtypes, sizes, transposes and epilogue. */
 TE_API int te__sm90_gemm_supports(const te_gemm *g) {
     const int sixteen_bits = g->dtype != TE_f32 && g->out == g->dtype;
     return sixteen_bits && !g->trans_a && te__sm90_gemm_shape_fits(g) && g->epilogue == TE_EPILOGUE_NONE &&
@@ -203,17 +208,19 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE_SM90_GEMM_MAX_SPLITS = 6,  /* splits of a tile's k; to pass the sums of one split to the owner takes some 4 us */
-    TE_SM90_GEMM_MAX_HELPERS = 3, /* helpers for a tile */
-    TE_SM90_GEMM_MIN_STEPS = 8,   /* steps of k in a split, */
-    /* and in a split of a cluster that helps with several tiles, one after the other: at 8192 x 6144 x 4096, with 24
-     * helpers for 42 tiles and 21 steps each, the product takes 645 us, without splitting 650 */
+    TE_SM90_GEMM_MAX_SPLITS = 6,  /* the largest number of splits of a tile's k; passing the sums of one split to the
+                                     tile's owner takes some 4 us */
+    TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of helpers per tile */
+    TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps of k in a split */
+    /* The same if a helper helps with several tiles, one after the other. At 8192 x 6144 x 4096, where 24 helpers help
+     * with 42 tiles by splits of 21 steps, the product takes 645 us, and 650 us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
-/* Split the tiles of the last wave, with the clusters that have no tile in it as helpers: up to three helpers for a
- * tile, or one for several tiles. Tiles are not split if a split would be so short that passing on its sums takes
- * longer. */
+/* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
+ * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
+ * are not split if the splits would be so short that passing on their sums takes longer than computing them, or if the
+ * partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -227,7 +234,7 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* no split */
 }
-/* Whether all clusters have work in the last wave, because it is full or split. */
+/* Whether all clusters have work in the last wave, either because it is full or because its tiles are split. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
@@ -238,15 +245,15 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether a product with this number of rows can overlap a collective of this group: each rank must have whole
- * tiles. */
+/* Whether the product can overlap a collective of this group: the rows of each rank must be a multiple of a cluster
+ * tile's rows. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
-/* Sets the order of the tiles, this rank's own rows first (gather) or last (scatter), and the flags of the rows of
- * A. */
+/* Fills in p->overlap: the order of the tiles, with this rank's own rows first for a gather and last for a scatter, and
+ * for a gather the flags by which rows of A arrive. */
 TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_gemm *g, te__tensor_map_encode_fn encode,
                                             te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
@@ -268,7 +275,7 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* Without overlap: gather the rows of A before the product. For tests. */
+/* For tests, instead of an overlapped gather: gathers the rows of A before the product. */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,
@@ -297,8 +304,8 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
                                            TE_SM90_GEMM_SMEM_BYTES, TE_CLUSTER);
     return te__cuda_launch(ctx, launch, args, bytes);
 }
-/* Run g: fill in p, the first member of the `bytes` of `args`, and launch `kernel` on them. The caller has set the
- * members of `args` and p that its epilogue needs. */
+/* Runs g: fills in p and launches `kernel`. args: the kernel's arguments, of `bytes` bytes, of which p is the first
+ * member. The caller has set those members of `args` and p that its epilogue needs. */
 TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t bytes, te__sm90_gemm_params *p,
                                    const te_gemm *g, te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

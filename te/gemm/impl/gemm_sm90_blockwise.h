@@ -1,25 +1,26 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, as in the recipe fp8_block. Like DeepGEMM's kernels, it promotes the tensor cores' sums to f32 after each
- * 128 of k.
+ * 128 x 128, as in the recipe fp8_block. Like DeepGEMM's kernels, it promotes the tensor cores' sums to f32 after every
+ * step, 128 elements of k.
  *
- *   forward, data gradient   A has a scale for each row and each 128 of k, B one for each 128 x 128.
- *   weight gradient (wgrad)  B has a scale for each row, too: one for each column of D and each 128 of k. D is f32.
+ *   forward, data gradient   A has a scale for each row and each 128 of k, B has one for each block of 128 x 128.
+ *   weight gradient (wgrad)  B, too, has a scale for each row (a column of D) and each 128 of k. D is f32.
  *
- * Tile, cluster and pipeline are those of gemm_sm90.h, and the scales come with each stage of 128 of k. A warpgroup
- * accumulates 64 x 256 in 128 registers; for a wgrad 256 x 64, so that a thread needs the scales of 16 columns, not 64.
- * For each 128 of k the tensor cores compute four subtiles of 64 x 64, each in a batch of four wgmma. The warpgroup
- * multiplies a subtile by its scales and adds it to its sums (te__sm90_blockwise_steps).
+ * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
+ * of two warpgroups accumulates 64 x 256 sums, 128 registers a thread. For a wgrad it accumulates 256 x 64, so that a
+ * thread needs the scales of 16 columns, not 64. In each step the tensor cores compute a warpgroup's sums over the
+ * step as four subtiles of 64 x 64, each by a batch of four wgmma. The warpgroup then multiplies the subtile by its
+ * scales and adds it to its sums in f32 (te__sm90_blockwise_steps).
  *
- * Flops: 2 m n k. Floor, for 128 of k of a tile: 1024 cycles of the tensor cores; a warp multiplies and adds 128 times
- * and has some 120 other instructions, with two warps on a scheduler 500 of 1024 issue slots. A step takes 1168 cycles
- * at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's fastest candidate, a wgrad 0.92 to
- * 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
+ * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step
+ * takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's fastest
+ * candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  *
  * Do this:
- *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, of blockwise scales
+ *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
- * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed at a product's first run, and the choice is saved in
- * the tuning file; otherwise a rule decides.
+ * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed when a product is first run, and the faster one is
+ * taken and saved in the tuning file; otherwise a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -29,28 +30,28 @@
 #include "../gemm.h"           /* te__fp8_tune */
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
-/* "M operand" is the operand of which a block has 128 rows, "N operand" the one of which it has 256, which both blocks
- * of the cluster need. They are A and B, but for a wgrad B and A, because the kernel then computes the transpose of D's
- * tile. */
+/* A block multiplies 128 rows of the "M operand" by 256 rows of the "N operand"; both blocks of a cluster need the same
+ * rows of the N operand. The M operand is A and the N operand B; for a wgrad the M operand is B and the N operand A,
+ * because the kernel then computes the transpose of D's tile. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand that a batch of wgmma multiplies */
-    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: two accumulators alternate */
-    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps of 128 of k between two points at which no wgmma is in flight */
-    TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES, /* offset in a stage of the scales of the M operand's
-                                                              rows, */
-    /* and of those of the N operand's rows or two blocks */
+    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile, which a batch of wgmma multiplies */
+    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: subtiles alternate accumulators */
+    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in a loop body; at the end of a body no wgmma is in flight */
+    /* the offset in a stage of the scales of the M operand's rows */
+    TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
+    /* the offset in a stage of the scales of the N operand: of its 256 rows (wgrad), or of its two 128 x 128 blocks */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
-    TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* a thread */
+    TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* registers of a thread */
 };
 
 typedef struct te__sm90_blockwise_params {
-    te__sm90_gemm_params gemm; /* used are: a_map, b_map (the M and N operand), m, n (their rows), k, alpha and tiles */
-    CUtensorMap m_scales_map, n_scales_map; /* [steps, rows]; of 128 x 128 [blocks of rows, steps] in boxes of 2 x 4 */
+    te__sm90_gemm_params gemm; /* uses only a_map, b_map (M and N operand), m, n (their rows), k, alpha, tiles */
+    CUtensorMap m_scales_map, n_scales_map; /* 1 x 128: [steps, rows]; 128 x 128: [blocks of rows, steps], box 2 x 4 */
     void *d;          /* [m, n]; for a wgrad [n, m] */
-    te_dtype dtype;   /* of D; for a wgrad f32 */
-    const void *bias; /* [n] of dtype; null: none, always so for a wgrad */
+    te_dtype dtype;   /* of D and the bias; for a wgrad f32 */
+    const void *bias; /* [n] of dtype; null if there is none; always null for a wgrad */
 } te__sm90_blockwise_params;
 
 typedef struct te__sm90_blockwise_barriers {
@@ -61,32 +62,33 @@ typedef struct te__sm90_blockwise_barriers {
 
 /* ---- a subtile: wgmma, scales, promotion ------------------------------------------------------------------------- */
 
-/* Values that a consumer warpgroup computes once, and its current tile. */
+/* The state of a consumer warpgroup: values that it computes once, and its current tile. */
 typedef struct te__sm90_blockwise_consumer {
     uint32_t ring, full;
     uint32_t m_operand, n_operand; /* low words of the matrix descriptors in the first stage */
-    uint32_t empty;                /* address of `empty` in the block `lane` of the cluster */
-    uint32_t m_scale;              /* in a stage: the first scale of the M operand that this lane needs */
-    uint32_t n_scale;              /* wgrad, in a stage: the scale of this lane's first row of D */
+    uint32_t empty;                /* address of the barriers `empty` in block lane % 2 of the cluster */
+    uint32_t m_scale;              /* offset in a stage of the first scale of the M operand that this lane needs */
+    uint32_t n_scale;              /* wgrad: offset in a stage of the scale of this lane's first row of D */
     te__sm90_pipeline_state at;
-    int x, y, has_tile; /* the tile that the sums belong to, if has_tile */
-    uint32_t bias[4];   /* of its columns, two a word: words 4 t + lane % 4 of t = lane / 4, 8 more, 16 and 24 more */
+    int x, y, has_tile; /* if has_tile: the position of the tile that the sums belong to */
+    uint32_t bias[4];   /* of the tile's columns, two in a word; bias[j] is word 32 j + lane of 128 */
 } te__sm90_blockwise_consumer;
 
-/* A lane's sums, by subtile; two accumulators of the tensor cores; and the scales of the current step. */
+/* A lane's sums in f32 for each subtile, the two accumulators of wgmma, and the scales of the current step. */
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* scales of two blocks of 128 columns, times those of this lane's two rows */
-    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2]; /* the same for a wgrad */
+    float scale[2][2]; /* [i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
+    /* for a wgrad, instead of `scale`: the scales of this lane's 16 columns, and of its two rows of a subtile */
+    float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
 
-/* An optimization barrier: the compiler does not move reads of the accumulator ahead of this point, nor writes behind
- * it. */
+/* An optimization barrier: the compiler does not move reads of the accumulator before this point, nor writes to it
+ * after this point. So it does not access the accumulator while wgmma writes it. */
 TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-/* Start the batch of wgmma of a subtile: 64 x 64 of D, 128 of k. */
+/* Start the batch of wgmma that multiplies a subtile: 64 x 64 elements of D, over 128 elements of k. */
 TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2], const te__sm90_blockwise_consumer *g,
                                           const int subtile, const int wgrad) {
     const uint32_t stage = g->at.stage * (TE_SM90_BLOCKWISE_STAGE_BYTES >> 4);
@@ -101,7 +103,8 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* Load the scales of a step: of this lane's two rows, times those of the tile's two blocks of columns; */
+/* Load the scales of a step if the product is not a wgrad: the scales of this lane's two rows, each multiplied by those
+ * of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
     const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
@@ -112,7 +115,7 @@ TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
 }
-/* for a wgrad the scales of this lane's 16 columns, */
+/* Load the scales of a step for a wgrad: those of this lane's 16 columns. */
 TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
                                                  const te__sm90_blockwise_consumer *g) {
     const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
@@ -125,15 +128,16 @@ TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, con
     if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
     else te__sm90_blockwise_load_block_scales(s, g, step);
 }
-/* and those of its two rows of a subtile. */
+/* For a wgrad, load the scales of this lane's two rows of a subtile. */
 TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
                                               int stage, const int subtile) {
     const uint32_t at =
         g->ring + stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->n_scale + subtile * TE_SM90_BLOCKWISE_SUBTILE * 4;
     TE_UNROLL for (int h = 0; h < 2; h++) s->row_scale[h] = te__lds_float(at + 32 * h);
 }
-/* Promotion: the sums in f32 += the tensor cores' sums over 128 of k, times their scales. A lane's d[4 j + 2 h + e] is
- * row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 64. */
+/* Promote a subtile: multiply the tensor cores' sums over 128 elements of k by their scales, and add them to the sums
+ * in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the 16 x
+ * 64 elements of its warp. */
 TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const int subtile, const int wgrad) {
     float *d = s->partial[subtile % 2], *sum = s->sum[subtile];
     te__sm90_blockwise_pin(d);
@@ -153,7 +157,7 @@ TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g
 
 /* ---- the epilogue: store a tile from registers ------------------------------------------------------------------- */
 
-/* The tile's bias, loaded while the tile is computed. */
+/* Load the bias of the tile's columns, at the start of the tile, so that the load overlaps with the mainloop. */
 TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te__sm90_blockwise_params *p) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int j = 0; j < 4; j++) {
@@ -161,12 +165,13 @@ TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te
         g->bias[j] = p->bias && col < p->gemm.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
     }
 }
-/* The bias of this lane's two columns among the eight from 8 t on. */
+/* Returns the bias of this lane's two columns among the eight columns 8 t to 8 t + 7 of the tile. */
 TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype) {
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
     return te_floats_of_pair(w, dtype);
 }
-/* Neighbouring lanes exchange pairs, so that each has four columns: four lanes store 32 bytes of a row. */
+/* Store a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
+ * adjacent columns; then four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                             const te__sm90_blockwise_consumer *g) {
     const int lane = (int)threadIdx.x % 32, odd = lane % 2, warp = (int)threadIdx.x / 32 - 4;
@@ -185,12 +190,12 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             if (row < p->gemm.m && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
-            if (i % 2) asm volatile("" ::: "memory"); /* without it the compiler holds more pairs than there are
-                                                         registers */
+            if (i % 2) asm volatile("" ::: "memory"); /* else the compiler delays stores and holds more
+                                                         pairs than there are registers for */
         }
     }
 }
-/* Store a wgrad, in f32: four lanes store 32 bytes of a row. */
+/* Store a tile of a wgrad, in f32. Four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
@@ -203,7 +208,7 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        if (j % 2) asm volatile("" ::: "memory"); /* as above */
+        if (j % 2) asm volatile("" ::: "memory"); /* as in te__sm90_blockwise_store_sixteen */
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
@@ -211,7 +216,7 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
     else te__sm90_blockwise_store_sixteen(p, s, g);
 }
-/* Store the previous tile, if there is one, and clear the sums for tile `tile`. */
+/* Store the previous tile, if there is one; then begin tile `tile`: load its bias and clear the sums. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
     te__sm90_gemm_work w;
@@ -226,15 +231,16 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Runs `count` steps of 128 of k from `step` on, one subtile after the other in a software pipeline: while the tensor
- * cores work on a subtile, the previous one is promoted. A batch of wgmma ends some hundred cycles after its last one
- * began, and promotion takes another hundred; two accumulators hide both times, and the tensor cores always have work
- * from both warpgroups.
+/* Runs `count` steps (each 128 elements of k) from `step` on, in a software pipeline: while the tensor cores compute a
+ * subtile, the warpgroup promotes the previous one. The result of a batch of wgmma is available some hundred cycles
+ * after its last wgmma began, and promotion takes another hundred. The two accumulators hide both times: during them
+ * the tensor cores still have work from both warpgroups.
  *
- * ptxas accepts this only if no wgmma is in flight at the end of a loop body. So the steps are unrolled
- * (TE_SM90_BLOCKWISE_UNROLL), and at their end only the other warpgroup keeps the tensor cores busy. first: these are
- * the first steps of a tile; the previous tile is stored from its registers while the first two subtiles are
- * multiplied. (A wgrad stores it before them, because there are not enough registers.) */
+ * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
+ * steps (TE_SM90_BLOCKWISE_UNROLL); at its end the pipeline drains, and only the other warpgroup keeps the tensor cores
+ * busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while the tensor
+ * cores compute the first two subtiles. (A wgrad has too few registers for this; it stores the previous tile
+ * before its first step.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -266,7 +272,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     te__sm90_blockwise_promote(s, last, wgrad);
 }
 TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, uint32_t full, const int wgrad) {
-    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* shuffled: the same in all lanes */
+    /* shuffled, so that the compiler knows that all lanes have the same value */
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
     te__sm90_blockwise_consumer g;
     g.ring = __shfl_sync(~0u, ring, 0), g.full = __shfl_sync(~0u, full, 0);
@@ -280,7 +287,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* A consumer warpgroup computes all tiles of the block. */
+/* The work of a consumer warpgroup: its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -302,21 +309,21 @@ TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
 
-/* Elects one lane of a warp. The instruction lets the compiler see that the operands of TMA are the same in all
- * lanes. */
+/* Returns 1 in one lane of the warp, else 0. Because elect.sync chooses the lane, the compiler can see that the
+ * operands of TMA are uniform across the warp. */
 TE_FN int te__sm90_elect_one(void) {
     int is;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* One thread: TMA copies of both operands and their scales for all tiles of this block, stage by stage. */
+/* The work of the producer thread: it fills the stages with both operands and their scales by TMA, for all tiles. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const te__sm90_gemm_params *h = &p->gemm;
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    asm volatile("" : "+r"(ring), "+r"(full)); /* held, not recomputed: this warp has only 24 registers */
+    asm volatile("" : "+r"(ring), "+r"(full)); /* held in registers, not recomputed: this warp has only 24 registers */
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
         te__sm90_gemm_locate_tile(&w, h, tile);
@@ -331,7 +338,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            else /* a box must begin at a multiple of 16 bytes, so only at every fourth step */
+            else /* a box must begin at a multiple of 16 bytes, so load four steps' scales, from a multiple of 4 on */
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
     }
@@ -359,7 +366,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
         te__sm90_blockwise_consume(p, ring, full, wgrad);
     }
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the other can still write into its shared memory */
+    te__cluster_sync(); /* a block must not exit while the other block may still write to its shared memory */
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
@@ -368,7 +375,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
 }
 #endif
 
-/* A template, so that a program that does not call it does not contain its code. */
+/* The kernel is a template, so that a program that does not launch it does not contain its code. */
 template <int wgrad>
 __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1)
 te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
@@ -394,14 +401,14 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Whether a kernel supports such a product. The only epilogue is a bias, because there are no registers for more. */
+/* Whether the kernel supports this product. Its only epilogue is a bias, because it has no registers left for more. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
     return te__sm90_blockwise_formats_fit(g) && te__sm90_blockwise_shape_fits(g) && g->beta == 0 && !g->trans_a &&
            g->trans_b && epilogue_fits;
 }
-/* The tensor map of scales: rows of `cols` floats, in boxes of box_rows x box_cols. */
+/* Makes the tensor map of the scales [rows, cols], which TMA copies in boxes of box_rows x box_cols. */
 TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales,
                                               int64_t rows, int64_t cols, int box_rows, int box_cols, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 4};
@@ -417,7 +424,7 @@ TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
                                           {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
     return &kernels[te__sm90_blockwise_is_wgrad(g)];
 }
-/* The maps of an operand of `rows` rows and of its scales. tile_rows: how many rows a block needs. */
+/* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: rows of the operand in a tile. */
 TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *scales, const void *data,
                                                  const te_gemm_fp8 *fp8, int64_t rows, int tile_rows,
                                                  const te_gemm *g, te_context *ctx) {
@@ -457,8 +464,8 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Whether te__gemm_blockwise_run can add a bias to such a product: it can if this kernel runs the product without a
- * bias. */
+/* Whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not cuBLASLt, is
+ * chosen for the product without a bias (with gemm_tune, this call times both). */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -1,13 +1,14 @@
-/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h: the warps that take finished tiles from shared memory and call
- * the te_epilogue_fn with eight elements of D at a time, or the te_epilogue_pair_fn with two times eight.
+/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h. Its warps read finished tiles from shared memory and call a
+ * te_epilogue_fn with eight elements of D at a time, or a te_epilogue_pair_fn with two vectors of eight elements.
  *
- * Three warps run it during the mainloop of the next tile. For a block's last tile all eleven warps run it: the
- * consumers have staged the whole tile in the memory of the pipeline's stages, reduce their registers and join the
- * epilogue.
+ * Three warps run the epilogue of a tile during the mainloop of the next tile. The epilogue of a block's last tile is
+ * run by all eleven warps: the consumer warps stage the whole tile in the shared memory of the pipeline's stages, which
+ * is free by then, release registers (setmaxnreg) and join the epilogue.
  *
- * A tile is processed in quarters of 64 columns, and a quarter in parts of four rows, eight lanes a row. The source
- * that the epilogue reads (params.source, or the sums that other ranks have sent) is prefetched to the L2 and loaded
- * into registers one part ahead: three warps that waited for memory at each part would fall behind the tensor cores.
+ * A tile is processed in quarters of 64 columns, and a quarter in parts of four rows; eight lanes work on each row. The
+ * input of the epilogue (params.source, or the sums that other ranks have sent) is prefetched to the L2 and loaded into
+ * registers one part ahead of its use: if the three warps waited for memory at each part, they would fall behind the
+ * tensor cores.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_H
@@ -20,35 +21,40 @@
 #include "gemm_sm90_scheduler.h"          /* te__sm90_gemm_params */
 
 /* ---- the transpose of the FP8 output ------------------------------------------------------------------------------
- * The weight gradient's GEMM reads it. The FP8 bytes are written to the staging buffer from which their 16-bit input
- * was read, 128 rows of 64 columns, and are stored to memory from there by columns.
+ * The weight gradient's GEMM reads the transpose. The epilogue writes its FP8 bytes to the staging buffer (128 rows of
+ * 64 columns) in place of the 16-bit elements from which they were computed. From there they are stored to memory by
+ * columns.
  *
- * The 64 bytes of a row are four chunks of 16. They occupy four of the eight chunks of the row's 128 bytes, chosen so
- * that the rows that a warp writes, and the rows that one 8 x 8 matrix of ldmatrix reads, lie in different banks.
- * ldmatrix transposes 16-bit elements, here two adjacent bytes. The lanes pass row addresses such that each lane gets
- * sixteen consecutive rows of two columns; then only the bytes within words have to be reordered.
+ * The 64 FP8 bytes of a row are four chunks of 16 bytes. They occupy four of the eight chunks of the row's 128 bytes in
+ * the buffer; the four are chosen so that the rows that a warp writes at a time lie in different banks, and also the
+ * rows that one 8 x 8 matrix of ldmatrix reads. ldmatrix transposes 16-bit elements, here pairs of adjacent bytes. The
+ * lanes pass row addresses to it in such an order that each lane gets sixteen consecutive rows of two columns; then
+ * only the bytes within words remain to be reordered.
  *
- * Bytes: one an element, in runs of 64. A separate transpose kernel (te/fp8/impl/cast_transpose.h) would move two.
+ * Memory traffic: one byte written for each element, in runs of 64 bytes. A separate transpose kernel
+ * (te/fp8/impl/cast_transpose.h) would read and write the element, two bytes.
  */
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* The address of 16-column chunk `chunk` of row `row` of 128. staging: of row 0, the first consumer warp's subtile. */
+/* The address of chunk `chunk` (16 columns) of row `row` of the quarter's 128 rows. staging: the address of row 0, in
+ * the first consumer warp's subtile. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
 }
-/* Store a lane's eight columns of `row` to the staging buffer. The whole warp calls it, after it has loaded these
- * rows. */
+/* Store the FP8 bytes of a lane's eight columns of `row` to the staging buffer. The whole warp must call this, after it
+ * has loaded the 16-bit elements of these rows, which are overwritten. */
 TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const uint32_t fp8[2]) {
     const uint32_t to = te__sm90_transpose_at(staging, row, lane % 8 / 2) + (uint32_t)(lane % 2 * 8);
     __syncwarp();
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
 }
-/* Load eight rows of columns 2 c (to `low`) and 2 c + 1 (to `high`) of a chunk, c = lane / 4. The lanes lane % 4 = 0 to
- * 3 get the eight rows from first, first + 16, first + 32 and first + 48 on. */
+/* Load eight rows of two columns of a chunk: column 2 (lane / 4) to `low`, and the next one to `high`. The first of a
+ * lane's eight rows is first + 16 (lane % 4). */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
-    const int row = first + lane % 8 / 2 * 16 + lane / 8 * 2 + lane % 2; /* this lane passes its address to ldmatrix */
+    /* the row whose address this lane passes to ldmatrix */
+    const int row = first + lane % 8 / 2 * 16 + lane / 8 * 2 + lane % 2;
     uint32_t w[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -59,10 +65,10 @@ TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t s
         high[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x7531);
     }
 }
-/* Store 64 columns from `col` on, 128 rows from `row` on, once all warps of the epilogue have staged their rows in
- * `buffer`. Of the three warps the second and third do this, while the first one continues with the next columns, in
- * the other buffer: it has a fifth more rows than they have, and when all three stored, the other two waited for it a
- * tenth of their time. For a block's last tile all warps do it. */
+/* Store the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of the
+ * epilogue have staged their rows in `buffer`. Only the second and third of the three warps store; the first goes on
+ * to the next quarter, in the other buffer. The first warp has a fifth more rows than the others; when all three warps
+ * stored, the other two spent a tenth of their time waiting for it. For a block's last tile all eleven warps store. */
 TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
                                     int lane, int buffer, int is_last) {
     const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;
@@ -73,11 +79,11 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
 #pragma unroll 1
-    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) { /* 64 rows x 16 */
+    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) { /* 64 rows x 16 cols */
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
-        __syncwarp(); /* lanes beyond the matrix store nothing, and must not run ahead into ldmatrix */
+        __syncwarp(); /* lanes outside D store nothing; they must not run ahead of the others into ldmatrix */
         te__sm90_transpose_load(low, high, staging, first, chunk, lane);
         te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
         if (y < p->transposed_rows && x < p->n) { /* n is even */
@@ -93,13 +99,14 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 
 enum {
     TE_SM90_EPILOGUE_PARTS = 32,   /* parts of a quarter: 128 rows, four at a time */
-    TE_SM90_GEMM_SOURCE_WORDS = 12 /* eight elements of the source, and eight of its second half or of two more ranks */
+    TE_SM90_GEMM_SOURCE_WORDS = 12 /* three vectors of eight elements: one of the source and one of its second half,
+                                      or one of each of three other ranks */
 };
 
-/* The parts of a quarter that a warp takes: every stride-th from `first` on. */
+/* The parts of a quarter that a warp works on: first, first + stride, first + 2 stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
-/* In a last tile some of the eleven warps have one part more than the others; which ones changes from quarter to
- * quarter. */
+/* In a block's last tile the 32 parts of a quarter do not divide evenly among eleven warps, so some warps have one part
+ * more than the others. The choice of these warps changes from quarter to quarter. */
 TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, int is_last) {
     te__sm90_epilogue_slice s = {warp, TE_SM90_GEMM_EPILOGUE_WARPS};
     if (is_last)
@@ -107,19 +114,19 @@ TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, 
     return s;
 }
 
-/* A tile in the epilogue, for one lane. */
+/* The tile that the epilogue works on, as seen by one lane. */
 typedef struct te__sm90_epilogue_tile {
     const te__sm90_gemm_params *p;
-    const void *arg; /* of the te_epilogue_fn: the kernel's parameters, which begin with p */
+    const void *arg; /* the argument of the te_epilogue_fn: the kernel's parameters, which begin with *p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
     int x, y;           /* the tile's first column and row in D */
     int warp, lane;
-    int is_last;        /* the block's last tile, which all warps work on */
-    int is_branch_free; /* the te_epilogue_fn is called with known outputs (te_epilogue_outputs), and the tile lies
-                           within D */
-    int transposes;     /* params.transposed is wanted */
-    int adds_ranks;     /* reduce_scatter: the tile is of this rank's rows, to which the others' sums are added */
+    int is_last;        /* 1: the tile is the block's last one, which all eleven warps work on */
+    int is_branch_free; /* 1: the te_epilogue_fn is called with outputs known at compile time
+                           (te_epilogue_outputs), and the whole tile lies within D */
+    int transposes;     /* 1: the transpose of the FP8 output is stored, too */
+    int adds_ranks;     /* reduce_scatter: 1 if this rank owns the tile's rows, and adds the other ranks' sums */
 } te__sm90_epilogue_tile;
 
 /* A quarter of a tile. */
@@ -129,15 +136,16 @@ typedef struct te__sm90_epilogue_quarter {
     te__sm90_epilogue_slice slice;
 } te__sm90_epilogue_quarter;
 
-/* This lane's row in part `part`, */
+/* This lane's row (of the tile's 128) in part `part`. */
 TE_FN int te__sm90_epilogue_row(int part, int lane) { return part * 4 + lane / 8; }
-/* and the address of its eight elements. */
+/* The address of this lane's eight staged elements of a row. */
 TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
 }
-/* A barrier of all warps that work on the last tile. racecheck of CUDA 13.0 does not support barriers of a part of a
- * block: it reports races between accesses that this barrier, and those of the transpose, order. */
+/* A barrier of all warps that work on the last tile. (The racecheck tool of CUDA 13.0 does not support barriers of only
+ * some of a block's warps: it reports false races between accesses that this barrier and those of the transpose
+ * order.) */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }
@@ -155,7 +163,7 @@ TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t
     te__load16_readonly(source, from);
     if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
 }
-/* Load the epilogue's input for a row of the tile: the source, or the sums that other ranks have sent. */
+/* Load the epilogue's input for row `row` of the tile: the source, or the sums that other ranks have sent. */
 TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
                                   int col, const te__sm90_gemm_config k) {
     if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
@@ -165,8 +173,9 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 
 /* ---- sums over rows, amax ---------------------------------------------------------------------------------------- */
 
-/* Store this warp's sums over its rows of a quarter, one for each column. params.column_sums has space for three warps
- * a tile; the eleven warps of a last tile store their sums in shared memory for te__sm90_epilogue_add_last_sums. */
+/* Store the sums of each column over the rows of a quarter that this warp worked on. params.column_sums has space for
+ * the sums of three warps of each tile. In a block's last tile eleven warps have sums; these are stored in shared
+ * memory, where te__sm90_epilogue_add_last_sums reduces them to three. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;
@@ -182,7 +191,8 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
         te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
     }
 }
-/* Three of the eleven warps add up the sums of the last tile, in the order of the warps. */
+/* Reduce the column sums of the eleven warps of the last tile to three rows of params.column_sums: warp w, of the first
+ * three, adds those of warps w, w + 3, w + 6, .. in this order. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -194,7 +204,8 @@ TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
         if (t->y < p->m && t->x + i < p->n) p->column_sums[row * p->n + t->x + i] = sum;
     }
 }
-/* Called once by each warp, after its last tile: stores its amax; one thread of the grid also stores the scale. */
+/* Called once by each warp, after its last tile: updates the amax with that of the warp. One thread of the grid also
+ * stores the output's scale and its inverse. */
 TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
     if (p->amax) {
         int group;
@@ -205,7 +216,7 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on all parts of a slice, one at a time. next: the source of the first part. */
+/* Runs the epilogue on the parts of a slice, one at a time. next: the source of the first part, already loaded. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
@@ -222,9 +233,9 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
         if (t->transposes) te__sm90_transpose_stage(q->staging, row, t->lane, state->fp8);
     }
 }
-/* The same for a branch-free tile, two parts at a time, which the compiler interleaves: a warp of the epilogue is the
- * only one of its kind on its scheduler, so no other warp hides its latencies. next: the source of the first two
- * parts. */
+/* Runs the epilogue on the parts of a slice of a branch-free tile, two at a time. The compiler interleaves the
+ * instructions of the two parts, which hides latencies: each scheduler has only one warp of the epilogue, so no other
+ * such warp hides them. next: the source of the first two parts, already loaded. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
@@ -261,7 +272,8 @@ TE_FN te__sm90_epilogue_quarter te__sm90_epilogue_quarter_of(const te__sm90_epil
     q.slice = te__sm90_epilogue_slice_of(t->warp, index, t->is_last);
     return q;
 }
-/* Quarter `index`: wait until it is staged, run the epilogue, store its transpose, release the buffer, store sums. */
+/* Process quarter `index`: wait until it is staged, run the epilogue, store the transpose, release the staging buffer,
+ * and store the column sums. */
 TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int index, te_epilogue_fn epilogue,
                                          te_epilogue_state *state, te_epilogue_outputs outputs,
                                          const te__sm90_gemm_config k) {
@@ -293,8 +305,8 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* A reduce_scatter waits for the other ranks before a tile of this rank's rows, and signals the owner after a tile of
- * another rank's rows. */
+/* Process a tile, quarter by quarter. With reduce_scatter, the owner of the tile's rows is signalled at the end if it
+ * is another rank. (For a tile of this rank's rows the caller has already waited for the other ranks' sums.) */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
@@ -311,8 +323,8 @@ TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilog
     }
     if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
 }
-/* Runs the epilogue on all tiles of a warp, eight elements a lane at a time. The consumer warps only work on the last
- * tile. outputs: those of a branch-free epilogue. */
+/* Runs the epilogue on all tiles that a warp works on, eight elements of a lane at a time. The consumer warps work only
+ * on the block's last tile. outputs: the outputs of branch-free tiles; TE_OUTPUTS_ANY: no tile is branch-free. */
 TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                   te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
                                   const te__sm90_gemm_config k) {
@@ -326,7 +338,7 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        if (w.split > 0) continue; /* partial sums for another cluster */
+        if (w.split > 0) continue; /* this part of a split tile only produced partial sums, for another cluster */
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
         t.adds_ranks = k.reduce_scatter &&
@@ -338,7 +350,8 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
 
 /* ---- epilogues by pairs ------------------------------------------------------------------------------------------ */
 
-/* A row of 128 columns has sixteen vectors, in eight pairs (te__sm90_gemm_pairing). This is the pair of a lane. */
+/* A row of 128 columns has sixteen vectors of eight elements; k.pairing (te__sm90_gemm_pairing) divides them into eight
+ * pairs, one for each lane of the row. This is a lane's pair: the indices of its two vectors. */
 typedef struct te__sm90_epilogue_pair { int first, second; } te__sm90_epilogue_pair;
 TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_gemm_pairing by) {
     const int pairs = by.group / 2, i = lane % 8 % pairs, rotated = i < by.distance;
@@ -347,7 +360,8 @@ TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_
     v.second = v.first + (rotated ? by.distance : pairs - by.distance);
     return v;
 }
-/* Runs the epilogue on all tiles of a warp, in halves of 128 columns, which fill both staging buffers. */
+/* Runs an epilogue on pairs of vectors for all tiles that a warp works on. A tile is processed in halves of 128
+ * columns; each half fills both staging buffers. */
 TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                         te_epilogue_pair_fn epilogue, const void *arg, const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, last_tile = te__sm90_gemm_last_tile(p);
@@ -386,7 +400,7 @@ TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t 
                 if (lane == 0 && !is_last) te__barrier_arrive(te__shared_address(&bars->staged_empty[b]));
         }
     }
-    if (k.dtype_a != k.dtype) te__sm90_epilogue_store_amax(p, &state); /* an amax is wanted only with FP8 operands */
+    if (k.dtype_a != k.dtype) te__sm90_epilogue_store_amax(p, &state); /* only FP8 GEMMs compute an amax */
 }
 #endif
 

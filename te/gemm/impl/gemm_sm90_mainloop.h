@@ -1,15 +1,16 @@
 /* gemm_sm90_mainloop.h -- the mainloop of gemm_sm90.h: the producer thread, which fills the pipeline by TMA, and the
- * two consumer warpgroups, which accumulate 64 x 256 of a tile each in registers and pass it to the epilogue.
+ * two consumer warpgroups, each of which accumulates 64 x 256 of a tile in registers and passes the result to the
+ * epilogue.
  *
  * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
  * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
  * tile's steps. With config.holds_half only its second half is held, and the first half is staged before the next tile
- * begins. Then the epilogue's warps can have 136 registers instead of 72, but the tensor cores are idle while 32 KB are
- * stored to shared memory: 256 of some 35000 cycles of a tile at k of 4096 in FP8. (docs/notes/gemm_sm90.md has the
- * budget of such a tile.)
+ * begins. This leaves the epilogue's warps 136 registers per thread instead of 72, but the tensor cores are idle while
+ * the first half, 32 KB, is stored to shared memory: in FP8 at k of 4096 for 256 of a tile's some 35000 cycles.
+ * (docs/notes/gemm_sm90.md has the budget of such a tile.)
  *
  * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
- * bandwidth of shared memory, 128 bytes a cycle: 1.5 MB are written by TMA and 2.5 MB read by wgmma.
+ * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_MAINLOOP_H
@@ -27,10 +28,10 @@ TE_FN void te__sm90_gemm_prefetch_quarter(const te__sm90_gemm_params *p, const t
     te__tma_prefetch_l2(&p->source_map, x, w->y);
     if (k.source_has_halves) te__tma_prefetch_l2(&p->source_map, x + p->n, w->y);
 }
-/* Prefetch the epilogue's source to the L2, a quarter of a tile ahead of its use: if a whole tile was prefetched at
- * once, the operands evicted it before its use. The epilogue works on tile `before` while `w` is accumulated. So at the
- * beginning of each quarter of w's steps the next 64 columns of `before` are prefetched, and at the last quarter the
- * first 64 columns of w. */
+/* Prefetches the epilogue's source to the L2, a quarter of a tile ahead of its use, because when a whole tile was
+ * prefetched at once, the operands evicted it before it was used. The epilogue works on tile `before` while `w` is
+ * accumulated. So at the beginning of each quarter of w's steps the next 64 columns of `before` are prefetched, and at
+ * the last quarter the first 64 columns of w. */
 TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te__sm90_gemm_work *before,
                                          const te__sm90_gemm_work *w, int step, const te__sm90_gemm_config k) {
     if (!p->source) return;
@@ -40,9 +41,9 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
         if (due) te__sm90_gemm_prefetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
-/* Returns the tensor map from which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * Waits for rows that other ranks send. *seen is the last chunk whose flag was set, so that each flag is read only
- * once, because reading a flag takes longer than the pipeline's stages last. */
+/* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
+ * If other ranks send these rows, waits until they have arrived. *seen: the last chunk that is known to have arrived.
+ * It saves reading a flag twice, because reading a flag takes longer than the filled stages of the pipeline last. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -53,11 +54,12 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
-    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this thread saw the flag, TMA reads the rows */
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this thread saw the flag, but TMA (the async proxy) reads
+                                                               the rows */
     return &p->a_map;
 }
-/* One thread: TMA copies of A and B for all tiles of this block, stage by stage. Each block of the cluster loads its
- * own A and half of the B that both need, which is multicast. */
+/* Runs in one thread, which issues the TMA copies of A and B for all tiles of this block, stage by stage. Each block of
+ * the cluster loads its own A, and half of the B that both blocks need, which it multicasts to both. */
 TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config c) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(c.dtype_a);
@@ -79,7 +81,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
             const int all_blocks = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
             if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
-            /* after two stages, so that the first copies do not wait for the scales */
+            /* not before the third stage, so that the first copies do not wait for the loads of the scales */
             if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
             te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
             te__tma_load(a, a_map, k, y, bar, 0);
@@ -97,16 +99,16 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
 
 /* ---- a finished tile: rounding and staging ----------------------------------------------------------------------- */
 
-/* The address of 16-byte vector `vector` of row `row` in a subtile, 16 rows of 128 bytes at a multiple of 1024, in the
- * 128-byte swizzle of TMA, which avoids bank conflicts. */
+/* The address of 16-byte vector `vector` of row `row` in a subtile. A subtile has 16 rows of 128 bytes, begins at a
+ * multiple of 1024 bytes, and has TMA's 128-byte swizzle, which avoids bank conflicts. */
 TE_FN uint32_t te__sm90_gemm_swizzle(uint32_t subtile, int row, int vector) {
     return subtile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
 }
 TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
-/* Round a quarter of a warp's accumulators to 16 bits, two a word. In wgmma's layout a lane's d[4 j + 2 h + e] is row
- * lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
+/* Rounds a quarter of a warp's accumulators to 16 bits, and packs two into each word. In wgmma's layout a lane's d[4 j
+ * + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
 TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
                                       const te_dtype dtype) {
     TE_UNROLL
@@ -118,8 +120,8 @@ TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[1
     for (int i = 0; i < 4; i++)
         te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
 }
-/* Stage a quarter for the epilogue: 64 columns of this warp's 16 rows, once the epilogue has emptied the buffer.
- * staging: this warp's subtile in the first of the two buffers, which alternate. */
+/* Stages a quarter for the epilogue: waits until the epilogue has emptied the buffer, then stores 64 columns of this
+ * warp's 16 rows. staging: this warp's subtile in the first of the two buffers, which are used in turn. */
 TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
                                        te__sm90_gemm_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
@@ -129,15 +131,17 @@ TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quar
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->staged_full[buffer]));
 }
-/* Stage a quarter of the block's last tile. There is space for all four quarters in the memory of the pipeline's
- * stages, so no warp waits; both consumers must have read their last stage before (te__sm90_gemm_sync_consumers). */
+/* Stages a quarter of the block's last tile. There is space for all four quarters in the memory of the pipeline's
+ * stages, so no warp waits for the epilogue. But before the first store both consumer warpgroups must have read their
+ * last stage (te__sm90_gemm_sync_consumers). */
 TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int quarter, uint32_t ring) {
     const uint32_t warp = threadIdx.x / 32 - 4;
     te__sm90_gemm_store_subtile(te__sm90_gemm_last_staging(ring, quarter) + warp * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* Stage the next quarter. For an epilogue by pairs two quarters are staged at once, which fill both buffers. */
+/* Stages quarter `quarter`. For an epilogue by pairs it stages two quarters at every other call, which fill both
+ * buffers. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -147,7 +151,8 @@ TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], con
 
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
-/* A helper stores this warp's sums over its split of k, and counts them as ready for the owner of the tile. */
+/* For a helper: stores this warp's sums over the helper's split of k, and increments the counter on which the tile's
+ * owner waits. */
 TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
                                         const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
@@ -162,7 +167,8 @@ TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const flo
                          &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32])
                      : "memory");
 }
-/* The owner waits for the same warp of all helpers, and adds their sums in the order of the splits. */
+/* For the owner of a tile: waits for the sums that the same warp of each helper stores, and adds them in the order of
+ * the splits. */
 TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128], const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
     uint32_t *ready = &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32], arrived = 0;
@@ -183,9 +189,9 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* Values that a consumer warpgroup computes once: the low words of the matrix descriptors of its operands in the first
- * stage, and the address of the barriers. A step only adds to them, which saves instructions: a step has some 80, which
- * eight warps run 64 times a tile. */
+/* Values that a consumer warpgroup computes once: the low words of the wgmma matrix descriptors of its operands in the
+ * first stage, and the address of the barriers. A step only adds offsets to them, which saves instructions. This
+ * matters because eight warps run the some 80 instructions of a step 64 times per tile. */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;
@@ -200,15 +206,15 @@ TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__
                                 te__shared_address(bars), {0, 0}};
     return g;
 }
-/* Signal to the producers of both blocks, whose multicasts fill it, that the stage before the current one has been
- * read. */
+/* Signals to the producers of both blocks that this warp has read the stage before the current one. Both must know,
+ * because both multicast into that stage. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
     if (lane < TE_CLUSTER) te__barrier_arrive_remote(empty + 8 * before, lane);
 }
-/* One step of 64 in k: start its wgmmas, then wait for those of the step before, so that one group is always in
- * flight. */
+/* Runs one step of 64 in k: starts its wgmmas, then waits for those of the previous step, so that one group of wgmmas
+ * is always in flight. */
 TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int step, const te__sm90_gemm_config k) {
     const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4),
                    b = g->b + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4);
@@ -227,8 +233,8 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__sm90_pipeline_advance(&g->at);
 }
 
-/* A consumer warpgroup computes all tiles of the block. The previous tile is staged while the current one is
- * accumulated, a quarter at the beginning of each quarter of the steps. */
+/* Computes a consumer warpgroup's half of all tiles of the block. While a tile is accumulated, the previous tile is
+ * staged: one quarter of it at the beginning of each quarter of the steps. */
 TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
@@ -251,12 +257,13 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        asm volatile("" : "+r"(j)); /* makes the compiler recompute w, because there are no registers to hold it */
+        asm volatile("" : "+r"(j)); /* makes the compiler recompute w here, because there are no registers to hold it
+                                       during the steps */
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            /* tells the compiler that the old values are no longer needed */
+            /* tells the compiler that the old values are no longer needed, so that it frees their registers */
             TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
@@ -267,9 +274,9 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* The same if only half of the previous tile is held (config.holds_half): its first half is staged between the two
- * tiles, its second half after 3/8 and 5/8 of the current tile's steps, when the epilogue should have processed one and
- * two quarters.
+/* The same with config.holds_half, where only half of the previous tile is held in registers. The first half of a tile
+ * is staged as soon as the tile is finished; its third and fourth quarter are staged after 3/8 and 5/8 of the next
+ * tile's steps, when the epilogue should have processed the first and the second quarter.
  */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {

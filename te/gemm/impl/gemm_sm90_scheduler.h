@@ -2,9 +2,10 @@
  * tile scheduler, which determines the next tile of a cluster and its steps of k.
  *
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
- * need not communicate, and the same inputs produce the same bits. Tiles are ordered down a group of
- * TE_SM90_GEMM_GROUP_M rows of tiles, then column by column, so that the operands in use stay in the L2. The tiles of a
- * last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
+ * need not communicate, and the same inputs produce the same bits. The rows of tiles are divided into groups of
+ * TE_SM90_GEMM_GROUP_M; within a group tiles are computed column by column, each from top to bottom, so that the
+ * operands in use stay in the L2. The tiles of a last, partial wave are split along k (Stream-K), see
+ * te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -26,20 +27,21 @@ enum {
     TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* 128 rows of 128 columns: two quarters */
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
-    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* these run the epilogue of a tile, */
-    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* and these that of a block's last tile, together with the consumers */
+    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* these warps run the epilogue of a tile */
+    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* the same plus the consumers: they run that of a block's last tile */
 };
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
 /* For a product that overlaps a collective (gemm_comm_overlap.h). All 0: no overlap. */
 typedef struct te__sm90_gemm_overlap {
-    int rank, rank_rows;         /* rank_rows: rows of A and D of each rank, a multiple of a cluster tile's */
-    int first_tile_row, group_m; /* the row of tiles that comes first; rows of a group, 0: TE_SM90_GEMM_GROUP_M */
+    int rank, rank_rows;         /* rank_rows: rows of A and D of each rank, a multiple of a cluster tile's rows */
+    int first_tile_row, group_m; /* the row of tiles that is computed first; the rows of a group (0:
+                                    TE_SM90_GEMM_GROUP_M) */
     int interleave;              /* number of ranks whose rows of tiles alternate; 0: rank after rank */
     int own_is_separate;         /* this rank's rows of A are loaded by te__sm90_gemm_params.own_map */
     int chunk_rows;              /* gathered rows of A that share an arrival flag */
-    const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: 1 once the rows have arrived; null: all have */
+    const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: 1 once the rows have arrived; null: no wait */
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
@@ -59,18 +61,20 @@ typedef struct te__sm90_gemm_params {
     const float *inverse_a, *inverse_b; /* FP8: inverse scales of A and B, which multiply alpha; null: 1 */
     float alpha;
     int m, n, k, tiles; /* k in 16-bit units (two elements of FP8); tiles of clusters, 256 x 256 */
-    /* Stream-K. After `full_waves` waves, in which every cluster computes one tile each, `tail_tiles` tiles remain. k
-     * of each of these is cut into `splits` splits. The first `helpers` clusters compute `helper_splits` of them, for
-     * tiles that other clusters own. The owner computes the other splits, adds the helpers' sums and runs the epilogue.
-     * helpers 0: tiles are not split, and full_waves is unlimited.
+    /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
+     * k of each of these is cut into `splits` splits. The first `helpers` clusters compute `helper_splits` of the
+     * splits of each tile; another cluster owns the tile, computes its other splits, adds the helpers' sums and runs
+     * the epilogue. helpers 0: tiles are not split, and full_waves is unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
-    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: splits that have arrived; 0 before and after */
+    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many splits have arrived; 0 before and after the
+                                 kernel */
 } te__sm90_gemm_params;
 
-/* How an epilogue that needs two vectors of eight columns at once (te_epilogue_pair_fn) gets its pairs: rotary
- * positions pair dimension i of a head with i + rotary_dim / 2, a gated activation column i of both halves of D.
+/* Which vectors of eight columns are paired for an epilogue that needs two of them at once (te_epilogue_pair_fn).
+ * Rotary positions pair dimension i of a head with dimension i + rotary_dim / 2; a gated activation pairs column i of
+ * the first half of D with column i of the second half.
  *
  *   group, distance  128 columns are sixteen vectors, in groups of `group`, a divisor of 16; 0: no pairs. In a group,
  *                    vector i of the first `distance` pairs with vector i + distance. The other vectors of the group,
@@ -85,13 +89,14 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 typedef struct te__sm90_gemm_config {
     te_dtype dtype, dtype_a, dtype_b; /* of D (16 bits); of A and B: dtype, or both FP8 */
     int trans_b;           /* B is stored [n, k], else [k, n] */
-    int transposes;        /* params.transposed may be wanted */
-    int holds_half;        /* the consumers hold half of a finished tile, not all: more registers for the epilogue */
+    int transposes;        /* the kernel can store params.transposed */
+    int holds_half;        /* the consumers hold only half of a finished tile, which leaves more registers to the
+                              epilogue */
     int reads_source;      /* the branch-free epilogue (te_epilogue_outputs) reads params.source */
     int source_has_halves; /* params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
-    te__sm90_gemm_pairing pairing; /* B is then stored [n, k] */
+    te__sm90_gemm_pairing pairing; /* if its group is not 0, B is stored [n, k] */
     int reduce_scatter;    /* rows of D go to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
-    int column_sums;       /* params.column_sums may be wanted */
+    int column_sums;       /* the kernel can store params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
@@ -104,13 +109,15 @@ typedef struct te__sm90_gemm_barriers {
 
 /* ---- the tile scheduler ------------------------------------------------------------------------------------------ */
 
-/* A cluster's work: steps [first_step, end_step) of k of a tile whose rows begin at y (those of this block) and columns
- * at x. split -1: all of k. 0: the owner's part of a tail tile, to which it adds the helpers' parts. Above 0: the part
- * of `tail_tile`, which another cluster owns, that this cluster computes as a helper. */
+/* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
+ * of this block's rows. split -1: the tile is not split, and the steps are all of k. split 0: this cluster owns tile
+ * number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. split > 0: another cluster owns the
+ * tile, and this one computes split number `split` as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* The row of cluster tiles that comes i-th in a product that overlaps a collective: counted from first_tile_row on, or
- * with the rows of the ranks alternating, beginning with the next rank. */
+/* The row of cluster tiles that is computed i-th in a product that overlaps a collective. Without `interleave` the rows
+ * are taken in order from first_tile_row on, wrapping around at the last row; with it they are taken from the ranks in
+ * turn, beginning with the next rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;
@@ -128,8 +135,8 @@ TE_FN void te__sm90_gemm_locate_tile(te__sm90_gemm_work *w, const te__sm90_gemm_
     if (TE_HAS_COMM_OVERLAP) row = te__sm90_gemm_tile_row(p, row, rows);
     w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
-/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Owners wait only for helpers, which are
- * clusters with lower numbers. */
+/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Helpers have lower numbers than owners, so
+ * an owner waits only for clusters with lower numbers. */
 TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_params *p, int j) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER,
               steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
@@ -148,8 +155,8 @@ TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_para
     te__sm90_gemm_locate_tile(w, p, tile);
     return 1;
 }
-/* The index of this cluster's last piece of work if that completes a tile, whose epilogue all warps run; -1: its last
- * piece is a partial sum for another cluster. */
+/* The index of this cluster's last piece of work, if that piece completes a tile: all warps then run the epilogue of
+ * this tile. -1 if the last piece is a partial sum for another cluster. */
 TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER;
     if (!p->helpers) return (p->tiles - cluster + clusters - 1) / clusters - 1;
@@ -159,33 +166,36 @@ TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* `ring` is the address of the stages of A and B. Behind them lie two staging buffers, through which the consumers pass
- * a finished tile to the epilogue, a quarter (64 columns) in each. Returns the address of a subtile of these
- * buffers. */
+/* Returns the address of subtile number `subtile` of the two staging buffers, through which the consumers pass a
+ * finished tile to the epilogue; a buffer holds a quarter of the tile (64 columns). ring: the address of the stages of
+ * A and B, behind which the buffers lie. */
 TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
     return ring + (uint32_t)(TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + subtile * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* A block's last tile is staged as a whole, in the memory of the stages of A and B. The address of a quarter of it, */
+/* The address of a quarter of a block's last tile. This tile is staged as a whole, in the memory of the stages of A and
+ * B. */
 TE_FN uint32_t te__sm90_gemm_last_staging(uint32_t ring, int quarter) {
     return ring + (uint32_t)(quarter / 2 * TE_SM90_GEMM_STAGING_BYTES + quarter % 2 * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* and, behind that tile, the address of a warp's sum over rows for one column. */
+/* The address of a warp's sum over its rows of the last tile, for one column of a quarter. These sums lie behind that
+ * tile. */
 TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int col) {
     return ring + (uint32_t)(2 * TE_SM90_GEMM_STAGING_BYTES +
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* The index of the 64 columns of a tile that are its quarter `i`, */
+/* Which 64 columns of a tile (0 to 3) are staged as its quarter `i`. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
-/* and the column of D at which they begin, in a tile at x. If B is stored [n, k], it is also the row of B. */
+/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], this is
+ * also a row of B. */
 TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int i, const te__sm90_gemm_config k) {
     if (k.pairing.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);
 }
 
-/* The stage that comes next, and the parity of its barriers. */
+/* A position in the pipeline: the next stage, and the parity of its barriers' current phase. */
 typedef struct te__sm90_pipeline_state { int stage, phase; } te__sm90_pipeline_state;
 TE_FN void te__sm90_pipeline_advance(te__sm90_pipeline_state *s) {
     if (++s->stage == TE_STAGES) s->stage = 0, s->phase ^= 1;

@@ -1,22 +1,23 @@
 /* gemm_small_m.h -- a GEMM of 9 to 128 rows on compute capability 9.0, y[m, n] = x[m, k] W[n, k]^T: decoding a batch.
  *
- * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x
- * the second, padded to 16, 32, 64 or 128 rows, so that little of the tensor cores' work is wasted on padding. A block
- * multiplies 128 rows of W (columns of y). Each of the two blocks of a cluster loads half of x for both, because the L2
- * delivers 5 to 6 TB/s, not much more than the 4.3 TB/s of memory.
+ * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x,
+ * padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A block
+ * multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3 TB/s
+ * at which W comes from memory; so x is loaded only once per cluster: each of its two blocks loads half of x and
+ * multicasts it to both.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. Within a pass it fills the ring with W while the
- *              kernel before this one still runs, because a pass does not write its weights
- *   consumers  two warpgroups multiply; each warp then takes its 16 columns of y through the pattern's epilogue
+ *              previous kernel is still running, which is safe because no kernel of a pass writes weights
+ *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
- * A cluster computes one tile after another, each over all of k. In the last wave, if it has fewer tiles than clusters,
- * k of a tile is split over several clusters: they store partial sums in the workspace, and the cluster that finishes
- * last adds them up in the order of k. So the same inputs produce the same bits, and no block waits for another.
+ * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, k of
+ * each of its tiles is split over several clusters: they store partial sums in the workspace, and the cluster that
+ * finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for another.
  *
- * With e4m3 operands the kernel is the same, with half the bytes; tensorwise and rowwise scales are applied at the end.
- * Sums stay in the tensor cores, which have 14 bits for them (fast accumulation).
+ * With e4m3 operands the kernel is the same and reads half the bytes; tensorwise or rowwise scales are multiplied to
+ * the sums over all k. These sums stay in the tensor cores, which hold them with 14 bits (fast accumulation).
  *
- * Floor: the bytes of W once, 2 n k (FP8: n k), over the memory bandwidth. Measurements: docs/notes/gemm.md.
+ * Floor: the time to read W once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SMALL_M_H
@@ -53,13 +54,14 @@ typedef struct te_small_m {
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
-    int stages;        /* of the ring */
+    int stages;        /* stages of the ring that are used */
     int rowwise;       /* FP8: the scales are rowwise (of x and W), else tensorwise */
-    int early_weights; /* the kernel before this one does not write W: load it before waiting for that kernel */
+    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel */
     int full_waves;    /* how many tiles every cluster computes over all of k */
-    int split_tiles, splits; /* the last wave: how many tiles it has, and over how many clusters k of each is split */
+    int split_tiles, splits; /* the number of tiles in the last wave, and over how many clusters k of each is split */
     float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4] */
-    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: stored parts; 0 before and after */
+    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts were stored; 0 before and
+                          after the kernel */
 } te_small_m;
 
 typedef struct te_small_m_barriers { uint64_t full[TE_SMALL_M_STAGES], empty[TE_SMALL_M_STAGES]; } te_small_m_barriers;
@@ -75,11 +77,12 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 
 /* ---- the scheduler ----------------------------------------------------------------------------------------------- */
 
-/* A tile of this block: columns of y from col, steps [first, last) of k. For a tile of the last wave, with the index
- * split_tile, it is part `part` of `parts`; for other tiles part 0 of 1. */
+/* A tile of this block, or a part of one: columns of y from col on, steps [first, last) of k. The tiles of the last
+ * wave are split along k among several clusters: this is part `part` of `parts` of split tile number `split_tile`.
+ * Other tiles are part 0 of 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
-/* The j-th tile of this cluster; 0: there is none. */
+/* Sets *t to this block's tile of the j-th piece of work of its cluster. Returns 0 if there is none. */
 TE_FN int te__small_m_tile_of(te_small_m_tile *t, const te_small_m *p, int j) {
     const int cluster = (int)blockIdx.x / TE_SMALL_M_CLUSTER, clusters = (int)gridDim.x / TE_SMALL_M_CLUSTER;
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;
@@ -94,7 +97,8 @@ TE_FN int te__small_m_tile_of(te_small_m_tile *t, const te_small_m *p, int j) {
     t->col = (tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_COLUMNS;
     return 1;
 }
-/* The producer's position: step k of the j-th tile, and the stage of the ring; more: 0 behind the last tile. */
+/* The producer's position: step k of the j-th tile, and the stage of the ring that it fills next. more: 0 after the
+ * last tile. */
 typedef struct te_small_m_position {
     te_small_m_tile tile;
     int j, k, stage, phase, more;
@@ -121,7 +125,7 @@ TE_FN void te__small_m_load_w(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(ring + (uint32_t)(at->stage * te__small_m_stage_bytes(p->padded_m)), &p->w, at->k * TE_SMALL_M_K,
                  at->tile.col, full, 0);
 }
-/* Load this block's half of the rows of x, multicast to both blocks. */
+/* Loads this block's half of the rows of x by a TMA multicast to both blocks of the cluster. */
 TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars,
                               const te_small_m_position *at) {
     const int half = p->padded_m / TE_SMALL_M_CLUSTER, row = (int)blockIdx.x % TE_SMALL_M_CLUSTER * half;
@@ -129,8 +133,9 @@ TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(stage + (uint32_t)(TE_SMALL_M_W_BYTES + row * TE_SMALL_M_K * 2), &p->x, at->k * TE_SMALL_M_K, row,
                  te__shared_address(&bars->full[at->stage]), (1 << TE_SMALL_M_CLUSTER) - 1);
 }
-/* One thread loads all tiles of this block. It first fills the ring with W, then waits for the kernel before this one,
- * which writes x, and loads x. */
+/* Runs in one thread, which loads all tiles of this block. It first fills the ring with W, then waits for the previous
+ * kernel, which writes x, and loads x. If the previous kernel may write W, W is only prefetched to the L2 before the
+ * wait. */
 TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars) {
     const int stages = p->stages;
     te_small_m_position w = te__small_m_first(p), x = w;
@@ -155,13 +160,15 @@ TE_FN void te__small_m_release(const te_small_m_barriers *bars, int stage) {
     const int lane = (int)threadIdx.x % 32;
     if (lane < TE_SMALL_M_CLUSTER) te__barrier_arrive_remote(te__shared_address(&bars->empty[stage]), lane);
 }
-/* A consumer warp's shared memory: the ring and its barriers, and the warp's box for the epilogue. */
+/* The shared memory that a consumer warp uses: the ring and its barriers, and the box in which the warp passes its
+ * columns of y to the epilogue. */
 typedef struct te_small_m_smem {
     uint32_t ring, box;
     te_small_m_barriers *bars;
 } te_small_m_smem;
-/* A warpgroup's 64 columns of y: a lane's d[4 j + 2 h + e] is column lane / 4 + 8 h of its warp's 16, row 8 j + 2 (lane
- * % 4) + e. The ring's stage and phase continue from tile to tile. */
+/* Computes a warpgroup's 64 columns of y over the tile's steps of k. In wgmma's layout a lane's d[4 j + 2 h + e] is
+ * column lane / 4 + 8 h of its warp's 16 columns, row 8 j + 2 (lane % 4) + e. stage, phase: the position in the ring,
+ * which continues from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
     /* shuffled, so that the compiler knows it to be the same in all lanes */
@@ -185,8 +192,8 @@ TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_sma
     te__wgmma_wait_0();
     te__small_m_release(s->bars, before);
 }
-/* d = the sum over all parts, for `groups` groups of eight rows of a lane's 16 columns. part: the distance of parts in
- * float4s. */
+/* Sets d to the sums over all parts of k, for `groups` groups of eight rows. part: the distance between two parts in
+ * memory, in float4s. */
 TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_t part, const int groups) {
     TE_UNROLL for (int j = 0; j < 4 * groups; j++) d[j] = 0;
 #pragma unroll 2
@@ -196,8 +203,8 @@ TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_
             d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
         }
 }
-/* Split k: store a warp's partial sums and count them. Returns whether they were the last part; d then has the sum over
- * all parts. */
+/* For a tile whose k is split: stores a warp's partial sums and counts them. Returns 1 if they were the last part to
+ * arrive, and then sets d to the sums over all parts; otherwise 0. */
 TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small_m_tile *t, const int padded_m) {
     enum { THREADS = 32 * TE_SMALL_M_WARPS };
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, thread = (int)threadIdx.x;
@@ -221,7 +228,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* FP8: the scales of this lane's two columns of y, and the tensorwise scale of x; loaded before the mainloop. */
+/* FP8: the inverse scales of this lane's two columns of y, and the tensorwise one of x. They are loaded before the
+ * mainloop. */
 typedef struct te_small_m_scales { float w[2], x; } te_small_m_scales;
 TE_FN te_small_m_scales te__small_m_load_scales(const te_small_m *p, int col, const te_gemm_operands operands) {
     const int lane = (int)threadIdx.x % 32;
@@ -244,12 +252,12 @@ TE_FN void te__small_m_scale(const te_small_m *p, float *d, te_small_m_scales s,
         }
     }
 }
-/* The address of vector `vector` (eight columns) of row `row` in a warp's box of rows of 16 columns. Swizzled: the same
- * vector of eight rows hits different banks. */
+/* The address of vector `vector` (eight columns) of row `row` in a warp's box, whose rows have 16 columns. The address
+ * is swizzled, so that the same vector of eight rows lies in different banks. */
 TE_FN uint32_t te__small_m_address(uint32_t box, int row, int vector) {
     return box + (uint32_t)(row * 32 + ((vector ^ (row / 4 & 1)) << 4));
 }
-/* Round a warp's 16 columns, and transpose them through its box so that a lane can read eight elements of a row. */
+/* Rounds a warp's 16 columns, and transposes them through its box so that a lane can read eight elements of a row. */
 TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t box, const te_dtype dtype,
                                  const int padded_m) {
     const int lane = (int)threadIdx.x % 32;
@@ -263,8 +271,8 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* Compute a tile up to its epilogue: the warp's 16 columns are then in its box. Returns whether this warp runs the
- * epilogue; if k is split, only the last part does. */
+/* Computes a tile up to its epilogue: the warp's 16 columns are then in its box. Returns whether this warp runs the
+ * epilogue; if k is split, only the warp whose part arrives last does. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);
@@ -276,7 +284,7 @@ TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, con
     te__small_m_to_shared(p, d, s->box, dtype, padded_m);
     return 1;
 }
-/* Compute all tiles of a warp. */
+/* Computes a consumer warp's columns of all tiles of the block, and runs the epilogue on them. */
 TE_FN void te__small_m_consume(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars, te_epilogue_fn epilogue,
                                const void *arg, const te_gemm_operands operands, const te_dtype dtype) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -331,9 +339,9 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 }
 #endif
 
-/* Makes a kernel. type: its arguments, which begin with a te_small_m; operands: TE_OPERANDS_16BIT or TE_OPERANDS_FP8;
- * dtype: of y, and of 16-bit operands; epilogue: a te_epilogue_fn, called with the arguments. exists: 0 leaves the
- * kernel empty. */
+/* Defines a kernel. type: the struct of its arguments, which begins with a te_small_m; operands: TE_OPERANDS_16BIT or
+ * TE_OPERANDS_FP8; dtype: the dtype of y, and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the arguments
+ * as `arg`; exists: 0 makes an empty kernel. */
 #define TE_SMALL_M_KERNEL(name, type, operands, dtype, epilogue, exists)                                              \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SMALL_M_THREADS, 1) name(const __grid_constant__ type p) {  \
         __shared__ te_small_m_barriers bars;                                                                          \
@@ -354,7 +362,8 @@ TE_API int te__small_m_can(const te_gemm *g) {
 }
 TE_API int te__small_m_padded(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
-/* Plan the waves, and split k of the last one's tiles. Returns the number of clusters. */
+/* Computes the number of full waves, and over how many clusters k of the last wave's tiles is split. Returns the number
+ * of clusters to launch. */
 TE_API int te__small_m_plan_waves(te_small_m *p, int processors, te__gemm_state *s) {
     const int clusters = (int)te_max(1, processors / TE_SMALL_M_CLUSTER);
     const int steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;
@@ -372,7 +381,8 @@ TE_API int te__small_m_plan_waves(te_small_m *p, int processors, te__gemm_state 
     p->arrived = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     return p->full_waves ? clusters : p->split_tiles * p->splits;
 }
-/* Fill in p for this GEMM, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
+/* Fills in p for this GEMM, and launches `kernel`. args: the kernel's arguments, of `bytes` bytes, of which p is the
+ * first member. */
 TE_API te_status te__small_m_run(const void *kernel, const void *args, size_t bytes, te_small_m *p, const te_gemm *g,
                                  te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

@@ -1,7 +1,9 @@
-/* gemm_tune_file.h -- results of autotuning: reported, written to a file, read from one. gemm.h shows how to use it.
+/* gemm_tune_file.h -- report the results of autotuning, write them to a file, and read them from a file. For an example
+ * see gemm.h.
  *
- * The file is text: a line for each product and each step that was timed, and a checksum. It is valid for one device
- * and one version of cuBLASLt. (Lines that are wrapped here are one line in the file.)
+ * The file is text: a header, a line for each product (gemm) and each step that was timed, and a checksum. It is valid
+ * only for the device and the version of cuBLASLt in its header. (Lines that are wrapped here are one line in the
+ * file.)
  *     te-gemm 2
  *     device <multiprocessors> <name>
  *     cublaslt <version>
@@ -9,11 +11,13 @@
  *          <alignment> <candidates> <ns of the first> <ns of the fastest> <8 words of the algorithm>
  *     step <pattern> <forward|infer> <m> <n> <k> <dtype> <stored outputs> <strategy: 0|1|2|3> <ns of each strategy>
  *     end <lines before> <checksum>
- * operands: a dtype, or in FP8 the dtypes of A, B and the bias, and .fast for fast accumulation: e4m3*e5m2.bf16.fast;
- * with scalings that are not tensorwise e4m3*e4m3.bf16.1x128*128x128. A pattern whose product is in FP8 has them behind
- * its name, linear_bias_gelu:e4m3*e4m3.bf16.fast. The strategies are those of te_gemm_strategy, in this order.
+ * operands: the dtype of a 16-bit or f32 product. For an FP8 product the dtypes of A, B and the bias, then .fast if
+ * fast accumulation is on: e4m3*e5m2.bf16.fast; then the scalings if they are not tensorwise:
+ * e4m3*e4m3.bf16.1x128*128x128. In a `step` line with an FP8 product the operands follow the pattern's name:
+ * linear_bias_gelu:e4m3*e4m3.bf16.fast. strategy: the fastest one, as a number; strategies are numbered, and their
+ * times listed, as in te_gemm_strategy.
  *
- * All lines of a file are checked before any of it is used, so a file with an error changes nothing.
+ * All lines of a file are checked before the context is changed, so a file with an error has no effect.
  */
 #ifndef TE_GEMM_TUNE_FILE_H
 #define TE_GEMM_TUNE_FILE_H
@@ -23,8 +27,8 @@
 
 /* ---- the report -------------------------------------------------------------------------------------------------- */
 
-/* The products that were timed, in the order of their first use: at most `capacity` of them to list (null: none).
- * Returns how many there are. */
+/* Copies the results of the first `capacity` products that were timed, in the order of their first use, to `list`
+ * (null: copies none). Returns how many products were timed, which may be more than `capacity`. */
 TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     int n = 0, at = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report") != TE_OK) return 0;
@@ -33,7 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* The same for the steps whose strategies were timed, and for FP8 GEMMs that are not part of a pattern. */
+/* As te_gemm_report, for the steps of which several strategies were timed, and for FP8 GEMMs that are not part of a
+ * pattern. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
@@ -42,7 +47,8 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context
         if (te__gemm_was_timed(&all[i]) && n++ < capacity && list) list[n - 1] = all[i];
     return n;
 }
-/* Print both reports as tables; times in microseconds, ratio = best / first. */
+/* Print both reports as tables, with times in microseconds. ratio: the time of the fastest candidate divided by that of
+ * the first one, which would run without tuning. */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const strategies[] = {"bare", "bias", "epilogue", "custom"};
     int at = 0, *count = 0;
@@ -72,20 +78,21 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
 
 enum {
     TE__TUNE_FORMAT = 2,
-    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; the longest that is written has some 350 */
+    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; no line that is written exceeds some 350 */
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
     TE__TUNE_WORDS = 24      /* words of the longest line */
 };
-static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* a quarter of an hour: nothing takes longer */
+static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* some 18 minutes: no candidate takes longer */
 
-/* FNV-1a (Fowler, Noll, Vo): detects accidental damage, not deliberate changes. */
+/* Continues the checksum `sum` over n bytes: FNV-1a (Fowler, Noll, Vo). It detects accidental, not deliberate
+ * changes. */
 TE_API uint64_t te__tune_checksum(uint64_t sum, const char *p, size_t n) {
     for (size_t i = 0; i < n; i++) sum = (sum ^ (uint8_t)p[i]) * 1099511628211ull;
     return sum;
 }
 static const uint64_t te__tune_checksum_start TE_UNUSED = 14695981039346656037ull;
 
-/* The first three lines of a file for this device. */
+/* Writes the first three lines of a file for this device and this version of cuBLASLt to `text`. */
 TE_API te_status te__tune_header(char *text, size_t bytes, te_context *ctx) {
     char name[280];
     size_t version = 0;
@@ -137,8 +144,8 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
     snprintf(line, sizeof line, "end %d %016llx\n", w->lines, (unsigned long long)w->checksum);
     return te__new_file_write(&w->file, line, strlen(line), ctx);
 }
-/* Write the results of tuning to `path`. An existing file is replaced once the new one is complete. Errors:
- * TE_ERROR_IO. */
+/* Write the results of tuning to the file `path`. An existing file is replaced only after the new one was written
+ * completely. Errors: TE_ERROR_IO. */
 TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
     te__tune_writer w;
     TE_TRY(te__check_target(ctx, "te_gemm_save"));
@@ -150,14 +157,15 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* The state of reading a file. The context is changed only after the last line was checked. */
+/* The state while a file is read. Its results are collected here, and stored in the context only after the last line
+ * was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
     char *text; /* the whole file */
     size_t bytes, at;
-    uint64_t checksum; /* of the lines before this one */
-    int line;          /* the number of this line, from 1 */
+    uint64_t checksum; /* of the lines read so far */
+    int line;          /* the number of the current line, from 1 */
     char *word[TE__TUNE_WORDS];
     int words;
     int products, choices;
@@ -169,7 +177,7 @@ typedef struct te__tune_reader {
 #define TE__TUNE_REQUIRE(cond, r, status, text, ...) TE_REQUIRE(cond, (r)->ctx, status, "%.120s: line %d: " text, \
     (r)->path, (r)->line, __VA_ARGS__)
 
-/* Read the next line, and cut it into words at single blanks. */
+/* Read the next line, and split it into words, which single blanks separate. A `device` line stays one word. */
 TE_API te_status te__tune_next(te__tune_reader *r) {
     r->line++, r->words = 0;
     const size_t from = r->at;
@@ -185,7 +193,7 @@ TE_API te_status te__tune_next(te__tune_reader *r) {
     if (strncmp(line, "end ", 4)) r->checksum = te__tune_checksum(r->checksum, line, n + 1);
     line[n] = 0;
     r->word[0] = line;
-    if (!strncmp(line, "device ", 7)) return r->words = 1, TE_OK; /* the device's name has blanks */
+    if (!strncmp(line, "device ", 7)) return r->words = 1, TE_OK; /* the device's name may contain blanks */
     for (char *p = line; p;) {
         TE__TUNE_REQUIRE(r->words < TE__TUNE_WORDS, r, TE_ERROR_FORMAT, "has more than %d words", (int)TE__TUNE_WORDS);
         r->word[r->words++] = p;
@@ -199,7 +207,7 @@ TE_API te_status te__tune_count(te__tune_reader *r, int words) {
                      r->words, r->word[0], words);
     return TE_OK;
 }
-/* Word i as a decimal number from `min` to `max`, without leading zeros. name: for the error's text. */
+/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: what error texts call it. */
 TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const char *name, int64_t min, int64_t max) {
     const char *p = r->word[i];
     int64_t n = 0;
@@ -212,7 +220,7 @@ TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const ch
     *v = n;
     return TE_OK;
 }
-/* Word i as 16 hexadecimal digits. */
+/* Parse word i, which must be 16 hexadecimal digits. name: what error texts call it. */
 TE_API te_status te__tune_hex(uint64_t *v, te__tune_reader *r, int i, const char *name) {
     const char *p = r->word[i];
     int n = 0;
@@ -229,7 +237,8 @@ TE_API te_status te__tune_dtype(te_dtype *t, te__tune_reader *r, int i) {
     TE__TUNE_REQUIRE(0, r, TE_ERROR_FORMAT, "the dtype is %.32s, it must be f32, bf16 or f16", r->word[i]);
     return TE_OK;
 }
-/* Word i as the operands of a product (te__operands_text): FP8 in all combinations, or a dtype. */
+/* Parse word i as the operands of a product: compare it with the text (te__operands_text_of) of every combination of
+ * FP8 operands, and then with the 16-bit and f32 dtypes. */
 TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) {
     static const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16},
                           pairs[][2] = {{TE_e4m3, TE_e4m3}, {TE_e4m3, TE_e5m2}, {TE_e5m2, TE_e4m3}};
@@ -237,7 +246,7 @@ TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) 
                                              {TE_SCALING_ROWWISE, TE_SCALING_ROWWISE},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D}};
-    for (int k = 0; k < 3 * 3 * 2 * 4; k++) { /* dtype of the bias, pair, fast, scalings */
+    for (int k = 0; k < 3 * 3 * 2 * 4; k++) { /* k encodes the bias dtype, the pair, fast and the scalings */
         t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9 % 2;
         t->a_scaling = scalings[k / 18][0], t->b_scaling = scalings[k / 18][1];
         if (!strcmp(r->word[i], te__operands_text_of(t).text)) return TE_OK;
@@ -288,8 +297,8 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     for (int i = 0; i < 8; i++) TE_TRY(te__tune_hex(&t->algo[i], r, 16 + i, "a word of the algorithm"));
     return TE_OK;
 }
-/* Read a line `gemm`. Errors: a repetition, an algorithm that cuBLASLt does not propose, more products than the context
- * can hold. */
+/* Read a `gemm` line. It is an error if the file already had the product, if cuBLASLt does not propose the algorithm
+ * for the product, or if the context cannot hold so many products. */
 TE_API te_status te__tune_read_product(te__tune_reader *r) {
     TE_TRY(te__tune_parse_product(r));
     const te_gemm_tuned *t = &r->product[r->products];
@@ -334,7 +343,7 @@ TE_API te_status te__tune_read_choice(te__tune_reader *r) {
     return TE_OK;
 }
 
-/* Read the first three lines, and check the format, the device and the version of cuBLASLt. */
+/* Read the first three lines, and check that the format, the device and the version of cuBLASLt match. */
 TE_API te_status te__tune_read_header(te__tune_reader *r) {
     char here[512];
     TE_TRY(te__tune_next(r));
@@ -362,7 +371,7 @@ TE_API te_status te__tune_read_header(te__tune_reader *r) {
                      version + strlen("cublaslt "));
     return TE_OK;
 }
-/* Read the last line, which nothing may follow. */
+/* Check the last line, `end`, and that the file ends after it. */
 TE_API te_status te__tune_read_end(te__tune_reader *r) {
     int64_t lines;
     uint64_t checksum;
@@ -396,10 +405,10 @@ TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
     TE_TRY(te__file_read(fd, r->text, r->bytes, 0, r->path, r->ctx));
     return te__tune_read_all(r);
 }
-/* Replace the context's results of tuning by those in a file, without timing. If there is an error, nothing has
- * changed, and the caller may continue without the file. Errors: TE_ERROR_IO: it cannot be read; TE_ERROR_FORMAT: it is
- * no valid tuning file; TE_ERROR_DEVICE: it was made on another device or with another cuBLASLt. The text names the
- * line. */
+/* Store the results of tuning in the file `path` in the context, where they replace those of the same products and
+ * steps; nothing is timed. After an error the context is unchanged, and the caller may continue without the file.
+ * Errors: TE_ERROR_IO: the file cannot be read; TE_ERROR_FORMAT: it is not a valid tuning file; TE_ERROR_DEVICE: it was
+ * written on another device or with another version of cuBLASLt. The error text names the line of the file. */
 TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_gemm_load"));
     TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_gemm_load: the path is null");

@@ -1,15 +1,16 @@
-/* linear_autotune.h -- chooses a strategy for a forward step that begins with a linear (linear_strategy.h): by rule or,
- * where the context tunes, the fastest of those that were timed.
+/* linear_autotune.h -- chooses a strategy for a forward step that begins with a linear (linear_strategy.h): by a
+ * built-in rule or, if autotuning is on in the context, the strategy that was measured to be the fastest.
  */
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
 
-#include "../../core/tensor_kernels.h" /* te_fill_normal, for the operands of timed steps */
+#include "../../core/tensor_kernels.h" /* te_fill_normal, which fills the operands of timed steps */
 #include "../../plan/impl/executor_state.h" /* te__begin */
 #include "linear_fp8.h" /* te__fp8_transpose */
-#include "linear_strategy.h" /* te__linear_split */
+#include "linear_strategy.h" /* te__linear_set_epilogue, te__linear_run_strategy */
 
-/* A step to time: a run in which all memory is scratch memory. */
+/* A step that is timed under each strategy. `run` executes it on scratch memory alone, never on the caller's
+ * tensors. */
 typedef struct te__linear_trial {
     te_run run;
     const te_step *step;
@@ -18,18 +19,19 @@ typedef struct te__linear_trial {
     int count;
     te_gemm_strategy strategy[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
-    te_param next; /* parameter of the next product, if that reads FP8 */
+    te_param next; /* stands for the parameter of the next product, if that product reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
-/* The product for which the step stores its result in FP8; -1: there is none. */
+/* The op index of the product that reads the step's result, if the step stores that result in FP8 for it; else -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* The work that a strategy leaves for product `next`, which reads FP8: a cast and, if forward saves no transpose for
- * the weight's gradient, a transpose. */
+/* Run the work that a strategy leaves to be done before product `next`, which reads FP8, so that it is timed with the
+ * strategy: a cast, if the result is not yet in FP8, and a transpose, if forward saves the operand for the weight's
+ * gradient but the step's kernel did not store it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p;
     const int cols = r->current.cols;
@@ -52,12 +54,13 @@ TE_API te_status te__linear_trial_run(void *arg, int candidate, int repetition, 
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
-/* Bytes of the largest value that op i reads or writes. */
+/* An upper limit, in bytes, on the size of any value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
-/* Lay out the trial's memory from `base` on. Returns its bytes. */
+/* Set all pointers of the trial into memory that begins at `base`. of: the run whose step is timed. Returns how many
+ * bytes of memory the trial needs. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
     te_run *r = &t->run;
     const te_step *s = t->step;
@@ -85,16 +88,18 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    r->x.data = base + at, at += widest; /* these two stand for an input and an output of the list */
+    r->x.data = base + at, at += widest; /* r->x and r->y stand for the list's input and output */
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and 1 / its scale */
+    const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and its inverse scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    r->pool.base = base + at; /* a strategy acquires up to four blocks, the work behind it two, and each fork one */
+    r->pool.base = base + at; /* blocks of the pool: up to four for a strategy, two for te__linear_trial_rest,
+                               * and at most one for each op (a fork) */
     return at + (size_t)(s->count + 6) * widest;
 }
-/* Let the trial's product read FP8, and its last kernel store FP8, where the step's do. */
+/* Set up FP8 as in the timed step: the trial's product reads FP8 operands if the step's product does, and its last
+ * kernel stores FP8 if the step's does. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
@@ -106,11 +111,12 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* The fastest strategy; or, with many rows, one kernel for the whole step if that takes little more. Autotuning times
- * each strategy alone on a cool chip. In training the chip is at its power limit: its clock falls, and then a pass over
- * memory costs its full time, which an epilogue hides. linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, on H200s:
- * timed alone one kernel takes 859 to 876 us, a product and a pointwise kernel 854 to 875; in a training step 873 and
- * 986. */
+/* Choose the fastest strategy; but with many rows choose one kernel for the whole step even if it took up to
+ * TE__ONE_KERNEL_MARGIN longer. The reason: autotuning times each strategy alone, on a cool chip. In training the chip
+ * runs at its power limit and lowers its clock; a separate pass over memory then costs its full time, while the one
+ * kernel hides that pass in its epilogue. Example: linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, on H200s.
+ * Timed alone, one kernel takes 859 to 876 us, and a product and a pointwise kernel take 854 to 875 us; in a training
+ * step they take 873 and 986 us. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
@@ -119,8 +125,8 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Time the strategies of this step and remember the fastest; where there is no memory for that the first, without
- * times. */
+/* Time the strategies of this step and store the fastest as the choice. If memory for the trial cannot be allocated,
+ * store the first strategy, without times. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -136,7 +142,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
                                  * be read from the model */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
-    /* normal numbers of the size of weights: their sums over k stay small */
+    /* Fill the operands with normal random numbers as small as weights, so that sums over k stay small. */
     const te_dtype dtype = r->plan->dtype;
     if (status == TE_OK)
         status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
@@ -157,7 +163,8 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     return TE_OK;
 }
 
-/* The key of this step in a tuning file: its pattern and, in FP8, its operands. Returns 0 if that name is too long. */
+/* Build the key of this step in a tuning file: the name of its pattern (in FP8 with its operands), the sizes and format
+ * of the product, and which outputs are stored. Returns 0 if the name is too long. */
 TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const int fp8 = te__gemm_is_fp8(g);
@@ -167,11 +174,12 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
-    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* a product's own output is never a pointwise kernel's,
-                                                             * so its bit is free */
+    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* Bit 0 says that the step stores its result in FP8;
+                                                             * it is free, because ops are counted from 1 here. */
     return 1;
 }
-/* Time the strategies that this step allows, the default one first. */
+/* Time all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
+ * one kernel for the whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {
@@ -187,9 +195,11 @@ TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strat
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Set up the product; *split becomes the strategy, *taken the number of ops that the product's epilogue does. By
- * default it is one kernel where that should pay (te/gemm/impl/gemm_dispatch.h); else the epilogue takes all ops; if it
- * cannot, a bias whose result backward needs. Where steps are tuned it is the fastest. */
+/* Choose the strategy of the step and set up the product for it. *strategy: the chosen strategy; *taken: how many ops
+ * the product's epilogue does. The default is the first of these that is possible: one kernel for the whole step, where
+ * a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a product whose epilogue does all ops; a product whose
+ * epilogue does a bias whose result backward needs; the product alone. With autotuning, the measured choice replaces
+ * the default. */
 TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
                                               const te_step *s, const te__linear_kernels *kernels) {
     const te_gemm unfused = *g;
@@ -199,13 +209,16 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* its epilogue takes no ops that could be timed */
+    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no epilogue that could be
+                                                            * timed against the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* one kernel where that should pay: it stores less */
+        return TE_OK; /* keep the default, which is one kernel where a rule expects that to be faster: a kernel that
+                       * finds only the amax stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry run, so that both runs do the same */
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* timed in the dry run, so that both runs use the
+                                                          * same strategy */
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }

@@ -1,35 +1,35 @@
-/* linear_comm_overlap.h -- steps that defer their work to the next step, which overlaps it with its own: an all_gather
- * in front of a linear, a linear in front of a reduce_scatter, in backward their adjoints
- * (te/gemm/impl/gemm_comm_overlap.h says how); and a linear in front of a pattern that begins with an all_reduce, to
- * whose ranks the product sends (te/comm/impl/collective_step.h). Then: the weight gradient that is deferred until
- * rows are on their way between ranks.
+/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps it with its own: an all_gather
+ * before a linear, a linear before a reduce_scatter, and their adjoints in backward (te/gemm/impl/gemm_comm_overlap.h);
+ * and a linear before a pattern that begins with an all_reduce: its product is sent to the ranks that sum it
+ * (te/comm/impl/collective_step.h). The last part defers a weight gradient until rows are sent between the ranks.
  *
- * This is no pattern of the fusion list: that would take one for each pattern that begins with a linear, and a list
- * would have other patterns with one rank than with several. Instead a step finds in the plan, at run time, that the
- * next one can take its work; the next one decides by the shapes whether it overlaps it or has it done first, so the
- * numbers are those of two steps. The workspace does not depend on that.
+ * This is not a pattern of the fusion list, because each pattern that begins with a linear would need another pattern,
+ * and a list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time,
+ * that the next step can take its work. The next step decides by the shapes whether to overlap that work or to finish
+ * it first; the results are those of two separate steps, and the workspace does not depend on the decision.
  *
- * Bits: those of the library's GEMM, alone or with its epilogue, and of te_group_reduce_scatter through mapped memory.
- * Tiles run in another order; where the last wave is split along k (te__sm90_gemm_plan_stream_k), other tiles are sums
- * of two or more parts.
+ * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
+ * te_group_reduce_scatter through mapped memory, but for one case: tiles run in another order, so where the last wave
+ * is split along k (te__sm90_gemm_plan_stream_k) other tiles are sums of two or more parts.
  *
- * In FP8 with one scale a tensor a product sends its result in 16 bits and sums in the tensor cores. Rows are gathered
- * in FP8, half the bytes, if all ranks know the scale beforehand (te_recipes_config.ranks): the pointwise kernel
- * before stores a rank's rows so (te__gathered_consumer), or a cast does. Else they are gathered in the list's format,
- * and the product waits.
+ * In FP8 with one scale a tensor, the product accumulates in the tensor cores and sends its result in 16 bits. Rows are
+ * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks); the pointwise
+ * kernel before (te__gathered_consumer), or a cast, then stores a rank's rows in FP8. Otherwise rows are gathered in
+ * the list's format, and the product starts after the gather.
  *
- * Not in f32; not where the step has a custom op (linear_cross_entropy), where the rows of a rank are no multiple of
- * 256, or where the gathered tensor has to stay in memory that the other ranks have not mapped (te_comm_allocate).
+ * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
+ * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
 
 #include "../../plan/impl/storage.h" /* te__gathered_consumer */
-#include "linear_strategy.h" /* te__linear_gemm, te__gemm_kernel_overlaps */
+#include "linear_strategy.h" /* te__linear_gemm, te__gemm_persistent_overlaps */
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: also one in FP8 with one scale a tensor. */
+/* Whether the linear that begins step s can overlap communication. fp8: 1: also accept a linear whose recipe has one
+ * scale a tensor. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -37,8 +37,8 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
-/* The step behind s in this pass if `has`; null: there is none, or s is only a part of a step. has: the group has the
- * memory for it. */
+/* The step that follows s in this pass. Null if there is none, if s is only a part of a step of the plan, or if `has`
+ * is 0. has: the group of ranks has the memory that overlapping needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -49,13 +49,14 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
         if (s == &all[i]) return te__last_step(r, s) ? 0 : s + 1;
     return 0;
 }
-/* The product that reads the rows which step s gathers (an all_gather, in backward a reduce_scatter), if they can be
- * gathered in FP8: all ranks have the scale, and know it beforehand. -1: there is none. */
+/* The op index of the product that reads the rows gathered by step s (an all_gather, or in backward a reduce_scatter),
+ * if these rows can be gathered in FP8: all ranks use the same scale and know it before the gather. -1 if they
+ * cannot. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether the step behind an all_gather (in backward a reduce_scatter) may overlap it. Steps with a custom op do not,
- * except those of linear_rope.h. */
+/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the product of the next step.
+ * Steps with a custom op cannot do that, except those of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -64,9 +65,9 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Whether the step behind a linear's adds up its result over the ranks: a reduce_scatter (in backward an all_gather),
- * which runs while the product does; or a pattern with an all_reduce, whose ranks the product sends to
- * (te/comm/impl/collective_step.h). */
+/* Whether step s, a linear alone, defers its product to the next step, which sums the product over the ranks. The next
+ * step is a reduce_scatter (in backward an all_gather), which runs at the same time as the product; or a pattern with
+ * an all_reduce, to whose ranks the product's kernel sends its result (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -78,7 +79,8 @@ TE_API int te__defers_product(const te_run *r, const te_step *s) {
         return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
     return g->memory && all_rows == TE_ROWS_tokens;
 }
-/* Defer the product g. Its A is the current value, or memory that a cast of the current value took; its D is y. */
+/* Defer the product g to the next step. Its A is the current value, or the memory that a cast of the current value was
+ * stored in; its D is y. */
 TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;
@@ -91,7 +93,7 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
 
 /* ---- rows that are gathered while a product runs ----------------------------------------------------------------- */
 
-/* Gather all rows now. */
+/* If the gather of the current value was deferred, gather all its rows now, without overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -99,8 +101,9 @@ TE_API te_status te__gather_rows_now(te_run *r) {
     if (r->dry || !to.data || !from.data) return TE_OK;
     return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
-/* Find where this rank's rows of A go in the memory of all ranks. A is the current value or, if that is in the
- * workspace for this step alone, the group's buffer. Returns 0 if there is no such place. */
+/* Find the addresses (ranks->to) to which this rank's rows of A are sent in the memory of each rank. If the current
+ * value is in memory that all ranks have mapped, A is the current value. Otherwise A becomes the group's buffer, if the
+ * current value is a workspace block and the buffer is large enough; if not, returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -114,15 +117,16 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
-/* Let the product g, whose A is the current value, begin as soon as this rank's rows of it are there, or gather all
- * rows first. keep: the whole current value is read again. */
+/* If the gather of the current value was deferred, overlap it with the product g, whose A is the current value: the
+ * product begins with this rank's own rows while the other rows arrive. If the product cannot overlap the gather, all
+ * rows are gathered first. keep: the gathered value is read again after the product. */
 TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
-    te_gemm of = *g; /* a stand-in: its operands are not known yet */
+    te_gemm of = *g; /* a copy of g to test whether it can overlap; the operands of g are not set yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
@@ -135,26 +139,29 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
 
 /* ---- the product of a weight's gradient, now or deferred ---------------------------------------------------------
  *
- * No other step of backward reads a weight's gradient, so its product may run later. Under sequence parallelism
- * backward gathers the rows of all ranks again for the gradient of an attention's last linear, whose product takes less
- * time than the rows. So the weight gradient of the linear before it in backward, the first of the MLP, is deferred
- * until these rows are on their way, and runs in front of that product (te__gemm_overlap.beside). Its operands, dy and
- * under a recipe dy's transpose, stay in the workspace until then. Measurements: docs/notes/linear.md. */
+ * No other step of backward reads a weight's gradient, so the product that computes it may run later. Under sequence
+ * parallelism, backward gathers the rows of all ranks for the gradient of the attention's output linear, and that
+ * linear's product takes less time than the gather, so it cannot hide the gather alone. Therefore the weight gradient
+ * of the linear that comes before it in backward, the MLP's first linear, is deferred: it runs after the gather has
+ * started, before that product (te__gemm_overlap.overlapped). Its operands, dy and under a recipe dy's transpose, stay
+ * in the workspace until then. Measurements: docs/notes/linear.md. */
 
-/* The operands of dweight[out, in] (+)= dy^T x, in f32, where dy and x are in the list's format. */
+/* Set the operands of dweight[out, in] (+)= dy^T x for linear i, which is not in FP8: dy and x are in the list's
+ * format, dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     w->a = dy.data, w->trans_a = 1, w->b = x.data;
     return TE_OK;
 }
-/* Defer its product. For a weight that is frozen for now this takes the memory and launches nothing, because the
- * workspace does not depend on what is frozen. */
+/* Defer the product w, which computes the weight gradient of linear i. If the weight is not being trained at the
+ * moment, this acquires the same memory but launches nothing, because the size of the workspace must not depend on
+ * which weights are trained. */
 TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* no x was saved for it */
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* forward saved no x for a linear that the list freezes */
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
     const te_status status = te__policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
@@ -166,7 +173,7 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     wgrad->product = *w, wgrad->is_there = 1;
     return TE_OK;
 }
-/* Run the deferred product, if there is one. */
+/* Run the deferred product of a weight gradient, if there is one. run: a te_run. */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
     te_deferred_wgrad wgrad = r->deferred_wgrad;
@@ -178,15 +185,15 @@ TE_API te_status te__wgrad_now(void *run) {
     r->dry = dry;
     return status;
 }
-/* Run the product now. */
+/* Run the product w of linear i's weight gradient now. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);
 }
 
-/* Whether the weight gradient of step s is deferred: the next step adds up its data gradient over the ranks, and a step
- * behind that gathers rows for the next linear. Not where gradients are watched, or where its input is recomputed
- * (executor.h). */
+/* Whether the weight gradient of step s is deferred. It is if the next step sums the data gradient of s over the ranks,
+ * and a later step, before any other linear, gathers rows for the next linear. It is not deferred if gradients are
+ * watched, or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
@@ -200,8 +207,10 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     }
     return 0;
 }
-/* The next linear's product is about to run. ranks: it gathers rows, and a deferred product runs beside them; null: it
- * does not. While products are timed nothing runs beside them. */
+/* Called before the next linear's product runs. ranks: the gather that this product overlaps; a deferred weight
+ * gradient is then attached to it and runs after the gather has started. Null (the product overlaps no gather): the
+ * deferred product runs now. It also runs now under autotuning, so that nothing runs at the same time as a timed
+ * product. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
     if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;

@@ -1,22 +1,24 @@
-/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: only a part of the logits exists at a
- * time, in TE_LOSS_FRACTION (1/16) of their memory. This trades time for memory, so it is not in fusions.h. Do this
- * before TE_SEQUENTIAL:
+/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step, which computes the logits in pieces:
+ * one piece at a time is in memory, 1 / TE_LOSS_FRACTION (1/16) of all logits. This saves memory but takes more time,
+ * so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
  *
  *   #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *   #define TE_BACKWARD_cross_entropy_linear TE_FUSED
  *
- * Forward takes pieces of rows with the whole vocabulary: the product, then the loss and the statistics of each row,
- * which are saved. Backward recomputes the logits piece by piece, overwrites each with its gradient, and runs both
- * products of it: dweight += dlogits^T x, dx += dlogits weight.
+ * In forward a piece is a range of rows with the whole vocabulary. For each piece forward runs the product, then
+ * computes the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the
+ * logits, overwrites it with its gradient, and runs two products: dweight += dlogits^T x, dx += dlogits weight.
  *
- * Floor: four products where three would do. Forward cannot compute the gradients, because dy or loss_scale,
- * accumulation and the other uses of a tied weight are known in backward only, and only the caller has memory for the
- * weight's gradient. With te_batch.loss_in_backward backward computes the loss, too, from logits that are computed
- * once, where that pays (te__loss_in_backward_pays); the losses have the same bits.
+ * Floor: four products, because the logits are computed twice; separate steps take three. Forward cannot compute the
+ * gradients: dy or loss_scale, accumulation and the other uses of a tied weight are known only in backward, and only
+ * the caller has memory for the weight's gradient. With te_batch.loss_in_backward the logits are computed only once, in
+ * backward, which then computes the loss, too, where that is expected to be faster (te__loss_in_backward_pays); the
+ * losses are bitwise identical to those of forward.
  *
- * Each piece of rows reads and writes dweight, in f32, and each slice of the vocabulary dx; te__logits_of_backward
- * takes the pieces that move the fewest bytes. Their sizes follow from those of the call alone, so the same inputs give
- * the same bits, though not those of the two ops as separate steps. Measurements: docs/notes/linear.md.
+ * Each piece reads and writes the f32 dweight of its columns and, if it has a part of the vocabulary only, dx of its
+ * rows; te__logits_of_backward chooses the pieces that move the fewest bytes. Sizes of pieces depend only on the sizes
+ * of the call. So the same inputs produce bitwise identical results, but not those of two separate steps. Measurements:
+ * docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -24,7 +26,7 @@
 #include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
 #include "linear_step.h" /* te__linear_step_forward, _backward */
 
-/* Ops that end a step which begins with a linear; in backward they begin the step that ends with the linear. */
+/* cross_entropy may end a step that begins with a linear; in backward it begins the step that ends with the linear. */
 #define TE_TAKES_LINEAR_cross_entropy ,
 #define TE_CUSTOM_PATTERN_cross_entropy_forward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_FORWARD, TE__LOSS_PATTERN_FORWARD)(name, model, dtype, op)
@@ -47,8 +49,9 @@
         return te__linear_loss_backward(r, s, &kernels);                                                         \
     }
 
-/* The kernels of backward. slice: the gradient of a slice, from the saved statistics of its rows; at_once: loss and
- * gradient of whole rows; logits, dx: the library's GEMM. */
+/* The kernels of backward. slice: computes the gradient of a piece from the saved statistics of its rows; at_once:
+ * computes loss and gradient of a piece that has the whole vocabulary; logits, dx: the library's GEMM for the two
+ * products with these results. */
 typedef struct te__loss_kernels {
     te_cross_entropy_launch_fn slice, at_once;
     te_product_kernels *logits, *dx;
@@ -57,32 +60,35 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* 4: a quarter of the logits, in hardly more time than with all of them */
+#define TE_LOSS_FRACTION 16 /* with 4, a quarter of the logits is in memory, and the step takes hardly longer than
+                             * with all of them */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, */
-    TE_LOSS_COLUMNS = 256,          /* its columns of this: tiles of the GEMM */
-    TE_LOSS_IN_BACKWARD_ROWS = 384, /* with so many rows in a piece dweight's bytes take less time than one more
-                                     * product, */
-    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or with so few elements dweight stays in the L2 */
+    TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, the height of a GEMM tile */
+    TE_LOSS_COLUMNS = 256,          /* its columns are a multiple of this, the width of a GEMM tile */
+    /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
+     * takes less time than computing the logits twice. */
+    TE_LOSS_IN_BACKWARD_ROWS = 384,
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or if dweight has at most this many elements: it then stays in the L2 */
 };
-/* The shape of a piece: rows with all of their logits, or rows and columns. */
+/* The shape of a piece of the logits. columns: the whole vocabulary, or a part of it. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
-/* capacity: the rows that the call's workspace is sized for. */
+/* The shape of forward's pieces. capacity: the number of rows that the call's workspace is sized for. */
 TE_API te__logits_piece te__logits_of_forward(int64_t capacity, int64_t vocabulary) {
     te__logits_piece p;
     p.rows = te_min(capacity, te_max(TE_LOSS_ROWS, capacity / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
     p.columns = vocabulary;
     return p;
 }
-/* How many elements of dweight and dx backward reads and writes in all. */
+/* How many elements of dweight and dx backward reads and writes in total with pieces of shape p. */
 TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t vocabulary, int64_t hidden) {
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* size: bytes of a logit. dx_bytes: bytes of an element of dx's f32 sum, in the memory of the logits; 0: dx is summed
- * where it lies. */
+/* The shape of backward's pieces that moves the fewest elements and fits into the memory of the logits. size: bytes of
+ * a logit. dx_bytes: bytes of an element of the f32 buffer in which dx is summed, a part of that memory; 0: dx is
+ * summed in place, without a buffer. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
@@ -104,16 +110,17 @@ TE_API int te__loss_in_backward_pays(int64_t capacity, int64_t vocabulary, int64
 
 /* ---- what both passes use ---------------------------------------------------------------------------------------- */
 
-/* A pass over the logits of a step. */
+/* The state of a pass over the logits. */
 typedef struct te__linear_loss {
     const te_op *linear, *loss;
     te_param *weight;
     te_value x;
     char *logits;
-    float *scratch; /* scratch memory of products on the host */
+    float *scratch; /* scratch memory for products on the host */
 } te__linear_loss;
 
-/* Memory for a pass: a fraction of all logits, which the f32 sum of dx shares, whatever the shape of the pieces. */
+/* Acquire the memory of a pass. Its size, 1 / TE_LOSS_FRACTION of all logits, does not depend on the shape of the
+ * pieces; it holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -124,7 +131,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te__gemm_scratch(&any)) /* the operands of any product here are x, a weight and logits, or parts of them */
+    if (te__gemm_scratch(&any)) /* enough for any product of the pass: its operands are x, the weight or logits */
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -135,11 +142,11 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
     return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
-/* The address of row `row` of a tensor; of the weight, row c belongs to column c of the logits. */
+/* The address of row `row` of a tensor; null if p is null. (Row c of the weight belongs to column c of the logits.) */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* logits[rows, columns] = x weight^T, from this row and column on. */
+/* Compute a piece of the logits, [p.rows, p.columns] of x weight^T, which begins at (row, column) of all logits. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -149,7 +156,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, unfused);
 }
-/* The arguments for the rows from `row` on. */
+/* The cross_entropy arguments for the rows from `row` on: the pointers of `all` moved to that row. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
     te_cross_entropy_args a = *all;
     a.labels += row;
@@ -161,7 +168,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
+/* Run the two ops as separate steps, with all logits in memory. Used under a recipe, or if backward runs them as two
+ * steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -203,8 +211,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The rest of a piece, whose gradient lies at `logits`: dweight[columns, in] (+)= dlogits^T x, if the weight trains,
- * and dx[rows, in] (+)= dlogits weight, in dx's format. */
+/* Run the two products of a piece, whose gradient dlogits is at `logits`: dweight[columns, in] (+)= dlogits^T x, if the
+ * weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -220,7 +228,8 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* All pieces of the rows [row, row + p.rows). Their dx is summed in `sums` unless that is null. */
+/* Process all pieces of the rows [row, row + p.rows). sums: the f32 buffer in which their dx is summed; null: dx is
+ * summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -238,7 +247,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
-/* Under a recipe: the two ops one after the other. */
+/* Run backward of the two ops as separate steps. Used under a recipe. */
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
                                                            const te__loss_kernels *kernels) {
     te_step one = *s;
@@ -280,12 +289,13 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 
 /* ---- a vocabulary that is sharded over ranks ---------------------------------------------------------------------
  *
- * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns.
- * Forward stores this rank's statistics of each row, and gathers those of all ranks once, behind the last piece;
- * backward then needs nothing from the other ranks. Forward always computes the loss: with te_batch.loss_in_backward
- * all ranks would have to wait for each other at every piece. */
+ * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece has only columns of this
+ * rank's shard. Forward stores this rank's statistics of each row, and after the last piece gathers the statistics of
+ * all ranks once; backward then needs nothing from the other ranks. Forward computes the loss even if
+ * te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every piece. */
 
-/* The two ops one after the other, with all logits: under a recipe, or where backward runs them as two steps. */
+/* Run the two ops as separate steps, with all logits in memory. Used under a recipe, or if backward runs them as two
+ * steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

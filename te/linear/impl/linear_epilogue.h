@@ -1,22 +1,22 @@
-/* linear_epilogue.h -- a step that begins with a matrix product as one kernel: the ops behind the product run in its
- * epilogue, as a pointwise kernel would run them. There are such kernels for elementwise and gated ops with constant
- * widths, in 16 bits and, under a recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run
- * so; all others are a product and a pointwise kernel, or a product with one of cuBLASLt's epilogues
- * (linear_strategy.h).
+/* linear_epilogue.h -- runs a step that begins with a matrix product as one kernel: the ops behind the product run in
+ * the product's epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under
+ * a recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel; all others run as
+ * a product and a pointwise kernel, or as a product with one of cuBLASLt's epilogues (linear_strategy.h).
  *
- * Under a recipe the epilogue stores what the pointwise kernel would: y in 16 bits or in FP8 for the next product,
- * with its amax; and the transpose in FP8 that the weight's gradient reads, which otherwise takes another kernel.
+ * Under a recipe the epilogue stores the outputs of the pointwise kernel: y, in 16 bits or in FP8 for the next product,
+ * and y's amax. It also stores the FP8 transpose that a weight gradient reads; otherwise a separate kernel does.
  *
- * A gated op has rows that are twice as wide on one side. In backward the epilogue reads and writes both halves of the
- * wide side (te__sm90_gemm_config.twice), and the narrow side is never stored. In forward a tile has the same columns
- * of both halves (te__sm90_gemm_pairing.halves), so inference never stores them; under a recipe only inference does
- * so, because in training forward would have to store both halves as well. With few rows it is a product and a
- * pointwise kernel.
+ * The wide side of a gated op (its input in forward, the gradient of that in backward) has rows of two halves. In
+ * backward the epilogue reads the saved halves and writes the gradients of both; the product, the narrow side, is never
+ * stored (te__sm90_gemm_config.source_has_halves). In forward a tile computes the same columns of both halves
+ * (te__sm90_gemm_pairing.halves), so inference never stores the halves. Under a recipe this forward kernel serves
+ * inference only, because training would have to store both halves as well. With few rows, a gated step is a product
+ * and a pointwise kernel.
  *
- * Floor: the product's, 2 m n k flops, because the epilogue's bytes move while the tensor cores work. gelu of 8192 x
- * 16384 from k of 4096 in FP8: the pre-activation, stored by forward and read by backward, y and its transpose are 2 +
- * 1 + 1 bytes an element, 0.54 GB; the floor is 0.81 ms. Three kernels take 0.21 ms more. Measurements:
- * docs/notes/linear.md.
+ * Floor: the product's 2 m n k flops, because memory traffic of the epilogue overlaps with the tensor cores' work. For
+ * gelu of 8192 x 16384 from k of 4096 in FP8 the epilogue stores the pre-activation, which backward reads (2 bytes an
+ * element), y (1) and the transpose of y (1): 0.54 GB; the floor is 0.81 ms. Three separate kernels take 0.21 ms more.
+ * Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
@@ -26,7 +26,7 @@
 #include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
 
-/* ---- a GEMM without an epilogue of the list's, by the library's own kernels (te/gemm/impl/gemm_dispatch.h) ------- */
+/* ---- a GEMM without ops in its epilogue, by the library's own kernels (te/gemm/impl/gemm_dispatch.h) ------------- */
 
 #define TE__IS_BACKWARD_forward 0
 #define TE__IS_BACKWARD_backward 1
@@ -35,7 +35,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* added to the product; null: nothing is */
+    const void *c; /* matrix that is added to the product; null: nothing is added */
     int n;
 } te_unfused_gemm;
 
@@ -59,7 +59,8 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* The FP8 kernel exists to overlap collectives; without one such a product is cuBLASLt's. */
+/* The persistent FP8 kernel serves only products that overlap a collective. An FP8 product without ops in its epilogue
+ * that overlaps none, and is too large for the skinny and small-m kernels, runs in cuBLASLt. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
@@ -73,8 +74,9 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
- * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
+/* The library's kernels for the product alone. SIXTEEN: 1: include the kernels with 16-bit operands of type T. FORM:
+ * the operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT: no such kernel. A: the FP8 format of x (forward) or
+ * dy (backward) in the persistent FP8 kernel; T: no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -92,13 +94,14 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
-/* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
+/* The kernels for the product of step `name` without its other ops: 16-bit kernels or, if the product has a recipe, FP8
+ * kernels. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
                              (te_gemm_operands)name##_skinny_form,                         \
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* D = alpha A op(B), rounded, then + C where beta is 1. */
+/* D = alpha A op(B), rounded to D's format. If beta is 1, C is then added and the sum is rounded again. */
 TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
@@ -117,25 +120,28 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 /* ---- what is known of the arguments ------------------------------------------------------------------------------
  *
- * The list says which ops of a step save something and in which form its result is stored. But a call may ask for less,
- * as inference does, or for something else, as the first step under fp8_delayed does, which knows no scale yet. So in
- * FP8 the kernel looks at its arguments once and has its epilogue in up to three variants without branches on them: all
- * that training stores, the result alone, and anything else. In FP8 a tile takes half the time, so branches cost more:
- * linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us in training with them and 858 us without, where the GEMM
- * alone takes 830 us (one H200). */
+ * The list determines at compile time which ops of a step save an output and in which form the step stores its result.
+ * But a call may need fewer outputs (inference saves nothing) or other outputs (in the first optimizer step under
+ * fp8_delayed no scale is known yet). Therefore an FP8 kernel tests its arguments once and contains up to three
+ * variants of its epilogue: one stores all outputs of training and one the result alone, both without branches on the
+ * arguments; the third tests each pointer and handles all other calls. Branches cost more in FP8, because an FP8 tile
+ * takes half the time: in training, linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us with branches and 858
+ * us without; the GEMM alone takes 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    te_pointwise pointwise; /* x: where the product itself is stored; null: it is not */
+    te_pointwise pointwise; /* pointwise.x: memory for the product itself; null: the product is not stored */
 } te_product;
 
-/* Facts of a step in FP8: in which form it stores its result; bits, by an op's place in the step: ops whose input is
- * saved in training (bit 0: the product's result), and ops with a parameter. */
+/* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
+ * over the ops behind the product, bit i for op i: `saved` marks the ops whose input is saved in training (so bit 0 is
+ * the product's result), `params` the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
-/* Whether the arguments are those of training or, with nothing saved, those of inference. */
+/* Which variant of the epilogue fits the arguments: ALL if all outputs of training are stored, RESULT if the result is
+ * stored and nothing is saved, ANY for all other arguments. */
 TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
                                            const te_product_facts facts) {
     const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
@@ -150,14 +156,14 @@ TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwi
     if (usual && stores == facts.saved) return TE_OUTPUTS_ALL;
     return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
-/* The pointwise arguments in that case: which pointers are null becomes a constant. */
+/* Copy the pointwise arguments for the variants ALL and RESULT, in which the compiler knows which pointers are null. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
     c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
     c->x = facts.saved & 1 ? p->pointwise.x : 0;
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        __builtin_assume(c->y != 0); /* with its amax it may be null (te__pointwise_amax_only) */
+        __builtin_assume(c->y != 0); /* under TE_RESULT_amax y may be null (te__pointwise_amax_only) */
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -168,7 +174,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     }
 }
 
-/* Store eight elements of y in FP8, times `scale`. */
+/* Multiply eight elements of y by `scale` and store them in FP8. Updates the thread's amax. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
                                  te_epilogue_state *state) {
     float v[8];
@@ -179,18 +185,18 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Store the result in the forms that the arguments ask for. fp8: in FP8. */
+/* Store the result in each form that the arguments ask for. fp8: the result is stored in FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result, whether it is stored or not
-                                         * (te__pointwise_amax_only) */
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* find the amax of the result, even if the result is not
+                                         * stored (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
         state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, state);
 }
-/* Constants of a step's kernel. */
+/* Compile-time constants of a step's kernel. */
 typedef struct te_product_constants {
     te_pointwise_shape shape;
     te_product_facts facts;
@@ -225,7 +231,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     if (!fp8) return;
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
-/* Sixteen elements of a row in front of a gated op: eight of each half. */
+/* The epilogue of a step whose op is gated, in forward: takes sixteen elements of a row, eight of each half of the
+ * gated op's input, and stores eight results. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
                              te_epilogue_state *state, te_stages_fn stages, const te_pointwise_shape k) {
     const te_pointwise *c = &p->pointwise;
@@ -242,17 +249,17 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     stages(&l, c, 0, TE_MAX_PATTERN);
     te__product_store(p, c, &l, fp8, scale, k, state);
 }
-/* The kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). In forward the weight is transposed, in
- * backward it is read as it lies. */
+/* Defines the fused kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). The product is x weight^T in
+ * forward and dy weight in backward. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
-/* Those of a list that names a recipe. If the product has a recipe with one scale a tensor (name##_by_tensor), the
- * persistent kernel takes operands in FP8: x and the weight in forward, dy and the weight's transpose in backward
- * (linear_fp8.h). The skinny kernel does so in forward under any recipe (name##_skinny_form). If the product has any
- * recipe (name##_in_fp8) there are no kernels in 16 bits: with the recipe switched off the step is a product of
- * cuBLASLt's and a pointwise kernel, because kernels that run only then would double the compile time. A gated op has
- * the persistent kernel alone. */
+/* Defines the fused kernels of a step in a list that names a recipe. If the product's recipe has one scale a tensor
+ * (name##_by_tensor), the persistent kernel takes FP8 operands: x and the weight in forward, dy and the weight's
+ * transpose in backward (linear_fp8.h). The skinny kernel takes FP8 operands in forward under any recipe
+ * (name##_skinny_form). If the product is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because they would
+ * run only while the recipe is switched off and would double the compile time; the step is then a cuBLASLt product and
+ * a pointwise kernel. A step with a gated op has only the persistent kernel. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                    \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                  \
     enum {                                                                                                             \
@@ -305,8 +312,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                              int, te_epilogue_state *state) {                                                         \
         te_product_pair_epilogue((const te_product *)p, w, other, row, col, state, name##_stages, name##_shape(0));   \
     }
-/* persistent, skinny: whether there are such kernels in 16 bits. fp8, skinny_fp8, small_m_fp8: the kernels in FP8,
- * or null. */
+/* Defines the 16-bit kernels of a step, and name##_kernels(), which returns all its kernels. persistent, skinny: 1: the
+ * step has a 16-bit kernel of that kind. fp8, skinny_fp8, small_m_fp8: the FP8 kernels, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
     enum {                                                                                                             \
         name##_is_persistent = (persistent) != 0,                                                                      \
@@ -335,8 +342,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Whether memory at `p` is read after the kernel's arguments are set up: by an op of the step itself, by the other use
- * of a fork, or as the step's result. */
+/* Whether the value at `p` is still needed once the kernel's arguments are set up: an op of the step or the other use
+ * of a fork reads it, or it is the result of the step. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -346,8 +353,8 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_point
     }
     return read;
 }
-/* The result in FP8 is an operand of the next product, and its transpose one of the next product's weight gradient:
- * have the kernel store that, too. Forward saves the transpose alone. */
+/* Let the kernel also store the transpose of its FP8 result: the next product reads the result, and the weight gradient
+ * of that product reads the transpose. Forward saves only the transpose for backward. */
 TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
     const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
@@ -368,8 +375,9 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     }
     return TE_OK;
 }
-/* Run the step's kernel once its pointwise arguments are set up. product: memory for the product itself, which is
- * stored if the step reads it, or if `keep` says that backward does. */
+/* Launch the step's kernel; the pointwise arguments of p are set up already. product: memory for the product itself.
+ * The product is stored only if another op reads it (te__product_is_read) or if `keep` is 1, which says that backward
+ * reads it. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int skinny = te__gemm_is_skinny(kernels, g, r->ctx),
@@ -389,13 +397,14 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* An epilogue has only a part of a row or tile, so it cannot find scales. */
+/* The shape without the scales of the FP8 result and without the tile kernel's transpose: an epilogue sees only a part
+ * of a row or tile, so it cannot compute the scale of a whole row or tile. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* The step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles no
- * backward code. */
+/* Run the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
+ * no backward code. */
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
@@ -418,7 +427,7 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
-#else /* a product, and a pointwise kernel or a loop behind it */
+#else /* no fused kernels: each step is a product, and behind it a pointwise kernel or, on the host, a loop */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
@@ -430,7 +439,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Which kernels a step has, by its product's recipe and by pass. */
+/* Constants that follow from the recipe of the step's product and from the pass; they decide which kernels the step
+ * has. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
@@ -441,8 +451,9 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe; `fixed_training` where its pointwise
- * kernels have tile kernels (pointwise_quantize_transpose.h). */
+/* The macro that defines the kernels of a step, selected by the widths of the list: `fixed` if they are constants,
+ * `dims` if not; with the suffix _fp8 if the list names a recipe, and `fixed_training` if its pointwise kernels also
+ * have tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

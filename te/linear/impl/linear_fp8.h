@@ -1,6 +1,6 @@
-/* linear_fp8.h -- the operands of a linear whose products run in FP8, by recipe. x and the weight are e4m3; dy is e5m2
- * or, where the list says (gradients, e4m3) and under fp8_block, e4m3. FP8 products read both operands along k, so
- * three of them are needed transposed as well:
+/* linear_fp8.h -- the operands of a linear whose products run in FP8, by recipe. x and the weight are e4m3. dy is e5m2;
+ * it is e4m3 under fp8_block, and where the list asks for that (gradients, e4m3). FP8 products read both operands along
+ * k, so three operands are needed transposed as well:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
@@ -13,10 +13,10 @@
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      a row of x, a row of the weight            the same, in forward; backward runs in the list's format
  *
- * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a
- * product stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores
- * x_t alone. Each transpose under fp8_block is rounded from the numbers themselves, not from the bytes of the other
- * layout.
+ * te_operand_policy.input says how backward obtains x_t: from the FP8 x that forward saved, which backward transposes
+ * unless a cast or a product already stored it transposed; or by casting x again; or by running its producer's kernel
+ * again, which then stores x_t alone. Under fp8_block each transpose is rounded from the original values, not from the
+ * FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -28,10 +28,10 @@
 #include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
 #include "../../plan/impl/storage.h" /* te_run, te__policy */
 
-/* Rows of a transpose: products read multiples of 16. */
+/* The padded number of rows, along which a transpose is stored: products read multiples of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Whether this device has products whose scales are of rows or of tiles. */
+/* Check that this device supports products with a scale for each row or each tile. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -45,14 +45,16 @@ TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const flo
     o.scaling = scaling, o.dtype = dtype, o.inverse = inverse;
     return o;
 }
-/* One of three tensors of a product with one scale each; scales null: only sizes are measured. */
+/* An operand with one scale for the tensor. index: which scale of `scales` is its own. scales null: this is a dry run
+ * that only measures sizes. */
 TE_API te_gemm_fp8 te__tensorwise_operand(te_dtype dtype, const te_scales *scales, int index) {
     return te__fp8_operand(TE_SCALING_TENSORWISE, dtype, scales ? te_scales_inverse(scales, index) : 0);
 }
 
 /* ---- fp8_row ----------------------------------------------------------------------------------------------------- */
 
-/* The operands of y = x weight^T. x is in FP8 where the kernel before has stored it so (pointwise_quantize.h). */
+/* The operands of y = x weight^T. x is already in FP8 if the kernel that produced it stored it so
+ * (pointwise_quantize.h); else it is cast here. */
 TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
@@ -76,7 +78,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
 /* A matrix in e4m3 with a scale for each 1 x 128. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
-/* Scratch memory for a value of `cols` columns, as it lies or transposed. */
+/* Acquire scratch memory for a value of `cols` columns in FP8, stored row by row or transposed. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te__capacity_rows(r);
     const int64_t scales = transposed ? te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows)
@@ -87,7 +89,7 @@ TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int co
     t->inverse = (float *)inverse;
     return TE_OK;
 }
-/* Cast v: as it lies to `to` and transposed to `transposed`, where these have memory. */
+/* Cast v to FP8: untransposed to `to` and transposed to `transposed`. An output whose data is null is skipped. */
 TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
     TE_TRY(te__convert_value(&v, r, r->plan->dtype));
@@ -121,7 +123,8 @@ TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix t
         return te__blockwise_cast_value(r, te__input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
+/* The operands of both products of backward. w: the product for dweight, which is skipped if the weight is frozen. x:
+ * the product for dx. */
 TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -151,12 +154,13 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
 
 /* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
-/* First number of the Philox streams that round gradients stochastically, one for each scale: far above those of the
- * ops, which count from 0. */
+/* The first Philox stream for the stochastic rounding of gradients; each scale has one stream. The number is far above
+ * those of the ops' streams, which count from 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
-/* Cast v with the scale at `index`: as it lies to y, transposed to yt, 1 / scale to `inverse`; null: not wanted. Under
- * fp8_current the scale is updated first, from the amax that v's producer found or else this call finds. */
+/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Any of
+ * these may be null, and is then skipped. Under fp8_current the scale is updated first, from the amax that v's producer
+ * computed or, if it did not, from one that is computed here. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
@@ -168,7 +172,7 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
-    if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */
+    if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference must not change the amax history */
     q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
@@ -179,13 +183,13 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* The same, to scratch memory; wanted 0: only the memory. */
+/* Transpose v to scratch memory. wanted 0: only acquire the memory. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-/* The transpose of linear i's input, which forward did not save, with the scale that forward had; wanted 0: only the
- * memory. */
+/* Compute the transpose of linear i's input, which forward did not save, with the scale that forward used. wanted 0:
+ * only acquire the memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -199,7 +203,8 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
     const te_recompute_target to = {0, *transposed, 0, saved.inverse + 1, !r->policy[0][i].stored_by_producer};
     return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* Linear i's input is TE_VALUE_amax_only: update the scale, and have the producer run again and store it as FP8. */
+/* The producer of linear i's input computed only its amax (TE_VALUE_amax_only): update the scale, then run the producer
+ * again, which now stores the input as FP8. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
@@ -222,12 +227,13 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     g->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     return TE_OK;
 }
-/* x_t of linear i for its weight's gradient: saved, or made now. Where the weight is frozen for a while (trains 0) this
- * takes the same memory, and launches nothing. */
+/* x_t of linear i for its weight's gradient: the saved one, or one that is computed here. If the weight does not train
+ * in this call (trains 0) this takes the same memory but launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* memory for a transpose in any case: the workspace is sized before a forward says how it saved x */
+    /* acquire memory for a transpose in any case: the workspace is sized before it is known in which layout forward
+     * saves x */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
@@ -265,16 +271,17 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
     default: return te__tensorwise_forward(g, r, i, x);
     }
 }
-/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. Where dy is still
- * being gathered (x->ranks) w->a is memory for its transpose, which is made behind dx's product. */
+/* The operands of both products of backward. w: the product for dweight, which is skipped if the weight is frozen. x:
+ * the product for dx. If dy is still being gathered (x->ranks), w->a is only memory for the transpose of dy, which is
+ * computed after the product for dx. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
- * and fp8_row alone where the list names the same (te/ops/linear.h). weights, rounding: the list's options (declare.h).
- * backward: te__fp8_backward, or 0 where the list is for inference alone. */
+/* The FP8 kernels of a list that names `recipe`: the table `name`##_fp8. An op may have another recipe than its list,
+ * but fp8_block and fp8_row are allowed only where the list names the same recipe (te/ops/linear.h). weights, rounding:
+ * the list's options (declare.h). backward: te__fp8_backward, or 0 if the list is for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \
     TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, rounding, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current

@@ -1,20 +1,22 @@
-/* linear_rope.h -- the patterns linear_rope and linear_bias_rope: the product that computes q, k and v, which rotates q
- * and k by their positions (te/ops/rope.h) before it stores them.
+/* linear_rope.h -- the patterns linear_rope and linear_bias_rope: one product computes q, k and v, and its epilogue
+ * rotates q and k by their positions (te/ops/rope.h) before it stores them.
  *
- * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, it is one kernel behind a small one. The
- * small one writes the cosines and sines of all rows, [rows, rotary_dim] in f32: in the product's epilogue they would
- * need double precision, and be computed once for each head. At 8192 rows and heads of 128 they are 4 MB, which stay in
- * the L2. The epilogue gets both vectors of eight whose elements form pairs at once (te__sm90_gemm_pairing).
+ * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
+ * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. Computing them in the product's
+ * epilogue instead would need double precision, and would repeat the work for each head. At 8192 rows and heads of 128
+ * the table has 4 MB and stays in the L2. The second kernel is the product; its epilogue receives two vectors of eight
+ * elements at once, whose elements form the pairs that are rotated (te__sm90_gemm_pairing).
  *
- * All else is two steps one after the other: other targets and formats, FP8, head sizes that do not divide 256 or are
- * odd multiples of eight, and products with so few rows or columns that the kernel does not pay
- * (te/gemm/impl/gemm_dispatch.h).
+ * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
+ * sizes that do not divide 256 or are odd multiples of eight, and for products with so few rows or columns that a rule
+ * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
- * Floor: the product's. Rope as a kernel of its own reads and writes the product's result: 8192 x 12288, 0.4 GB, 0.1 ms
- * at 4.2 TB/s, next to a product of 1.2 ms. Measurements: docs/notes/linear.md.
+ * Floor: the product's. A separate rope kernel reads and writes the product's result again: for 8192 x 12288 that is
+ * 0.4 GB, 0.1 ms at 4.2 TB/s, while the product takes 1.2 ms. Measurements: docs/notes/linear.md.
  *
- * The product is summed in f32 and rounded to 16 bits, as it is alone; bias and rope work on that in f32, and the
- * result is rounded. So linear_rope has the bits of the two steps; linear_bias_rope does not round behind the bias.
+ * The product is summed in f32 and rounded to 16 bits, as in a separate step. The epilogue then adds the bias and
+ * rotates in f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps;
+ * that of linear_bias_rope is not, because the two steps also round after the bias.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
@@ -27,9 +29,10 @@
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_ROPE_TABLE_ROWS = 4 /* rows of cosines and sines for a block */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* rows of cosines and sines that a block computes */ };
 
-/* y: [rows, rotary], in each row the cosines of the pairs, then their sines. */
+/* Write TE_ROPE_TABLE_ROWS rows of the table y, [rows, rotary] in f32: a row holds the cosines of all pairs, then their
+ * sines. */
 TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
     int group;
     const int64_t first = (int64_t)b.x * TE_ROPE_TABLE_ROWS;
@@ -37,13 +40,13 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
                   te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a step. rope: a kernel of its own; table: cosines and sines; fused: the product with rope in
- * its epilogue. Null: there is none. */
+/* The kernels of a step. rope: the separate rope kernel; table: the kernel that writes the table of cosines and sines;
+ * fused: the product with rope in its epilogue. Null: no such kernel. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* of the linear and its bias without rope */
+    te__linear_kernels linear; /* the kernels of the linear and its bias without rope */
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    int rotated_columns; /* columns of q and k, which rotate */
+    int rotated_columns; /* columns of q and k together: columns below this are rotated, those of v are not */
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
@@ -52,11 +55,11 @@ typedef struct te_rope_product {
     te__sm90_gemm_params persistent;
     const void *bias;   /* [n], or null */
     void *y;            /* [m, n] */
-    const float *table; /* cosines and sines, [m, rotary] */
-    int rotated_columns;         /* columns of q and k, which rotate */
+    const float *table; /* table of cosines and sines, [m, rotary] */
+    int rotated_columns;         /* as in te__rope_kernels */
 } te_rope_product;
 
-/* Constants of the heads. dtype f32: there is no such kernel. */
+/* Compile-time constants of the heads. dtype: 16 bits; TE_f32 stands for a kernel that does not exist. */
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;
@@ -79,7 +82,8 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, 
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
     te_rotate_interleaved8(v, cosine, sine);
 }
-/* Eight columns from `col` on and eight from `other` on, of one head. */
+/* The epilogue for sixteen elements of one head in row `row`: w holds eight columns from `col` on, u eight from `other`
+ * on. Adds the bias, rotates the pairs and stores the results. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
                              int other, const te_rope_heads h) {
     const float *table = p->table + (int64_t)row * h.rotary;
@@ -101,14 +105,15 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
 }
 
-/* All lists and passes with such heads use the same kernel. */
+/* The kernel depends on the constants of the heads alone, so all lists and passes with the same heads share it. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_state *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
-/* Pairs that lie 128 columns apart are in two halves of a tile, which the kernel crosses. */
+/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. The kernel then swaps the second and
+ * third 64 columns of the tile, which brings the pair into one half (swap_middle of te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -124,12 +129,14 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     return &kernels;
 }
 
-/* The heads that a tile can take: their size divides its 256 columns, and pairs lie within 128 of these or are crossed.
- */
+/* Whether a tile can process such heads: the head size divides the tile's 256 columns, and both columns of each pair
+ * lie in the same 128 columns, or are brought there by TE__ROPE_CROSSED. */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
-/* fits: whether the kernel exists. Cosines and sines take the memory that the product alone would take. */
+/* name##_fits: whether the kernel with rope in the epilogue exists. A row of the product, in 16 bits, must have at
+ * least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two steps use
+ * for the product's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
@@ -137,8 +144,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
             && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
             && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
-/* The linear and its bias without rope: a skinny kernel, and a persistent one where the kernel with rope does not
- * exist. */
+/* Defines the kernels for the linear and its bias without rope: a skinny kernel and, if the kernel with rope in the
+ * epilogue does not exist, a persistent kernel. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
@@ -151,8 +158,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
                                TE__INTERLEAVED(rope)>();                                              \
     }
 
-/* Run the product with rope in its epilogue. The table of cosines and sines takes the memory that the product alone
- * would take. */
+/* Run the product with rope in its epilogue. The table of cosines and sines is stored in the memory that the two steps
+ * would use for the product's result. */
 TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
@@ -161,8 +168,9 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* as much memory as the two steps take, because the number of rows
-                                            * decides which way is taken */
+    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do: the number of rows decides
+                                            * whether the fused kernel or the two steps run, and the workspace must
+                                            * not depend on that. */
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);
@@ -236,7 +244,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
     TE__ROPE_ROW(name, widths, model, dtype, rope, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
-/* launch, shape, product: members of te__linear_kernels. */
+/* Defines name##_run(), which runs the step, and the kernels of rope. launch, shape, product: the members launch, shape
+ * and fused of te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, rope, launch, shape, product)                                     \
     TE_CUSTOM_rope_forward(name##_rope, model, dtype, rope)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, rope)                                                                   \

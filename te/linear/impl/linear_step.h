@@ -1,21 +1,23 @@
-/* linear_step.h -- a step that begins with a linear (in backward: ends with it), forward and backward.
+/* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the ops
+ * behind it are fused with it; in backward the step computes the linear's gradients, and the backward ops of the layers
+ * before the linear are fused with its data gradient.
  */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
 
-#include "linear_autotune.h" /* te__linear_choose, te__linear_split */
+#include "linear_autotune.h" /* te__linear_choose */
 #include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te__defer_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The sizes and formats of y = x weight^T of linear i, in the list's format. */
+/* The sizes and formats of the product y = x weight^T of linear i, with operands in the list's format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* The operands of that product. */
+/* Set the operands of that product: x, the current value converted to the list's format, and the weight. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
@@ -45,12 +47,13 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* dx = dy weight, and the backward of the ops before the linear. */
+/* Compute dx = dy weight, and from dx the gradients of the ops that come before the linear in the list. x: the
+ * product. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm fused = *x;
     te_value dx, converted;
-    fused.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
+    fused.fast = 1; /* in FP8 the library's GEMM always accumulates in the tensor cores */
     const int is_fused = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &fused, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te__acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
@@ -61,7 +64,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* dx[rows, in] = dy weight (+ the gradient of the fork's other use). */
+/* Compute dx[rows, in] = dy weight. If the linear reads a fork (its step then has a second op), add the gradient of the
+ * fork's other use. x: the product. */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;
@@ -101,13 +105,15 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
-    /* where dy is still being gathered dx comes first, because it can begin with a part of dy */
+    /* While dy is still being gathered (x.ranks), dx is computed before dweight, because the product for dx can begin
+     * with the rows of dy that have arrived. */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* if nothing runs beside products (te__overlap_memory.serial) */
+    TE_TRY(te__wgrad_now(r)); /* runs the deferred weight gradient, unless it ran during the gather (it
+                              * does not with te__overlap_memory.serial) */
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }

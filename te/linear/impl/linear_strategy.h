@@ -1,6 +1,7 @@
-/* linear_strategy.h -- the strategies for a forward step that begins with a linear: a matrix product, whose back end
- * may do some of the following ops in its epilogue (a bias, a gelu, a scale, a residual), and one pointwise kernel for
- * the rest; or one kernel for all (linear_epilogue.h).
+/* linear_strategy.h -- the strategies for a forward step that begins with a linear. One strategy runs the whole step as
+ * one kernel (linear_epilogue.h). The others run a matrix product, in whose epilogue the back end (such as cuBLASLt)
+ * does none, some or all of the following ops (a bias, a gelu, a scale, a residual), and one pointwise kernel for the
+ * remaining ops.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
@@ -8,29 +9,31 @@
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
-/* The kernels of a step: the pointwise kernel behind the product, the product with its epilogue, and the product alone;
- * null: there is none. */
+/* The kernels of a step. launch, shape: the pointwise kernel behind the product; fused: the product with the ops in its
+ * epilogue; unfused: the product alone. Null: no such kernel. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
     te_product_kernels *fused, *unfused;
 } te__linear_kernels;
 
-/* Whether one kernel for the whole step can store what its consumer reads: FP8 only where the list names a recipe, and
- * behind a gated op under a recipe in inference alone (linear_epilogue.h). */
+/* Whether one kernel for the whole step can store its result in the format that the consumer reads. It can store FP8
+ * only if the list names a recipe. A step with a gated op under a recipe runs as one kernel only in inference
+ * (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* Which size of a product is the number of rows of the call. */
+/* Which of a product's sizes, m or k, is the number of rows of the call. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
-/* Run the product, on the host with scratch memory of the workspace. unfused: the library's kernels for it; null:
- * none. */
+/* Run the product by the library's kernels `unfused` (may be null) if one of them is chosen for it, else by the back
+ * end. On the host the product gets scratch memory from the workspace. rows: the size of the product that is the number
+ * of rows of the call. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    te_gemm capacity = *g; /* a product of as many rows as the workspace is sized for */
+    te_gemm capacity = *g; /* the product with the number of rows that the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
@@ -49,7 +52,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Whether all values that the product would write or add have the format of its result. */
+/* Whether the outputs of all ops of the step, and the residuals that the ops add, are in the list's format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -66,7 +69,8 @@ TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te__gemm_supports(g, r->ctx);
 }
-/* Set up the epilogue that `strategy` asks for. Returns how many ops it does, or -1 if there is no such epilogue. */
+/* Set up the epilogue that `strategy` asks for. Returns how many ops the epilogue does, or -1 if the back end has no
+ * such epilogue for this step. */
 TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy strategy) {
     const int rest = s->count - 1;
     int j = 1;
@@ -74,7 +78,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
-        /* pays only for a bias whose result backward needs: the product stores it, and the pointwise kernel reads it */
+        /* pays only if backward needs the result of the bias: the product then stores that result, from which the
+         * pointwise kernel does the other ops */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -84,7 +89,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
         g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
-        /* not where the library's gelu is recomputed in backward: cuBLASLt's has other bits */
+        /* Backward recomputes gelu's result with the library's gelu, which is not bitwise identical to cuBLASLt's; so
+         * where backward does that, forward must use the library's gelu, too. */
         const int recomputed = r->pass == TE_FORWARD && j < rest &&
                           te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !recomputed) {
@@ -97,7 +103,7 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
-/* The product's epilogue does all ops of the step. */
+/* Run the step as a product alone, whose epilogue does all ops of the step. */
 TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
@@ -115,21 +121,22 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
     te__set_current(r, y);
     return TE_OK;
 }
-/* The product's epilogue does the first `taken` ops, a pointwise kernel the rest. */
+/* Run the step as a product, whose epilogue does the first `taken` ops, and a pointwise kernel that does the rest.
+ * product: memory for the product's result. */
 TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                            int taken, te_value product) {
     g->d = product.data;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Run the forward step by the strategy that was chosen. */
+/* Run the forward step by the chosen strategy. taken: how many ops the product's epilogue does. */
 TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te__output_of(r, s->op[taken]), middle;
-    /* Memory for the product alone, whatever the strategy: the number of rows and timings decide which strategy it is,
-     * and the workspace must not depend on that. */
+    /* Acquire memory for the product's result under every strategy, even if the strategy does not store it: the number
+     * of rows and timings decide which strategy runs, and the size of the workspace must not depend on them. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te__acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te__no_value();

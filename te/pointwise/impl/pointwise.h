@@ -2,13 +2,14 @@
  * [a norm] [elementwise ops].
  *
  * A group of lanes takes a row (without a norm: a part of a row), runs the kernel's ops on it in registers, eight
- * elements at a time, and stores what other kernels read. On a CPU a group is one lane. In backward a lane keeps to the
- * same columns, sums them over the rows that it sees (dbias, dgamma, dbeta), and each block stores one partial sum; a
- * second kernel adds these up in a fixed order. There are no atomics, so the same inputs give the same bits.
+ * elements at a time, and stores the values that other kernels read. On a CPU a group is one lane. In backward a lane
+ * processes the same columns of several rows and sums the gradients of parameters (dbias, dgamma, dbeta) over these
+ * rows; each block stores one partial sum, and a second kernel adds these up in a fixed order. No sum uses atomics, so
+ * the same inputs give bitwise identical results.
  *
- * Roles: pointwise_elementwise.h and pointwise_norm.h have the bodies, pointwise_quantize.h and
- * pointwise_quantize_transpose.h store FP8 operands with scales, pointwise_kernel.h picks a body, pointwise_macros.h
- * makes the kernels of a list, pointwise_step.h fills in the arguments and launches them.
+ * Roles: pointwise_elementwise.h and pointwise_norm.h contain the bodies of the kernels; pointwise_quantize.h and
+ * pointwise_quantize_transpose.h store FP8 operands with scales; pointwise_kernel.h picks a body; pointwise_macros.h
+ * generates the kernels of a list; pointwise_step.h fills in the arguments and launches the kernels.
  *
  * Floor: the bytes that a kernel reads and writes, at the memory's rate. Measurements: docs/notes/pointwise.md.
  */
@@ -24,21 +25,23 @@
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-/* The result in FP8 for a consumer with one scale a tensor. y null: it is not stored so, and amax is that of the result
- * in the list's format, for the cast that follows. All pointers are to target memory. */
+/* The result in FP8, for a consumer that uses one scale per tensor. y null: the result is not stored in FP8, and `amax`
+ * is the amax of the result in the list's format, which the cast that follows needs. All pointers are to target
+ * memory. */
 typedef struct te_pointwise_fp8 {
     void *y;            /* [rows, out], e4m3; in backward the list's format of gradients */
-    const float *scale; /* the scale: y is the result times this */
-    float *amax;        /* raised to the largest |result|; null: not wanted */
+    const float *scale; /* the scale: y is the result multiplied by it */
+    float *amax;        /* raised to the largest |result|; null: no amax is computed */
     float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_save); null: not wanted */
 } te_pointwise_fp8;
 
-/* How a kernel stores its result under a recipe with one scale a tensor: in the list's format; in FP8; or, under
- * fp8_current, whose scale follows from the result itself, in the list's format and with its amax. */
+/* How a kernel stores its result under a recipe with one scale per tensor: in the list's format; in FP8; or in the
+ * list's format together with its amax. The last is for fp8_current, whose scale is computed from the result itself. */
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
-/* The result in FP8 with scales that the kernel finds, one for each 1 x 128 or for each row (pointwise_quantize.h); and
- * its transpose (pointwise_quantize_transpose.h). y null: not stored. All pointers are to target memory. */
+/* The result in FP8 with scales that the kernel computes, one for each 1 x 128 or for each row (pointwise_quantize.h),
+ * and the transpose of the result (pointwise_quantize_transpose.h). y null: the FP8 result is not stored. All pointers
+ * are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
@@ -48,9 +51,9 @@ typedef struct te_pointwise_quantize {
     void *yt;           /* [out, yt_cols]; null: not wanted */
     float *yt_inverse;
     const void *norm_x; /* the input of the kernel's norm */
-    int from;           /* the first op to run: x is its input */
+    int from;           /* the index of the first op to run; x is the input of that op */
     const float *scale; /* the one scale of the transpose; null: it has scales for each 1 x 128 */
-    int rounded;        /* round the result to the list's format before it is multiplied by this scale, or by
+    int rounded;        /* round the result to the list's format before multiplying it by `scale` above, or by
                          * fp8.scale */
 } te_pointwise_quantize;
 
@@ -62,12 +65,13 @@ typedef struct te_pointwise {
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
     int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* forward advances the random state in this kernel; taken null: not in this one */
+    te_rng_args take; /* forward advances the random state in this kernel; taken null: another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
-/* A lane's eight elements in registers. g: those of the second half of the row, beside a gated op. sum: gradients of
- * parameters, [0, 8) of v's columns and [8, 16) of g's; an op with three parameters has 8 for each. */
+/* A lane's eight elements in registers. g: eight elements of the second half of the row, on the side of a gated op that
+ * has two halves. sum: the gradients of parameters, [0, 8) for the columns of v and [8, 16) for those of g; an op with
+ * three parameters uses eight elements for each parameter. */
 typedef struct te_lane {
     float v[8], g[8], sum[24];
     te_place at;
@@ -76,8 +80,8 @@ typedef struct te_lane {
 /* Runs the ops [from, to) of the kernel on one te_lane; a macro makes it, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* What a kernel is made for. All members are constants; where the list's widths are known only at run time, all but
- * `half` and what te_shape_at changes. */
+/* The properties that a kernel is compiled for. All members are constants. Where the list's widths are known only at
+ * run time, `half` and the members that te_shape_at changes are not constants. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
@@ -87,7 +91,7 @@ typedef struct te_kernel_shape {
     te_dtype norm_in, norm_out; /* formats of the norm's input and output in forward */
     int sums, sum_halves;      /* which op sums the gradient over rows (bias); -1: none. It has half * sum_halves
                                 * columns */
-    int sums_three;            /* that op has three parameters (dyt) */
+    int sums_three;            /* the op that sums has three parameters (dyt) */
     int backward, draws;
     int reads; /* the first op that reads a 16-bit tensor of the row's shape (te_read8); -1: none */
     int lanes, chunks, groups; /* lanes for a row, vectors of eight for a lane, rows for a block at a time */
@@ -95,9 +99,10 @@ typedef struct te_kernel_shape {
     int smem_gamma;            /* bytes of shared memory for gamma; 0: none */
     int fp8;                   /* y may be stored in this FP8 format, a te_dtype: the list names a recipe; 0: it may
                                 * not */
-    te_scaling scaled;         /* and with scales of this kind, which the kernel finds (pointwise_quantize.h) */
-    int transposes; /* there is a tile kernel, too, which stores the transpose (pointwise_quantize_transpose.h) */
-    int norm_reads_x;          /* the norm's input is x: no ops but forks come before it */
+    te_scaling scaled;         /* the kind of scales that the kernel computes for the FP8 result
+                                * (pointwise_quantize.h) */
+    int transposes; /* the step also has a tile kernel, which stores the transpose (pointwise_quantize_transpose.h) */
+    int norm_reads_x;          /* the norm reads x directly: only forks come before it */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {
     te_pointwise_shape k;
@@ -105,27 +110,27 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     return k;
 }
 
-/* The kind of scales, a te_scaling, with which the pointwise kernel `name` stores its result for the product behind it;
- * TE_SCALING_NONE: it finds none. In backward the tile kernel does that (pointwise_quantize_transpose.h). Without a
- * norm, a kernel whose width is known only at run time has only a part of a row, so it cannot find a scale for the row.
- */
+/* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the product
+ * behind it; TE_SCALING_NONE: it computes none. In backward the tile kernel computes them instead
+ * (pointwise_quantize_transpose.h). A kernel without a norm whose width is known only at run time gives each group of
+ * lanes only a part of a row, so it cannot compute a scale for the whole row. */
 #define TE__POINTWISE_SCALING(model, name)                                                                        \
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* The norm's index for the choice of the launch: also 0, not -1, where a group of lanes needs the whole row for its
- * scale. */
+/* The index of the norm, as the launch macros take it. It is 0 instead of -1 in a kernel without a norm whose groups of
+ * lanes need the whole row to compute its scale, so that the launch is that of a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
-/* Lanes for a row with scales: whole warps, because the maximum is taken by shuffles. */
+/* Lanes for a row whose scales are computed: whole warps, because the maximum is computed by shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* Rows that a lane loads at once in a kernel without a norm: the maximum, and for the kernel k. Then the number of
- * blocks that share a row. */
+/* TE_MAP_ROWS: the maximum number of rows that a lane loads at once in a kernel without a norm. te_map_batch: that
+ * number for the kernel k. te_pointwise_tiles: the number of blocks that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
@@ -144,21 +149,22 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
  * of a row; sums: which op sums a bias's gradient, -1: none. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a warp takes a row of up to 1024 columns, 64 to 1024 threads a longer one. Backward: one vector a lane up to
- * 4096 columns, because the sums over rows take most of the registers; two vectors where a bias is summed as well. */
+/* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: a lane
+ * has one vector of a row of up to 4096 columns, because the sums over rows take most of the registers; but it has two
+ * vectors where the gradient of a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* Forward, no more rows than multiprocessors: as many threads as a row has vectors. Latency dominates. A thread then
- * has one vector, and the kernel half the instructions; instruction cache misses dominate, because the GEMM before this
- * kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the
- * kernel for many rows. With many rows this kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of
- * 35. */
+/* Lanes of the norm kernel for forward calls with at most as many rows as multiprocessors: as many threads as a row has
+ * vectors. In these calls latency dominates. With one vector per thread the kernel has half the instructions, and
+ * instruction cache misses dominate its time, because the GEMM before this kernel evicted its code from the L2. A GPT
+ * block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the kernel for many rows. With many rows this
+ * kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
-/* No norm, and no sums: a block takes a few neighbouring rows, and as many columns of each as it can. Rows that lie far
- * apart, or few columns of many rows, cost up to a tenth more (8192 x 16384: bias_gelu 210 us instead of 200,
- * bias_dropout_add 210 instead of 195). */
+/* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
+ * each as it can. A block with rows that lie far apart, or with few columns of many rows, takes up to a tenth longer
+ * (8192 x 16384: bias_gelu 210 us instead of 200, bias_dropout_add 210 instead of 195). */
 #define TE_MAP_LANES(w, sums)                                                                                 \
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
@@ -166,9 +172,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* Blocks on a multiprocessor that a kernel is compiled for, which bounds its registers: as many threads as keep the
- * memory busy, and fewer where a lane has more vectors of a row. Where gradients are summed te__max_blocks launches no
- * more blocks than these. */
+/* The number of blocks per multiprocessor that a kernel is compiled for; this bounds its registers. There are enough
+ * threads to keep the memory busy, but fewer where a lane holds more vectors of a row. Where gradients are summed,
+ * te__max_blocks launches no more blocks than fit on the device at once. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
@@ -188,9 +194,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
-/* The kernels of a pointwise step whose width is known only at run time: X(.., suffix, columns, aligned). With a norm a
- * row has at most so many columns; without one any number. Rows that are no multiple of eight have one kernel for up to
- * 1024 columns and one for longer rows. */
+/* The kernels of a pointwise step whose width is known only at run time: X(.., suffix, columns, aligned). With a norm,
+ * `columns` is the maximum width of a row; without a norm any width is allowed. For rows whose length is no multiple of
+ * eight, a step with a norm has one kernel for up to 1024 columns and one for longer rows. */
 #if TE_CUDA
 #define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, aligned, 1024, 1) X(__VA_ARGS__, any, 1024, 0)
 #define TE_NORM_KERNELS(X, ...)                                                                                 \
@@ -236,7 +242,7 @@ TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* The larger of amax_bits and the bits of the largest |v|, of the elements that lie in the row. */
+/* The larger of amax_bits and the bits of the largest |v|. Only elements that lie inside the row count. */
 TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(amax_bits, v);
     TE_UNROLL
@@ -244,7 +250,8 @@ TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place
         if (i < at.n && te_amax_bits(v[i]) > amax_bits) amax_bits = te_amax_bits(v[i]);
     return amax_bits;
 }
-/* Store eight elements in FP8, times `scale`. *amax_bits: the bits of the largest |y| so far. */
+/* Multiply eight elements by `scale` and store them in FP8. *amax_bits is raised to the bits of the largest |v| before
+ * scaling. */
 TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at,
                                    const te_pointwise_shape k, uint32_t *amax_bits) {
     float w[8];
@@ -278,8 +285,9 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
-/* The rows of a group of lanes, and its registers and shared memory. sums: [TE_SUM_SLOTS][chunks][8]; rows:
- * [5][chunks], which te_norm_registers points into; smem_gamma: k.smem_gamma bytes of shared memory. */
+/* The rows that a group of lanes works on, and the registers and shared memory that it uses. sums:
+ * [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], which the pointers of te_norm_registers point into; smem_gamma:
+ * k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* the first vector of a row */
     int64_t first, step;
@@ -288,11 +296,13 @@ typedef struct te_pointwise_part {
     te_smem16 *smem_gamma;
     uint32_t *amax_bits;
 } te_pointwise_part;
-/* The bits of the largest |y| as it is stored: rounding is monotonic, so the maximum may be rounded after the fact. */
+/* The bits of the largest |y| in the format `to` that y is stored in. Rounding is monotonic, so it suffices to round
+ * the maximum instead of each element. */
 TE_FN uint32_t te_amax_rounded(uint32_t amax_bits, te_dtype to) {
     return amax_bits > 0x7f800000u ? amax_bits : te_amax_bits(te_round_to(te_float_of_bits(amax_bits), to));
 }
-/* At the end of a kernel: store its largest |y|. block_lanes: all lanes of the block. */
+/* At the end of a kernel: combine the block's largest |y| into the amax of the tensor, and save the scale. block_lanes:
+ * all lanes of the block. */
 TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes block_lanes,
                                    uint32_t amax_bits) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;

@@ -11,8 +11,8 @@ typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, 
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
-/* Store the op's output where s->out has memory, and go on with the value as it was rounded: backward reads that one.
- */
+/* Stores the op's output if s->out is not null, and rounds the value in registers to the stored format: the ops that
+ * follow then compute from the same numbers that backward reads. */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -25,8 +25,9 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_store_saved(l, s, formats.out);
 }
-/* In backward s->out is memory for the gradient of a fork's value. An op with formats.stores_fork_grad (an add or mul
- * whose fork has other uses) has stored it itself; here an add stores the gradient that passes through it. */
+/* In backward, s->out is the memory for the gradient of a fork's value. An op with formats.stores_fork_grad (an add or
+ * mul whose fork has other uses, or any mul) has already stored this gradient in its own function f; any other add
+ * stores here the gradient that passes through it. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
@@ -48,20 +49,21 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* Slots of a lane's sums over the rows that it sees: the gradient (dbias), that of the second half of a row, dgamma and
- * dbeta; an op with three parameters has its gradients in the first three. The sums are [slot][chunk][8] floats in
- * registers (TE__POINTWISE_KERNEL). */
+/* The slots of a lane's sums over its rows: the gradient (dbias), the gradient of the second half of a row, dgamma and
+ * dbeta. An op with three parameters uses the first three slots for the gradients of its parameters. The sums are
+ * [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of rows from `row` on, `step` apart. sums: of these columns; amax_bits: see te_store_fn. */
+/* Eight columns of the rows row, row + step, .. . vector: which eight columns; sums: the sums over rows of these
+ * columns; amax_bits: see te_store_fn. */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Run the kernel on `count` rows of a slice. All are loaded before the first is computed, so that their loads overlap.
- */
+/* Runs the kernel's ops on `count` rows of a slice. All rows are loaded before the first is computed, so that their
+ * loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
     const int second = 8 * k.chunks; /* where the sums of the second half begin */
@@ -77,12 +79,12 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Whether a block takes one batch of neighbouring rows; else it takes rows that are a grid apart, until none is left.
- */
+/* Whether each block works on one batch of neighbouring rows. If not, a block works on rows that are a whole grid
+ * apart, until the last row is reached. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* The bodies without a norm: a block takes some columns (a tile) of a batch of neighbouring rows, or of rows that are a
- * grid apart. */
+/* The bodies of kernels without a norm. A block works on some columns (a tile) of a batch of neighbouring rows
+ * (_adjacent), or of rows that are a whole grid apart (_strided). */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

@@ -1,12 +1,12 @@
-/* pointwise_kernel.h -- the device function behind every pointwise kernel: which rows a group of lanes takes, which
- * body runs on them, and the partial sums and the amax at the end.
+/* pointwise_kernel.h -- the device function behind every pointwise kernel: it decides which rows a group of lanes
+ * works on, runs the kernel's body on them, and finally stores the partial sums and the amax.
  */
 #ifndef TE_POINTWISE_KERNEL_H
 #define TE_POINTWISE_KERNEL_H
 
 #include "pointwise_norm.h" /* te_norm_forward */
 
-/* Add up the sums over rows of the block's groups, and store them as the block's partial sum. */
+/* Adds up the sums over rows that the block's groups of lanes hold, and stores the total as the block's partial sum. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
@@ -25,7 +25,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The body that runs on them. */
+/* The function that runs a kernel's ops on the rows of one group of lanes (p). */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -55,8 +55,9 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
                                  rows + 4 * k.chunks, p->amax_bits, p->sums, p->smem_gamma};
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m);
 }
-/* The body of the pointwise kernel `name`. The macro picks it by constants, so that the compiler sees no other:
- * inlining all of them first and discarding the others took half of a pointwise kernel's compile time. */
+/* The body of the pointwise kernel `name`. The macro selects the body by constants, so that only the selected one is
+ * compiled: when all bodies were inlined and the unused ones discarded afterwards, that took half of the compile time
+ * of a pointwise kernel. */
 #define TE_POINTWISE_ROWS_OF(name)                                                                          \
     ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
          ? (name##_norm < 0 ? te_pointwise_rows_quantized : te_pointwise_rows_norm_quantized)                         \
@@ -64,7 +65,8 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
      : name##_is_backward ? te_pointwise_rows_norm_backward                                                 \
                           : te_pointwise_rows_norm)
 
-/* The kernel. p: its sums, rows and smem_gamma; the rest is set here. */
+/* The device function of every pointwise kernel. The caller sets p.sums, p.rows and p.smem_gamma; this function sets
+ * the other members of p. */
 TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn stages, te_store_fn store,
                              te_pointwise_rows_fn rows_of, const te_pointwise_shape k, te_pointwise_part p) {
     int group, one;
@@ -72,7 +74,7 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* blocks with neighbouring indices share rows */
+              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows */
     const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
     const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);

@@ -1,11 +1,11 @@
-/* pointwise_macros.h -- from the ops of a step to its pointwise kernels: constants of the pattern (widths, number
- * formats, which op is the norm, which sums), the function that runs the ops on eight elements, and the kernels.
- * Macros make names and constants; what the kernels do is in functions (pointwise_kernel.h,
- * pointwise_quantize_transpose.h).
+/* pointwise_macros.h -- generates the pointwise kernels of a step from the step's ops: the constants of the pattern
+ * (widths, number formats, which op is the norm, which op sums gradients), the function that runs the ops on eight
+ * elements, and the kernels. The macros only make names and constants; the code of the kernels is in functions
+ * (pointwise_kernel.h, pointwise_quantize_transpose.h).
  *
  *     TE_POINTWISE(name, widths, model, dtype, pass, ops...)
  *
- * makes name##_shape(half) and name##_launch(ctx, grid, args).
+ * defines name##_shape(half) and name##_launch(ctx, grid, args).
  */
 #ifndef TE_POINTWISE_MACROS_H
 #define TE_POINTWISE_MACROS_H
@@ -91,8 +91,9 @@
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bits, by an op's place in the pattern. SAVED_AT: its input lies in memory; from bit 16 on: backward reads it, too.
- * PARAM_AT: it sums in backward, so its forward reads a parameter. OUTPUT_AT: it stores to a tensor of the caller's. */
+/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the op's input is in memory; bit 16 +
+ * position: backward reads that input. PARAM_AT: the op's backward sums the gradient of a parameter, so its forward
+ * reads that parameter. OUTPUT_AT: the op stores to a tensor of the caller. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
@@ -100,8 +101,8 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Ops that read a tensor of the row's shape in the model's format, which a GEMM may prefetch for its epilogue; not
- * where this same kernel has stored that tensor. */
+/* The bit of an op that reads a tensor which has the shape of the kernel's rows and the list's format; a GEMM may
+ * prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored the tensor. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -112,21 +113,21 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* A fork and its use in one pattern: the fork's value (in backward, its use's gradient) was stored by this same
- * kernel. */
+/* Whether a fork and its use are in the same pattern, so that this same kernel has stored the fork's value (in
+ * backward, the gradient from its use). */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_LOCAL_FORK, TE__IS_NOT_LOCAL)(name, model, op)
 #define TE__IS_LOCAL_FORK(name, model, op) ((int)name##_local_forks >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
-/* Bits, by place in a backward pattern: the forks whose uses stand in it. */
+/* Bit mask by position in a backward pattern: the forks of which a use is in the same pattern. */
 #define TE__LOCAL_FORKS(x, i, op) TE__LOCAL_FORKS2(TE_UNWRAP(x), op)
 #define TE__LOCAL_FORKS2(...) TE__LOCAL_FORKS3(__VA_ARGS__)
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_PATTERN ? 1 << ((at) & (TE_MAX_PATTERN - 1)) : 0)
-/* Whether an op stores the gradient of its fork's value in backward: a mul does, and an add where the fork has other
- * uses. */
+/* Whether an op stores the gradient of its fork's value in backward: a mul always does, an add only if the fork has
+ * other uses. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_USE_MARK_, TE_FAMILY(op)), TE__JOINS_FORK_USE, TE__JOINS_NONE)(model, op)
@@ -136,7 +137,7 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls of the pattern's ops, each with its options. */
+/* The calls that run the pattern's ops; each call gets the options of its op. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -153,7 +154,8 @@
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* The constants of the launch for rows of at most `columns`. lanes_of: TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
+/* The constants of the launch, for rows of at most `columns` columns. lanes_of: the macro that chooses the number of
+ * lanes for a row, TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
 #define TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, columns, lanes_of)                                            \
     enum {                                                                                                            \
         kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                 \
@@ -165,8 +167,8 @@
         kernel##_resident = TE_POINTWISE_RESIDENT(name##_row_at, kernel##_threads, kernel##_chunks, name##_sums,      \
             name##_in_halves != name##_out_halves, pass)                                                              \
     };
-/* kernel##_shape(half): all of these constants. width: name##_half or, where the width is known only at run time, half;
- * finish: nothing, or te_shape_at. */
+/* Defines kernel##_shape(half), which returns all constants of the kernel. width: name##_half or, if the width is known
+ * only at run time, half; finish: empty, or te_shape_at, which adapts the shape to that width. */
 #define TE__POINTWISE_SHAPE(kernel, name, dtype, eps, width, is_aligned, finish)                                      \
     TE_BOTH te_pointwise_shape kernel##_shape(int half) {                                                             \
         const te_pointwise_shape k = {                                                                                \
@@ -200,8 +202,8 @@
         (void)half;                                                                                                   \
         return finish(k);                                                                                             \
     }
-/* The kernel. kernel##_registers: the parts of its rows, and the sums, that a thread holds in registers. exists 0: the
- * body is empty. */
+/* Defines the kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers. exists: 0
+ * if the kernel is never launched; its body is then empty. */
 #define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
     typedef struct kernel##_registers {                                                                               \
         float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
@@ -219,7 +221,7 @@
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)
 
-/* One kernel, of the list's own width. */
+/* The list's width is a constant: the kernel is compiled for exactly this width. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
     TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)(name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
 #define TE__POINTWISE_BY_NORM(pass, ...)                                                                              \
@@ -230,7 +232,8 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* A norm has a second kernel for calls with no more rows than multiprocessors, unless both have as many lanes. */
+/* A forward step with a norm has a second kernel for calls with at most as many rows as multiprocessors, unless both
+ * kernels would use the same number of lanes for a row. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
@@ -245,7 +248,7 @@
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
 #endif
 
-/* A width that is known only at run time: several kernels, of which a call takes the first that fits its width. */
+/* The width is known only at run time: there are several kernels, and a call uses the first one that fits its width. */
 #define TE__POINTWISE_DIMS(name, dtype, pass, eps, ...)                                                               \
     TE__POINTWISE_KERNELS(                                                                                            \
         TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS),                     \
@@ -274,8 +277,10 @@
 
 /* ---- kernels of lists under a recipe ----------------------------------------------------------------------------- */
 
-/* The kernels, by the list's widths and recipe (TE__PRODUCT_fixed and its variants in linear_epilogue.h). Only a kernel
- * whose consumer reads scales for rows or tiles has code to find them. */
+/* Each macro defines the kernels of one kind of list. The suffix says whether the widths are constants (fixed) or known
+ * only at run time (dims), and whether the list names a recipe; it is the suffix of TE__PRODUCT_fixed and its variants
+ * in linear_epilogue.h. Only a kernel whose consumer reads scales for rows or tiles contains code that computes such
+ * scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -285,11 +290,14 @@
 #define TE__POINTWISE_NO_CONSUMER(name) \
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
-/* The recipe of the consumer of op i of a list, as te__consumer_of finds it. step: 1 in forward, -1 in backward. */
+/* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input). te__consumer_of
+ * finds the same op at run time. step: the direction of the pass through the list, 1 in forward and -1 in backward;
+ * passes_through: the flag of an op that passes the result on unchanged, so that the op behind it is the consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
-/* What the kernel stores for a consumer of this recipe with one scale a tensor. */
+/* How the kernel stores its result for a consumer with this recipe: TE_RESULT_y unless the recipe uses one scale per
+ * tensor. */
 TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     if (!TE_IS_TENSORWISE(recipe)) return TE_RESULT_y;
     return recipe == (int)TE_RECIPE_fp8_current ? TE_RESULT_amax : TE_RESULT_fp8;
@@ -304,7 +312,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* Lists with constant widths that train under a recipe. */
+/* The kernels of lists that have constant widths and train under a recipe: a row kernel and a tile kernel
+ * (pointwise_quantize_transpose.h). The launch runs one of them or both. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
@@ -335,22 +344,26 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
-/* Whether a product with one scale a tensor reads the output of the last op, and backward may recompute it. */
+/* Whether the consumer of the last op's output is a product with one scale per tensor, and backward may recompute this
+ * output. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
      TE_IS_TENSORWISE(TE__CONSUMER_RECIPE(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
-/* Whether an op may change the gradient that passes through it. A tile kernel stores the transpose (name##_transposes)
- * where one does, and where none reads a saved input (name##_saved_inputs): these loads would wait for one another. */
+/* Whether an op may change the gradient that passes through it. In backward under a recipe with one scale per tensor, a
+ * tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient and no op
+ * reads a saved input (name##_saved_inputs); the loads of saved inputs would wait for one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Whether there can be a tile kernel: no tile may contain columns of both halves of a result. There is one if a product
- * reads its tiles. */
+/* Whether the pattern and its width allow a tile kernel that runs the whole pattern; among other conditions, no tile
+ * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a product reads what it
+ * stores. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))
-/* Blocks on a multiprocessor that a tile kernel is compiled for. 32768 x 4096 on an H200: with 2, 3 and 4 blocks gelu
- * takes 212, 181 and 169 us, its backward with dbias 367, 316 and 277; swiglu takes 209 with 2 and 205 with 3, its
- * backward, where a lane has both halves of a row, 478 with 2 and 505 with 3. */
+/* The number of blocks per multiprocessor that a tile kernel is compiled for. Measured at 32768 x 4096 on an H200: gelu
+ * takes 212, 181 and 169 us with 2, 3 and 4 blocks, and its backward with dbias takes 367, 316 and 277 us; swiglu takes
+ * 209 us with 2 blocks and 205 us with 3; the backward of swiglu, in which a lane holds both halves of a row, takes 478
+ * us with 2 blocks and 505 us with 3. */
 #define TE__POINTWISE_TILES_RESIDENT(name)                                                \
     (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                      ? 2 \
      : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws          ? 3 \

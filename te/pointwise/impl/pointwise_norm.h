@@ -7,19 +7,21 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Whether column `col` lies behind the end of the row. A kernel that may store FP8 is bound by instructions, so where
- * the lanes cover the row exactly this is a constant, and its branches disappear. */
+/* Whether column `col` lies behind the end of the row. If the lanes cover the row exactly, the answer is the constant 0
+ * in kernels that may store FP8: these kernels are limited by their instruction count, and the branches on this value
+ * disappear. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* Loads a row to registers, through the ops before the norm. source: an argument of the function's own; null where it
- * needs none. A function with a source also loads gamma, to row_x[k.chunks ..]. */
+/* Loads a row to registers and runs the ops before the norm on it. source: an extra argument for a particular load
+ * function; null if it needs none. A load function with a source also loads gamma, to row_x[k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* row_x: the row as it would be stored. Where that is 16 bits an element half the registers suffice, and twice as many
- * rows are in flight; and the norm computes from the same numbers whether its input is stored or not. */
+/* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element this takes
+ * half the registers of f32, so twice as many rows are in flight; and the norm computes from the same numbers whether
+ * or not its input is stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -59,8 +61,8 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
     return n;
 }
 
-/* Normalise the row, run the ops behind the norm and store the result. scaled, a constant: in FP8, with scales that are
- * found here. */
+/* Normalises the row, runs the ops behind the norm and stores the result. scaled, a constant: whether the result is
+ * stored in FP8 with scales that this function computes. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
@@ -87,7 +89,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* How the result is stored: as the list says, or with scales in those calls that ask for them. */
+/* How the result of a kernel is stored. te_norm_store uses `store`; te_norm_store_quantized stores FP8 with computed
+ * scales in calls that ask for it, and uses `store` in other calls. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -141,13 +144,13 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* A lane's part of the rows that it works on, as they are stored, in the registers that the kernel declares
- * (TE__POINTWISE_KERNEL). A backward kernel begins with its norm; a group of lanes takes row after row, and a lane sums
- * its columns over them. */
+/* The registers of a lane in backward, which the kernel declares (TE__POINTWISE_KERNEL). They hold the lane's columns
+ * of its rows, in the format of the tensors in memory. A backward kernel begins with its norm; a group of lanes works
+ * on one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the current row */
     te_vec8 *next_dy, *next_x; /* of the next row, which is being loaded */
-    te_vec8 *gamma;            /* where it is not in shared memory */
+    te_vec8 *gamma;            /* gamma, if it is not in shared memory */
     uint32_t *amax_bits;            /* see te_store_fn */
     float *sums;               /* see TE_SUM_SLOTS */
     te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma, because the sums need the registers */
@@ -178,8 +181,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
 
 typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
-/* Load dy, x and the statistics of a row, while the row before is computed. They go to registers: by cp.async through a
- * ring of three rows in shared memory 8192 x 4096 took 92 us instead of 72. */
+/* Loads dy, x and the statistics of a row while the previous row is computed. The loads go to registers: with cp.async
+ * and a ring of three rows in shared memory, 8192 x 4096 took 92 us instead of 72. */
 TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
@@ -247,7 +250,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     }
 }
 
-/* Rows from `first` on, `step` apart: each is loaded while the one before it is computed. */
+/* Runs backward on the rows from `first` on, `step` apart; each row is loaded while the previous one is computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
                                  const te_norm_registers *m) {

@@ -1,8 +1,10 @@
-/* pointwise_step.h -- one step of a plan that is a pointwise kernel: where its values lie, and the launch.
+/* pointwise_step.h -- runs one step of a plan that is a pointwise kernel: decides where its values are stored, fills in
+ * the kernel's arguments and launches it.
  *
- * The kernel runs the ops of the step on registers. A value that has to lie in memory besides (backward reads it, or a
- * fork keeps it) is stored on the way: te_stage.out. How the step's result is stored depends on its consumer's policy:
- * in the list's format, in FP8 with the one scale of a tensor, or in FP8 with scales that the kernel finds.
+ * The kernel runs the ops of the step on values in registers. An intermediate value that must be in memory as well,
+ * because backward reads it or a fork keeps it, is stored to te_stage.out by the op that produces it. The policy of the
+ * consumer decides how the step's result is stored: in the list's format, in FP8 with one scale for the tensor, or in
+ * FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -17,11 +19,12 @@ typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const
 /* The kernel of one step while its arguments are filled in. */
 typedef struct te_pointwise_work {
     const te_step *step;
-    int skip;    /* the ops of the step in front of the kernel: 1 behind a product or a collective, else 0 */
-    int applied; /* the ops behind those that the product's epilogue has done (a bias) */
+    int skip;    /* the number of leading ops of the step that are not part of this kernel: 1 if the step begins with a
+                  * product or a collective, else 0 */
+    int applied; /* the number of ops from `skip` on that the product's epilogue has already done (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
-    int launches; /* there is something to compute or to store */
+    int launches; /* the kernel has something to compute or to store, so it is launched */
 } te_pointwise_work;
 
 TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
@@ -29,7 +32,8 @@ TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_po
     w.step = s, w.skip = skip, w.applied = 0, w.shape = k, w.args = args, w.launches = 0;
     return w;
 }
-/* Op i's parameters, statistics and random numbers. */
+/* Sets *st to the arguments of op i: its parameters, its row statistics, and the state and position of its random
+ * numbers. */
 TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     memset(st, 0, sizeof *st);
@@ -40,20 +44,21 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 
 /* ---- the step's result, for its consumer ------------------------------------------------------------------------- */
 
-/* How the result is stored. */
+/* How the kernel stores the step's result. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    TE_RESULT_in_fp8,      /* with the consumer's scale, which is known */
-    TE_RESULT_with_scales  /* in FP8, with a scale for each row or each 1 x 128, which the kernel finds */
+    TE_RESULT_in_fp8,      /* with the consumer's scale, which is known before the kernel runs */
+    TE_RESULT_with_scales  /* in FP8, with a scale for each row or each tile of 1 x 128, which the kernel computes */
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    int consumer; /* the op that reads the result; -1: the caller does, or another end of a fork */
-    int gathered; /* the product behind a gather that the result goes through in FP8; -1: none */
+    int consumer; /* the index of the op that reads the result; -1: the caller reads it, or forks follow in this step */
+    int gathered; /* the product that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of product i with scales that it finds; saved: forward saves the result in the
- * list's format, too. In training fp8_block reads it transposed as well, which takes a kernel for tiles. */
+/* Whether the kernel stores the operand of product i in FP8 with scales that the kernel computes. saved: forward also
+ * saves the result in the list's format. In training, fp8_block reads the operand transposed as well; storing the
+ * transpose takes a tile kernel. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -61,7 +66,8 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
-/* The result of op i, of this dtype, the last of step s. */
+/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the format of the
+ * result in the list; saved: as for te__pointwise_quantizes. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
@@ -73,8 +79,9 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* TE_RESULT_in_fp8: let the kernel store v, the operand of product i or this rank's rows of it, at `at` or, null, in
- * the workspace. v becomes that. */
+/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of product i, or this rank's rows of that
+ * operand. at: where the kernel stores it; null: in a new block of the workspace. On return *v describes the FP8
+ * tensor. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
                                                  void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -89,8 +96,9 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
 }
-/* TE_RESULT_with_scales: let the kernel store v so, as the operand of product i. v becomes that; where v has memory it
- * is stored there, too. */
+/* For TE_RESULT_with_scales: makes the kernel store v, the operand of product i, in FP8 with scales that the kernel
+ * computes. If v->data is not null, the kernel stores v there as well, in the list's format. On return *v describes the
+ * FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
@@ -99,8 +107,9 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* And its transpose with scales for each 1 x 128, for the weight's gradient of product i: forward saves it, backward
- * has it beside v. */
+/* The two functions below make the kernel also store the transpose of the operand of product i, with a scale for each
+ * tile of 1 x 128; the weight's gradient reads it. te__pointwise_save_transposed: forward saves it for backward.
+ * te__pointwise_transpose_blockwise: backward attaches it to v. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (te__policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
@@ -117,15 +126,17 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* The kernel for tiles runs: it stores the gradient of product i with one scale as it lies and, where yt is not null,
- * transposed. */
+/* Makes the tile kernel run on the gradient that product i reads. With one scale for the tensor, it stores the gradient
+ * untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on that. Nor
- * does the memory on what is frozen for a while. */
+/* Makes the tile kernel store v, the gradient that product i reads, transposed as well. The tile kernel runs even if
+ * the weight is frozen and the transpose is therefore not stored: the order in which it sums gradients over rows, and
+ * so the exact values of the other gradients, must not depend on what is frozen. The workspace does not depend on a
+ * temporary freeze either: the transpose has memory there unless the op can never train (TE_IS_FROZEN). */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed = te__no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
@@ -134,7 +145,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Let the kernel find the amax of v, which it stores for product i in the list's format. */
+/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for product i. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -143,7 +154,8 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The result of op i, the last of the step that is no fork: memory in the form that its consumer reads. */
+/* Prepares memory for the result of op i, the last op of the step that is not a fork, in the form that its consumer
+ * reads (e.form). */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
     const te_op *op = &r->plan->op[i];
@@ -169,7 +181,8 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
         return te__pointwise_save_transposed(r, c, e.consumer);
     return TE_OK;
 }
-/* What op i reads or writes beside the value that flows: a fork's value, an output of the list. */
+/* Sets the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value of
+ * its fork, an (output, ..) writes the caller's tensor. */
 TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i];
     te_value v;
@@ -184,12 +197,12 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
     }
     return TE_OK;
 }
-/* The kernel's arguments for x; the current value becomes the step's result. */
+/* Fills in the kernel's arguments for the input x. The step's result becomes the current value of the run. */
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the value so far, where it last was in memory */
-    int last = -1;       /* of the step's ops that are no forks */
+    te_value stored = x; /* the tensor that the value was last stored in */
+    int last = -1;       /* the position in the step of its last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
     w->args->x = x.data, w->args->rows = x.rows;
@@ -226,19 +239,19 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The gradient while it goes through the ops of a step. */
+/* The gradient on its way through the ops of a step. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* where it last was in memory, */
-    int changed;     /* and whether an op has changed it since */
+    te_value stored; /* the tensor that the gradient was last stored in */
+    int changed;     /* an op has changed the gradient since it was stored there */
 } te_pointwise_grad;
 
-/* Op i, an add or a mul, stores the gradient of its fork's value: the sum with that of later uses, if there are any
- * (te/ops/residual.h). */
+/* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
+ * adds the gradient from these uses (st->edge) to its own and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te__is_last_use(r->plan, i);
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
+    if (fork->flags & TE_IS_INPUT) { /* the caller provides the memory for the gradient of an extra input */
         const te_value like = te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out);
         TE_TRY(te__edge_tensor(&v, r, fork, like, 1));
         if (!v.data) return TE_OK;
@@ -251,7 +264,8 @@ TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, 
     st->out = v.data, w->launches = 1;
     return TE_OK;
 }
-/* The gradient passes op i. */
+/* Sets the tensors that op i reads or writes in backward in addition to the gradient that passes through it, and
+ * records in *g whether the op changes that gradient. */
 TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st,
                                               te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[i];
@@ -278,9 +292,10 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
     } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* Blocks of the workspace for partial sums of a step: how many the kernel leaves, and for the largest batch. */
+/* The number of partial sums of a step, one for each block of its kernel. count: in this call; max: with the largest
+ * batch, for which the workspace has memory. */
 typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
-/* Memory for the column sums that are op i's parameters' gradients. */
+/* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
     const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
@@ -290,11 +305,11 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     for (int p = 0; p < op->params; p++) {
         TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], op->out, blocks.count, blocks.max));
         if (te_is_trained(&r->param[i][p])) w->launches = 1;
-        else st->sum[p] = 0; /* the kernel stores none */
+        else st->sum[p] = 0; /* the parameter does not train, so the kernel stores no sums for it */
     }
     return TE_OK;
 }
-/* The gradient behind the step's last op, `end`: memory in the form that its consumer reads. */
+/* Prepares memory for the gradient of the input of `end`, the step's last op, in the form that its consumer reads. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
@@ -314,13 +329,15 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* nobody wants the gradient: only sums, in the order of the kernel for tiles */
+        /* Nobody reads the gradient itself, only its sums over rows are needed. The tile kernel computes these too, so
+         * that the order of the additions is the same as when the gradient is stored. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
     return TE_OK;
 }
-/* The kernel's arguments for the gradient dy; the current value becomes that of the step's input. */
+/* Fills in the kernel's arguments for dy, the gradient of the step's output. The gradient of the step's input becomes
+ * the current value of the run. */
 TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_value dy, te_sum_blocks blocks) {
     const te_step *s = w->step;
     const int first_sum = r->sum_count;
@@ -335,7 +352,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
         TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
     TE_TRY(te__pointwise_backward_result(r, w, s->op[s->count - 1], &g));
-    /* the kernel for tiles leaves one partial sum a row of tiles */
+    /* the tile kernel leaves one partial sum for each row of tiles */
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
@@ -347,22 +364,25 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* Blocks along the rows, at most: where gradients are summed, so few that the partial sums stay small. */
+/* The maximum number of blocks along the rows. Where gradients are summed over rows, each block stores a partial sum,
+ * so the number is kept small. tiles: the number of blocks that share a row. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
-/* Columns of a half of the rows that the ops [skip, count) of the step work on. */
+/* te_pointwise_shape.half for a kernel that runs the ops [skip, count) of the step: the smaller of the widths of the
+ * kernel's input and output. */
 TE_API int te__pointwise_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
-/* Blocks along `rows` rows. */
+/* The number of blocks that the kernel uses along the rows, for `rows` rows. */
 TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwise_shape k) {
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recompute the output of the step's last op, for r->recompute alone. */
+/* Recomputes the output of the step's last op; no other op runs. r->recompute says in which form the output is
+ * stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -382,9 +402,9 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Whether the kernel finds only the amax of the result and stores nothing, because it runs again once the scale is
- * known (TE_VALUE_amax_only). That pays where its last op reads no more than it writes, and the ops before it do
- * nothing in the second run (a bias without its parameter). */
+/* Whether the kernel computes only the amax of the result and does not store the result: once the scale is known, the
+ * kernel runs a second time and stores FP8 (TE_VALUE_amax_only). That pays if the last op reads no more than it writes,
+ * and if the ops before it do nothing in the second run (a bias, whose parameter is null in that run). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
@@ -396,11 +416,12 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
         if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
     return 1;
 }
-/* The kernel does that: the current value is not stored. */
+/* Makes the kernel compute only the amax. The current value is then not in memory. */
 TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
-/* Ops [skip, count) of the step as one kernel, of x; `applied` of them the product in front has done. */
+/* Runs the ops [skip, count) of the step as one kernel with the input x. applied: the number of these ops that the
+ * epilogue of the product in front has already done. */
 TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
@@ -409,14 +430,15 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     if (r->describe) return *r->describe = k, TE_OK;
     if (r->recompute) return te__pointwise_recompute(r, &w, launch);
     const int64_t blocks = te__pointwise_blocks(r, x.rows, k);
-    memset(&c, 0, sizeof c); /* what no op fills in is null */
+    memset(&c, 0, sizeof c); /* pointers that no op sets are null */
     c.half = k.half;
     TE_TRY(te__pointwise_forward(r, &w, x));
     if (te__pointwise_amax_only(r, s, skip, k)) te__pointwise_set_amax_only(r, &c);
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
-/* The same of the gradient dy; nothing is applied before. */
+/* The same for backward; dy is the gradient of the output of the kernel's ops. `applied` is not used: in backward no op
+ * has been done by a product's epilogue. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
