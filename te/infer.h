@@ -41,6 +41,7 @@
 #include "ops/recompute.h"          /* recompute, end_recompute */
 #include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
+#include "ops/sample.h"             /* sample */
 #include "optim/init.h"             /* te_model_randomize */
 
 #endif

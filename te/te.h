@@ -43,6 +43,7 @@
 #include "ops/recompute.h"          /* recompute, end_recompute */
 #include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
+#include "ops/sample.h"             /* sample */
 #include "optim/adamw.h"            /* te_adamw */
 #include "optim/init.h"             /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"          /* te_recipes: FP8 */

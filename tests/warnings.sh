@@ -23,8 +23,9 @@ TE_DEFINE(other, f16, (l2norm, n, WIDTH), (scale, s, 2.0f))
 TE_SEQUENTIAL(blocks, (bf16, (recipe, fp8_block)), (rmsnorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 64), (head_norm, hn, HEADS, KV, VALUE),
               (attention, attn, HEADS, KV, VALUE, (fp8, 1)), (linear, up, HEADS * 64, 512), (swiglu, s))
 TE_SEQUENTIAL(rows8, (bf16, (recipe, fp8_row)), (linear, up, WIDTH, 512), (gelu, act), (linear, down, 512, WIDTH))
+TE_INFERENCE(next, f16, (linear, l, WIDTH, VOCABULARY), (sample, token, VOCABULARY))
 TE_SEQUENTIAL(cross, f16, (input, mem, 2 * KV * 64, (rows, memory)), (linear, q, WIDTH, HEADS * 64), (cross_attention, ca, mem, HEADS, KV, VALUE))
-int main(void) { return !block_plan() || !head_plan() || !wide_plan() || !blocks_plan() || !rows8_plan() || !cross_plan(); }
+int main(void) { return !block_plan() || !head_plan() || !wide_plan() || !blocks_plan() || !rows8_plan() || !cross_plan() || !next_plan(); }
 C
 } >"$source"
 for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++" "g++ -std=c++20 -x c++" "clang++ -std=c++20 -x c++"; do

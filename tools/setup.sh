@@ -27,10 +27,16 @@ need bazel-bootstrap command -v bazel
 need cmake command -v cmake
 need make command -v make # Debian's cmake only recommends it
 need pkgconf command -v pkg-config
+need libpcre2-dev links gcc pcre2posix.h -lpcre2-8 # examples/generate's tokenizer, with the next one
+need libutf8proc-dev links gcc utf8proc.h -lutf8proc
 need python3-numpy /usr/bin/python3 -c 'import numpy'
-# One test reads a checkpoint with the Python package safetensors, which is not in Debian. Without the package this test says SKIP.
-has_safetensors() { /usr/bin/python3 -c 'import safetensors'; }
-has_safetensors 2>/dev/null || need python3-pip /usr/bin/python3 -m pip --version
+# Packages that are not in Debian: safetensors reads a checkpoint in one test, and tokenizers is what another compares with.
+# Without them these tests say that they are skipped.
+from_pip=()
+for package in safetensors tokenizers; do
+    /usr/bin/python3 -c "import $package" 2>/dev/null || from_pip+=("$package")
+done
+[[ ${#from_pip[@]} == 0 ]] || need python3-pip /usr/bin/python3 -m pip --version
 
 if [[ ${#packages[@]} != 0 ]]; then
     echo "installing ${packages[*]}"
@@ -38,7 +44,7 @@ if [[ ${#packages[@]} != 0 ]]; then
     $sudo apt-get update -qq
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
-if ! has_safetensors 2>/dev/null; then
-    /usr/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --break-system-packages --root-user-action=ignore safetensors 2>/dev/null ||
-        echo "no safetensors from pip: the test that reads a checkpoint in Python will be skipped"
-fi
+for package in "${from_pip[@]}"; do
+    /usr/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --break-system-packages --root-user-action=ignore "$package" 2>/dev/null ||
+        echo "no $package from pip: the test that needs it will be skipped"
+done

@@ -38,7 +38,7 @@
 /* [lists] */
 #define GPT_BLOCK(H, HEADS)                                                                              \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                  \
-    (attention, attn, HEADS, HEADS, (H) / (HEADS)),                                                      \
+    (attention, attn, HEADS, HEADS, (H) / (HEADS), (cache, 1)),                                                     \
     (linear, proj, H, H), (bias, proj_b, H), (add, x1),                                                  \
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, 4 * (H)), (bias, fc1_b, 4 * (H)), (gelu, act),     \
     (linear, fc2, 4 * (H), H), (bias, fc2_b, H), (add, x2)
@@ -46,7 +46,8 @@
     enum { LAYERS = L, HIDDEN = H, LONGEST = T, VOCABULARY = V };                                        \
     TE_INFERENCE(embed, GPT_DTYPE, (embedding, wte, V, H), (positions, wpe, T, H))                       \
     TE_INFERENCE(block, GPT_DTYPE, GPT_BLOCK(H, HEADS))                                                  \
-    TE_INFERENCE(head, GPT_DTYPE, (last_token, last), (layernorm, lnf, H), (tied_linear, lm, H, V))
+    TE_INFERENCE(head, GPT_DTYPE, (last_token, last), (layernorm, lnf, H), (tied_linear, lm, H, V),    \
+                 (sample, next, V))
 /* [lists] */
 #define GPT_MAKE(size) GPT_MAKE_(size)
 #define GPT_MAKE_(size) GPT_DEFINE size
@@ -121,58 +122,75 @@ static void open_weights(te_safetensors *file, const char *path) {
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
 /* [generate] */
-/* The likeliest byte to follow tokens[0, n). x: two buffers of [longest, hidden]; logits: a buffer for one row. */
-static int next_byte(const int32_t *tokens, int n, void *const x[2], void *logits) {
-    static char row[BYTES * sizeof(float)];
+static te_cache cache; /* keys and values of the bytes so far */
+
+/* Appends `count` tokens to the cache, and chooses the next byte, the likeliest, into *next. tokens and next lie in the
+ * target's memory and may be the same. x: two buffers of [count, hidden]; log_prob: one float. */
+static void step(const int32_t *tokens, int count, int32_t *next, void *const x[2], const uint32_t *bytes_alone, void *log_prob) {
+    te_sampling greedy; /* without a temperature */
     te_batch b;
-    int best = 0;
-    memset(&b, 0, sizeof b);
-    b.batch = 1, b.seq = n, b.tokens = tokens;
-    te_tensor now = te_matrix(x[0], (te_dtype)DTYPE, n, HIDDEN), to = te_matrix(x[1], (te_dtype)DTYPE, n, HIDDEN);
+    memset(&greedy, 0, sizeof greedy), memset(&b, 0, sizeof b);
+    greedy.token = next, greedy.allowed = bytes_alone;
+    b.batch = 1, b.seq = count, b.tokens = tokens, b.cache = &cache, b.sampling = &greedy;
+    te_tensor now = te_matrix(x[0], (te_dtype)DTYPE, count, HIDDEN), to = te_matrix(x[1], (te_dtype)DTYPE, count, HIDDEN);
+    check(te_cache_begin(&cache, &b, &ctx), "cache");
     check(embed_infer(now, te_none(), &first, &b, &ctx), "embedding");
     for (int i = 0; i < LAYERS; i++) {
         check(block_infer(to, now, &blocks[i], &b, &ctx), "block");
         const te_tensor was = now;
         now = to, to = was;
     }
-    check(head_infer(te_matrix(logits, (te_dtype)DTYPE, 1, VOCABULARY), now, &last, &b, &ctx), "logits");
-    check(te_copy(&ctx, row, logits, BYTES * te_dtype_bytes((te_dtype)DTYPE)), "logits");
-    check(te_synchronize(&ctx), "logits");
-    for (int i = 0; i < BYTES; i++) {
-        if (!isfinite(te_load(row, i, (te_dtype)DTYPE))) die("a logit is not finite", "");
-        if (te_load(row, i, (te_dtype)DTYPE) > te_load(row, best, (te_dtype)DTYPE)) best = i;
-    }
-    return best;
+    check(head_infer(te_matrix(log_prob, TE_f32, 1, 1), now, &last, &b, &ctx), "next byte");
 }
 /* [generate] */
+/* A cache for one sequence of `seq` bytes. */
+static void make_cache(int seq) {
+    te_model *models[LAYERS];
+    te_cache_config config = te_cache_defaults();
+    for (int i = 0; i < LAYERS; i++) models[i] = &blocks[i].model;
+    config.capacity = seq;
+    const size_t bytes = te_cache_bytes(models, LAYERS, &config);
+    check(te_cache_init(&cache, target_memory(bytes), bytes, models, LAYERS, &config, &ctx), "cache");
+}
 
-/* Print the prompt and its continuation. seq: how many bytes the model sees at once. A window that is full keeps only
- * its later half, as in train_gpt. */
+/* Print the prompt and its continuation. seq: how many bytes the model sees at once. When the cache is full, it is
+ * filled again with the later half of its bytes, as train_gpt does. */
 static void generate(const char *prompt, size_t length, int seq, long bytes) {
     static int32_t window[LONGEST];
+    uint32_t bytes_alone[(VOCABULARY + 31) / 32] = {0}; /* the vocabulary may be larger */
     const size_t width = (size_t)seq * HIDDEN * te_dtype_bytes((te_dtype)DTYPE);
-    const size_t kept = te_min((int64_t)length, seq / 2);
-    void *const x[2] = {target_memory(width), target_memory(width)};
-    void *logits = target_memory(VOCABULARY * te_dtype_bytes((te_dtype)DTYPE));
+    const size_t kept = (size_t)te_min((int64_t)length, seq / 2);
+    void *const x[2] = {target_memory(width), target_memory(width)}, *log_prob = target_memory(sizeof(float));
     int32_t *tokens = (int32_t *)target_memory(sizeof window);
-    int n = 0;
+    uint32_t *allowed = (uint32_t *)target_memory(sizeof bytes_alone);
+    int n = 0, held = 0; /* of window[n] the cache holds so many */
     size_t need = embed_workspace_bytes(&first, seq, &ctx);
     need = te_max(need, te_max(block_workspace_bytes(&blocks[0], seq, &ctx), head_workspace_bytes(&last, seq, &ctx)));
     check(te_context_reserve(&ctx, need), "workspace");
+    make_cache(seq);
+    memset(bytes_alone, 0xff, BYTES / 8);
+    check(te_copy(&ctx, allowed, bytes_alone, sizeof bytes_alone), "bytes");
     for (size_t i = length - kept; i < length; i++) window[n++] = (unsigned char)prompt[i];
     if (!n) window[n++] = '\n';
     fwrite(prompt, 1, length, stdout);
     for (long i = 0; i < bytes; i++) {
-        check(te_copy(&ctx, tokens, window, (size_t)n * sizeof *window), "tokens");
-        const int next = next_byte(tokens, n, x, logits);
+        int32_t next;
+        if (n - held > 1 || !held) check(te_copy(&ctx, tokens, window + held, (size_t)(n - held) * sizeof *window), "tokens");
+        step(tokens, n - held, tokens, x, allowed, log_prob); /* from now on the next byte is the only token */
+        check(te_copy(&ctx, &next, tokens, sizeof next), "next byte");
+        check(te_synchronize(&ctx), "next byte");
+        if (next < 0) die("the logits are not finite", "");
         putchar(next);
         fflush(stdout);
+        held = n;
         if (n == seq) {
-            n = seq / 2;
+            n = seq / 2, held = 0;
             memmove(window, window + seq - n, (size_t)n * sizeof *window);
+            check(te_cache_truncate(&cache, 0, 0, &ctx), "cache");
         }
         window[n++] = next;
     }
+    check(te_cache_check(&cache, &ctx), "cache");
     putchar('\n');
 }
 

@@ -83,6 +83,63 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
     return launch(ctx, te__grid_of(te_ceil_div(2 * max_distance + 1, TE_RELATIVE_BIAS_THREADS), heads), &b);
 }
 
+/* ---- storing keys and values in a cache --------------------------------------------------------------------------
+ * Copies the keys and values of the batch's rows to where the cache has them. Bytes: 2 kv_heads (head_dim + value_dim)
+ * of the dtype for each row, read and written.
+ *
+ * Do this, at file scope, then call name##_launch before the attention that reads the cache:
+ *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64)   // name, dtype, heads, kv_heads, head_dim,
+ *                                                                        // value_dim */
+enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 /* of a block */ };
+
+typedef struct te__cache_store_shape { int heads, kv_heads, d, dv; te_dtype dtype; } te__cache_store_shape;
+TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype) {
+    te__cache_store_shape k;
+    k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
+    return k;
+}
+/* Vectors of at most 8 elements of one row: each head's keys, then each head's values. */
+TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
+    return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
+}
+TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
+                                  const te__cache_store_shape k) {
+    const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
+    const int of = is_value ? vector - k.kv_heads * key_vectors : vector, d = is_value ? k.dv : k.d;
+    const int head = of / ((d + 7) / 8), at = of % ((d + 7) / 8) * 8, n = d - at < 8 ? d - at : 8;
+    const int i = te_sequence_of(s, row, 0), past = a->cache.past[i];
+    if (past < 0) return;
+    const int key = past + row - te_sequence_first(s, i), aligned = k.d % 8 == 0 && k.dv % 8 == 0;
+    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
+    const int64_t from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
+                         (is_value ? (int64_t)head * k.dv : 0) + at;
+    const int64_t to = te__cache_row(&a->cache, te__cache_pages(&a->cache, i),
+                                     te__cache_head_rows(&a->cache, is_value, head, k.kv_heads, k.d, k.dv), key, d);
+    const int swizzled = te__cache_is_swizzled(d, k.dtype) ? at ^ (key % 8 * 8) : at;
+    float v[8];
+    te_load8(v, a->qkv, from, n, aligned, k.dtype);
+    te_store8(a->cache.pages, to + swizzled, v, n, aligned, k.dtype);
+}
+/* Grid: blocks of TE_CACHE_STORE_VECTORS vectors of all rows. */
+TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
+    const te_sequences s = te__attn_sequences(a);
+    const int vectors = te__cache_store_vectors(k);
+    const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS, all = (int64_t)s.rows * vectors;
+    for (int64_t j = first + g.id; j < te_min(all, first + TE_CACHE_STORE_VECTORS); j += g.count)
+        te__cache_store_vector(a, &s, (int)(j / vectors), (int)(j % vectors), k);
+}
+#define TE_ATTENTION_CACHE_STORE(name, dtype, heads, kv_heads, head_dim, value_dim)                                  \
+    TE_KERNEL(name##_rows, TE_CACHE_STORE_THREADS, te_attention_args,                                                \
+        te__cache_store_body(te_args, te_at,                                                                         \
+                             te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype)))            \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        const te__cache_store_shape k = te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype);  \
+        const int64_t vectors = (int64_t)te__attn_sequences(a).rows * te__cache_store_vectors(k);                    \
+        return name##_rows_launch(ctx, te__grid_of(te_ceil_div(vectors, TE_CACHE_STORE_VECTORS), 1), a);             \
+    }
+
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
 /* The layout of lse, delta and row_max_logit: [heads, rows] if by_head, else [sequences, heads, max_seqlen]. */

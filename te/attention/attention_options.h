@@ -3,7 +3,7 @@
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
  *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, bias_dim0, bias_dim1, max_logit, value,
- *      fp8_output)                                  // options left out at the end are 0
+ *      fp8_output, cached)                          // options left out at the end are 0
  *
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
@@ -21,6 +21,7 @@
  *     value          head size of v and of the output where it differs from head_dim, that of q and k; 0: the same
  *     fp8_output     1: forward uses te_attention_args.out_scale and amax, backward amax (bf16 and f16); 0: both must
  *                    be null
+ *     cached         1: forward reads keys and values from te_attention_args.cache; q is that of qkv. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
@@ -134,12 +135,12 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
 /* name##_variant: on CUDA a type, the template parameter F of the kernels; on the host a function that returns it. */
 #define TE__ATTENTION_VARIANT(name, options) \
-    TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
+    TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
 
 #if TE_CUDA
 #define TE__ATTENTION_VARIANT__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias,        \
-                                bias_dim0, bias_dim1, max_logit, value, fp8_output, ...)                             \
+                                bias_dim0, bias_dim1, max_logit, value, fp8_output, cached, ...)                     \
     struct name##_variant {                                                                                          \
         static constexpr int LEFT = left, RIGHT = right;                                                             \
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
@@ -147,7 +148,8 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
         static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* the factor of dP - delta in dS is not P */       \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
-        static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0;                                    \
+        static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
+        static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys differ in number */                     \
         static constexpr int BIAS = bias;                                                                            \
         static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
         static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
@@ -164,13 +166,14 @@ typedef struct te__attn_variant {
     float softcap;
     uint32_t drop; /* te__attn_drops' limit; 0: no dropout */
     float factor;
-    int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output;
+    int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
+    int shifted;                         /* cross or cached: queries and keys differ in number */
     int bias_queries, bias_keys;         /* of a table */
     int bias_buckets, bias_max_distance; /* of a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
-                                bias_, bias_dim0_, bias_dim1_, max_logit_, value_, fp8_output_, ...)                 \
+                                bias_, bias_dim0_, bias_dim1_, max_logit_, value_, fp8_output_, cached_, ...)        \
     TE__ATTENTION_VARIANT_ASSERT(left_, right_, (varlen_) && (cross_), value_)                                       \
     enum { name##_variant_value = value_ };                                                                          \
     TE_FN te__attn_variant name##_variant(void) {                                                                    \
@@ -181,6 +184,7 @@ typedef struct te__attn_variant {
         f.bias = bias_, f.bias_queries = f.bias_buckets = bias_dim0_;                                                \
         f.bias_keys = f.bias_max_distance = bias_dim1_;                                                              \
         f.max_logit = (max_logit_) != 0, f.value = value_, f.fp8_output = (fp8_output_) != 0;                        \
+        f.cached = (cached_) != 0, f.shifted = f.cross || f.cached;                                                  \
         return f;                                                                                                    \
     }
 /* The head size of v. */
@@ -193,6 +197,76 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
                   "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                                     \
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
+
+/* The numbers of an (attention, ..) or (cross_attention, ..) of a list: te_op.options points to them. */
+typedef struct te_attention_options {
+    int heads, kv_heads, head_dim, causal;
+    float scale; /* 0: 1 / sqrt(head_dim) */
+    int window_left, window_right; /* -1: no bound; causal: right is 0 */
+    float softcap;                 /* 0: none */
+    int alibi;                     /* 1: linear biases */
+    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* attention_options.h */
+    int value_dim;                                    /* the head size of v */
+} te_attention_options;
+
+/* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
+
+/* Where the keys and values of one attention lie in a te_cache (te/cache/cache.h), for the sequences of a batch. A page
+ * holds `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads,
+ * page_rows, value_dim]. Where rows are a multiple of 128 bytes in 16 bits on CUDA, the 16-byte chunks of row r are
+ * stored in the order chunk ^ (r % 8), so that a page copied to shared memory as it lies is read without bank
+ * conflicts. */
+typedef struct te_attention_cache {
+    void *pages;          /* null: there is no cache; [pages, page_elements] */
+    const int32_t *table; /* [sequences of the cache, table_width]: the pages of a sequence */
+    const int32_t *slot;  /* [batch]: the cache's sequence of each sequence of the batch */
+    const int32_t *past;  /* [batch]: tokens in the cache before the batch; -1: refused, its rows are not stored */
+    int64_t page_elements;
+    int page_rows, page_shift; /* page_rows = 1 << page_shift, or page_shift is 31: a sequence is one page */
+    int table_width;
+    /* decoding: */
+    const int32_t *first_split; /* [batch + 1]: splits of TE_CACHE_SPLIT keys before each sequence, and of all */
+    float *partials;            /* te__decode_partial_floats for each split, head of keys and tile */
+    int decode_rows;            /* new rows of a sequence for which these suffice */
+    int capacity;               /* tokens of a sequence at most */
+} te_attention_cache;
+
+enum {
+    TE_CACHE_MIN_PAGE = 16,   /* rows of a page */
+    TE_CACHE_SPLIT = 256,     /* keys that a block of a decoding attention reads (impl/attention_sm90_decode.h) */
+    TE__DECODE_GROUP = 16,    /* splits that are summed first when they are merged */
+    TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
+    TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
+};
+/* The floats of a split's partial result: O of `rows` rows, not divided by the sum; then maximum and sum of each
+ * row. */
+TE_BOTH int64_t te__decode_partial_floats(int rows, int value_dim) {
+    return te_round_up((int64_t)rows * (value_dim + 2), 4);
+}
+/* Rows of a tile that partial results have, and tiles of a sequence. rows: new rows of a sequence at most. */
+TE_BOTH int te__decode_partial_rows(int rows, int group) {
+    return rows * group < TE__DECODE_ROWS ? rows * group : TE__DECODE_ROWS;
+}
+TE_BOTH int te__decode_tiles(int rows, int group) { return (rows * group + TE__DECODE_ROWS - 1) / TE__DECODE_ROWS; }
+
+
+/* Whether the chunks of a row of d elements are stored in another order. */
+TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
+/* The element of a cache's `pages` where the row of a key begins. head_rows: the element of a page where the rows of
+ * the head begin; d: elements of a row. */
+TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d) {
+    const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
+    return pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows + (int64_t)in_page * d;
+}
+/* The pages of sequence i of the batch. */
+TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
+    return c->table + (int64_t)c->slot[i] * c->table_width;
+}
+/* The element of a page where the rows of a head of k (value 0) or v (1) begin. */
+TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int kv_head, int kv_heads, int d, int dv) {
+    const int64_t rows = c->page_rows;
+    return value ? rows * ((int64_t)kv_heads * d + (int64_t)kv_head * dv) : rows * kv_head * d;
+}
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
@@ -240,6 +314,7 @@ typedef struct te_attention_args {
     float *bias_by_distance, *dbias;
     int accumulate;
     float *row_max_logit; /* max_logit, forward: output, shaped like lse: the largest score of each row; or null */
+    te_attention_cache cache; /* cached: keys and values are the cache's; the last query is at the last key */
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {

@@ -1,5 +1,5 @@
 /* lanes.h -- the group of threads that works on one row (a part of a warp, a warp, a block; on the host a single lane),
- * and its reductions: sums, maxima, and the amax of a tensor.
+ * and its reductions: sums, maxima, scans, and the amax of a tensor.
  *
  * Do this:
  *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
@@ -103,7 +103,51 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
+/* Sums of integers do not depend on the order. The sum of x over the warp, in all its lanes. */
+TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
+    return x;
+}
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum up to and with this lane */
+    TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
+        const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
+        if (lane >= o) x += other;
+    }
+    return x;
+}
+/* The sum over the block's lanes before this one; *total: over all. The group is a whole block. */
+TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
+    __shared__ uint64_t te_shared[32];
+    const int lane = g->id % 32, warp = g->id / 32;
+    const uint64_t sum = te__warp_scan_u64(x, lane);
+    if (lane == 31) te_shared[warp] = sum;
+    __syncthreads();
+    const unsigned long long all = te__warp_scan_u64(lane < g->count / 32 ? te_shared[lane] : 0, lane);
+    const uint64_t before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
+    *total = __shfl_sync(~0u, all, 31);
+    __syncthreads(); /* te_shared may be written again */
+    return (warp ? before : 0) + sum - x;
+}
+/* The maximum over the block's lanes. */
+TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) {
+    __shared__ uint64_t te_shared[32];
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) {
+        const uint64_t other = __shfl_xor_sync(~0u, (unsigned long long)x, o);
+        x = other > x ? other : x;
+    }
+    if (g->id % 32 == 0) te_shared[g->id / 32] = x;
+    __syncthreads();
+    TE_UNROLL_8 for (int w = 0; w < g->count / 32; w++) x = te_shared[w] > x ? te_shared[w] : x;
+    __syncthreads();
+    return x;
+}
 #else
+TE_FN uint64_t te_warp_sum_u64(uint64_t x) { return x; }
+TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
+    (void)g, *total = x;
+    return 0;
+}
+TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) { return (void)g, x; }
 TE_FN void te_block_sync(void) {}
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {

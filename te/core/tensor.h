@@ -64,9 +64,40 @@ typedef struct te_batch {
                            * once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
                               * loss_scale (te/ops/cross_entropy.h); null: no division */
+    const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
+                                   * prepared by te_cache_begin; null: none */
+    const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
     int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
                      * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
+    const struct te_sampling *sampling; /* of a list that ends in (sample, ..) */
 } te_batch;
+
+/* What a list that ends in (sample, ..) takes beside the logits, and where it stores tokens (te/ops/sample.h). Every
+ * array lies in target memory, with an entry for each row of logits; null: as the comment says. All that the kernel
+ * reads there may change between replays of a captured graph. */
+typedef struct te_sampling {
+    /* results */
+    int32_t *token;        /* [rows]; required. -1: nothing can be drawn, because no token is allowed, all logits are
+                            * -infinity, or one of an allowed token is NaN; y is NaN then */
+    int32_t *top_token;    /* [rows, top]: the most likely tokens of the model, the likeliest first */
+    float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
+    /* state of a row */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
+    const uint64_t *seed;  /* [rows], of Philox; required where there is a temperature */
+    uint64_t *counter;     /* [rows]: which draw of that seed; the op adds 1. Required where there is a temperature */
+    /* parameters */
+    const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
+    const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */
+    const float *top_p;       /* keep the fewest most likely tokens that have p of the mass; null or 1: all */
+    const float *min_p;       /* keep tokens with at least min_p of the likeliest token's probability; null or 0: all */
+    const float *repetition_penalty; /* positive logits of tokens that occurred are divided by it, others multiplied */
+    const float *frequency_penalty;  /* is subtracted for each occurrence in history */
+    const float *presence_penalty;   /* is subtracted once where history has an occurrence */
+    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
+    const uint32_t *prompt;   /* the same layout: tokens that the repetition penalty takes to have occurred as well */
+    int update_history;       /* 1: add the chosen token to history */
+    int top;                  /* 0 to 128, and at most the vocabulary */
+} te_sampling;
 
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
@@ -116,6 +147,17 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
+}
+TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
+    te_sequences s;
+    s.first = b->cu_seqlens, s.count = b->sequences ? b->sequences : b->batch, s.rows = b->batch * b->seq;
+    s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
+    return s;
+}
+/* The tokens that a cache holds of a row's sequence, from past[sequence]; null: none. */
+TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
+    const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
+    return count > 0 ? count : 0;
 }
 
 /* Finds the sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile

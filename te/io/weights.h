@@ -12,9 +12,9 @@
  *
  * Tensors must have the same names as in a checkpoint (checkpoint.h); so a checkpoint is such a file, and its other
  * tensors are ignored. If the file stores its models' lists of ops as texts, they must agree with the lists of the
- * models here, except for dropout, last_token and cross_entropy, which weights do not depend on. Therefore the weights
- * of a trained model can be used for inference, while a different number of heads, eps or activation is an error,
- * although names and shapes would agree. The checksum is not verified here; te_safetensors_verify does that.
+ * models here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on. Therefore the
+ * weights of a trained model can be used for inference, while a different number of heads, eps or activation is an
+ * error, although names and shapes would agree. The checksum is not verified here; te_safetensors_verify does that.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H
@@ -113,13 +113,13 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
 }
 /* Remove from a text, in place, the dtype and the ops that weights do not depend on. */
 TE_API void te__plan_text_strip(char *text) {
-    static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy "};
+    static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;
     const char *from = strchr(text, ';');
     while (from) {
         const size_t n = te__plan_op_length(from + 1) + 1; /* "; gelu act 768>768" */
         int skip = 0;
-        for (int k = 0; k < 3; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
+        for (int k = 0; k < 4; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
         const char *next = from[n] ? from + n : 0;
         if (!skip) memmove(to, from, n), to += n;
         from = next;

@@ -17,6 +17,7 @@
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
+#include "../cache/cache.h" /* te_cache, te__cache_layer_of */
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
 #include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
@@ -71,7 +72,7 @@
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
-    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
+    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
 /* Options that exclude tensor parallelism: ALiBi slopes and biases depend on the head, and a rank does not know which
  * heads it has; with value_dim the parts of the GEMM before the attention (te/ops/linear.h) would have different
  * sizes. */
@@ -90,6 +91,7 @@
 #define TE_TAKES_attention_max_logit TE_INTEGER
 #define TE_TAKES_attention_relative_bias TE_INTEGER
 #define TE_TAKES_attention_tied TE_INTEGER
+#define TE_TAKES_attention_cache TE_INTEGER
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
@@ -109,6 +111,9 @@
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
+/* `yes` if the op has (cache, 1), and so kernels that read keys and values from a cache. */
+#define TE__IF_CACHED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, cache, 0)), yes, no)
+#define TE__CACHED(op) TE__IF_CACHED(op, 1, 0)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
@@ -124,7 +129,16 @@
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
+     TE__CHECK_CACHED(model, op)                                                                                     \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
+#define TE__CHECK_CACHED(model, op)                                                                                  \
+     static_assert((TE_OPTION(op, cache, 0)) == TE__CACHED(op),                                                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache must be 0 or 1");                             \
+     static_assert(!TE__CACHED(op) || !TE__FP8(op),                                                                  \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache does not go with fp8");                       \
+     static_assert(!TE__CACHED(op) || !TE_HAS_OPTION(op, bias),                                                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": cache does not go with a table of biases, whose queries are counted from the batch's first");
 /* The checks shared with cross_attention. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
@@ -168,12 +182,21 @@
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS_GRAD, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
+#define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
+    TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
+        (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
+/* te/attention/attention_options.h: varlen, cached, and what the op says; without dropout. */
+#define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
+    (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
+        TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
 #define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                \
+    TE__IF_CACHED(op, TE__ATTENTION_CACHED, TE_NOTHING)(name, model, dtype, op)                         \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                          \
         return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0), \
-                                     TE__ATTENTION_FP8_OUTPUT_FORWARD(model));                          \
+                                     TE__ATTENTION_FP8_OUTPUT_FORWARD(model),                           \
+                                     TE__IF_CACHED(op, name##_cached_launch, 0));                              \
     }
 #define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
@@ -338,10 +361,27 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. */
+/* Point *a at the cache of the batch. cached: null, if the op was declared without (cache, 1). */
+TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
+                                         te_attention_launch_fn cached) {
+    const te_cache *c = r->batch->cache;
+    const char *name = r->plan->name, *op = r->plan->op[i].name;
+    TE_REQUIRE(cached, r->ctx, TE_ERROR_STATE,
+               "%s: the batch has a cache, and attention %s was declared without (cache, 1)", name, op);
+    TE_TRY(te__cache_check_ready(c, name, r->ctx));
+    const te_cache_layer *layer = te__cache_layer_of(c, r->model, i);
+    TE_REQUIRE(layer, r->ctx, TE_ERROR_STATE, "%s: the batch's cache was made without this model's attention %s", name,
+               op);
+    TE_REQUIRE(a->batch <= c->t.sequences, r->ctx, TE_ERROR_SHAPE, "%s: %d sequences, the cache has %d", name, a->batch,
+               c->t.sequences);
+    a->cache = te__cache_of_layer(c, layer);
+    return TE_OK;
+}
+/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. cached:
+ * the launch of the kernels that store and read keys and values in a cache, or null. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
-                                       int fp8_output) {
+                                       int fp8_output, te_attention_launch_fn cached) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
@@ -359,14 +399,17 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
     if (r->dry && r->batch) {
         const int sinks = ((const te_attention_options *)op->options)->sinks;
-        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARLEN, sinks, r->plan->name));
+        const int varlen = (op->flags & TE_VARLEN) || r->batch->cache;
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, varlen, sinks, r->plan->name));
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
+    const int is_cached = r->batch && r->batch->cache && op->edge < 0;
+    if (is_cached) TE_TRY(te__attention_set_cache(&a, r, i, cached));
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
     a.amax = te__attention_amax(r, s, i + 1, y, fp8_output);
     TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &max_logit, r, op));
-    if (!r->dry) TE_TRY(launch(r->ctx, &a));
+    if (!r->dry) TE_TRY((is_cached ? cached : launch)(r->ctx, &a));
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));

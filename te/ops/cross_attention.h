@@ -82,7 +82,8 @@
     TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_FP8_OUTPUT_FORWARD(model))                           \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model)); \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model),  \
+                                     0);                                                                             \
     }
 #define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                   \
     TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                                \

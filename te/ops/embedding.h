@@ -22,6 +22,7 @@
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
+#include "../cache/cache.h" /* te__cache_past */
 #include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
 #include "../plan/impl/gradients.h" /* te__accumulates */
@@ -56,6 +57,7 @@ typedef struct te_embedding_args {
     te_sequences of;
     int size;        /* rows of this rank's table: its part of the vocabulary; positions: the length */
     int position;    /* the position of the first row of each sequence */
+    const int32_t *past; /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
     int accumulate;  /* 1: dweight is added to, not overwritten */
     int width;       /* read where it is not a constant of the list */
     int64_t first;   /* (rows, shard): the index in the batch of this rank's first row */
@@ -102,7 +104,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
     const int at = (int)(a->first + row); /* the row's index in the whole batch */
-    const int64_t index = positions ? a->position + te_sequence_position(&a->of, at)
+    const int64_t index = positions ? a->position + te_sequence_past(&a->of, at, a->past) +
+                                          te_sequence_position(&a->of, at)
                                     : te__local_token(a, a->tokens[row], sharded);
     const int known = index >= 0 && index < a->size;
     const int is_others = sharded && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
@@ -243,6 +246,7 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
     a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
+    a.past = te__cache_past(r->batch);
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {

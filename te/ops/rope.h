@@ -13,9 +13,9 @@
  * changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is te_batch.position + its index in its sequence, or the row's entry in te_batch.positions if that
- * is given. Saves nothing: backward rotates dy by the negative angle. Memory traffic: reads x and writes y; the kernel
- * computes the angles.
+ * position of a row is te_batch.position + its index in its sequence + the number of tokens that a te_cache already has
+ * of the sequence, or the row's entry in te_batch.positions if that is given. Saves nothing: backward rotates dy by the
+ * negative angle. Memory traffic: reads x and writes y; the kernel computes the angles.
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
  * head_dim divides 256, value_dim must be a multiple of head_dim, because a tile of the fused GEMM, 256 columns, then
@@ -24,6 +24,7 @@
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
+#include "../cache/cache.h" /* te__cache_past */
 #include "../core/lanes.h"  /* te_lanes_here */
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/op_list.h"   /* TE_OPTION */
@@ -218,7 +219,8 @@ typedef struct te_rope_args {
     int position;             /* the position of the first row of each sequence */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null: positions are then computed from `of` and `position` */
+    const int32_t *positions; /* [rows], or null: positions are then computed from `of`, `position` and `past` */
+    const int32_t *past;      /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -262,7 +264,9 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     for (int e = g.id; e < rows * t.pairs; e += g.count) {
         /* The angle is computed in double: in float, the angle of a large position would lose its fractional digits. */
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
-        const int position = a->positions ? a->positions[row] : a->position + te_sequence_position(&a->of, row);
+        const int position = a->positions ? a->positions[row]
+                                          : a->position + te_sequence_past(&a->of, row, a->past) +
+                                                te_sequence_position(&a->of, row);
         const double frequency = exp2(-2.0 * p / t.rotary_dim * a->log2_base);
         const double angle = position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
         const float rest = (float)(angle - TE__TWO_PI * floor(angle / TE__TWO_PI));
@@ -347,6 +351,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
+    a->past = te__cache_past(r->batch);
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }

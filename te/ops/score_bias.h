@@ -114,16 +114,6 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-typedef struct te_attention_options {
-    int heads, kv_heads, head_dim, causal;
-    float scale; /* 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* -1: no bound; causal: right is 0 */
-    float softcap;                 /* 0: none */
-    int alibi;                     /* 1: linear biases */
-    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* attention_options.h */
-    int value_dim;                                    /* the head size of v */
-} te_attention_options;
-
 /* The parameter of the op's bias; null if the op has no bias, or in a dry run for the sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;

@@ -47,6 +47,7 @@ enum {
     TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the te_batch.edges entry with the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both products of its forward in e4m3 */
+    TE_IS_CACHED = 1 << 29,         /* in inference it can store keys and values in a te_cache */
     /* an op that the epilogue of the GEMM before it can compute, and as which operation */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* GELU */

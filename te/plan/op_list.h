@@ -100,6 +100,7 @@
 #define TE_SAME_dropout_dropout ,
 #define TE_SAME_varlen_varlen ,
 #define TE_SAME_alibi_alibi ,
+#define TE_SAME_cache_cache ,
 #define TE_SAME_sinks_sinks ,
 #define TE_SAME_fp8_fp8 ,
 #define TE_SAME_bias_bias ,

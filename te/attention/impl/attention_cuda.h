@@ -12,6 +12,7 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few rows over a cache */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
 #include "attention_sm90_forward.h"  /* and forward */
 #include "attention_simt_f32.h"           /* f32 */
@@ -31,11 +32,11 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
 
 /* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
-    return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
+    return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
 /* Whether the other forward kernel is left empty because the code is compiled for sm_90a, where it would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
-    return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
+    return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
 /* Whether each query sees a key, which the kernels for compute capability 9.0 require. Self-attention always does. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
@@ -154,6 +155,29 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
         if (encode) return sm90::launch(ctx, k->sm90.kernel, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
         TE_TRY((te__attn_check_replaced<sm90, F>(ctx, &k->sm90, name)));
+        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
+    }
+};
+
+/* Attention over a cache: attention_sm90_decode.h for a few new rows of each sequence, else the forward of sm_80. */
+typedef struct te__attn_cached_kernels {
+    te__attn_kernel fallback;
+    te_sm90_kernel decode; /* which stores the new rows' keys and values itself */
+    const void *merge;
+    te_status (*store)(te_context *ctx, const te_attention_args *a); /* before the fallback */
+} te__attn_cached_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
+    static_assert(F::CACHED, "te: attention: the option cached is missing");
+    typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
+    typedef te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F> decode;
+    typedef typename decode::merge merge;
+    static te_status launch(te_context *ctx, te__attn_cached_kernels *k, const te_attention_args *a, const char *name) {
+        TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
+        if (decode::EXISTS && decode::can(a) && ctx->capability == 900 &&
+            te__sm90_kernel_ready(&k->decode, decode::SHARED, ctx->device))
+            return decode::launch(ctx, k->decode.kernel, k->merge, a, name);
+        TE_TRY(k->store(ctx, a));
         return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
     }
 };
@@ -315,6 +339,24 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
     TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},              \
                                                                 /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
+    }
+
+#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                      \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
+    TE__ATTENTION_VARIANT(name, options)                                                                             \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    typedef te__attn_cached_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;         \
+    TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
+    TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
+    TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
+    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
+                             (te__attn_value_dim<(head_dim), name##_variant>()))                                     \
+    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},               \
+                                                               /* decode */ {(const void *)name##_decode, 0, 0},     \
+                                                               /* merge */ (const void *)name##_merge,               \
+                                                               /* store */ name##_store_launch};                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }

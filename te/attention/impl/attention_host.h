@@ -40,6 +40,7 @@ typedef struct te__attn_head {
     int64_t row;            /* of lse, delta and row_max_logit */
     const void *kv;         /* the tensor of keys and values, and that of their gradients */
     void *dkv;
+    const int32_t *pages;   /* cached: the pages of the sequence; k and v are then the head's rows in a page */
     int seq, keys;          /* queries and keys of the sequence */
     int head;               /* the head's number, counted over all sequences; */
     int global_head;        /* and over all ranks, for dropout */
@@ -59,13 +60,19 @@ TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head
         h.width = (int64_t)heads * d, h.kv_width = (int64_t)kv_heads * (d + dv), h.keys = a->kv_seq;
         h.k = (int64_t)batch * h.keys * h.kv_width + kv * d, h.kv = a->kv, h.dkv = a->dkv;
     }
-    h.q = first * h.width + (int64_t)head * d, h.v = h.k + (int64_t)kv_heads * d + kv * (dv - d);
+    h.q = first * h.width + (int64_t)head * d, h.v = h.k + (int64_t)kv_heads * d + kv * (dv - d), h.pages = 0;
+    if (c->f.cached) {
+        h.keys = a->cache.past[batch] < 0 ? 0 : a->cache.past[batch] + h.seq;
+        h.pages = te__cache_pages(&a->cache, batch), h.kv = a->cache.pages;
+        h.k = te__cache_head_rows(&a->cache, 0, (int)kv, kv_heads, d, (int)dv);
+        h.v = te__cache_head_rows(&a->cache, 1, (int)kv, kv_heads, d, (int)dv);
+    }
     h.out = first * h.out_width + head * dv;
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
 TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f) {
-    return f.cross ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
+    return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
 /* The first query of a block. If the last queries see the most keys, the first blocks take the last queries. */
@@ -85,11 +92,22 @@ TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__
 TE_FN void te__attn_read_dout(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->dout, h->out + row * h->out_width, h->out_width, rows, c->dv, c->dtype);
 }
+/* The same of a cache, `at` in its pages: as many rows at a time as lie in one page. */
+TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int64_t at, int d,
+                                int row, int rows) {
+    const te_attention_cache *cache = &c->a->cache;
+    for (int n; rows > 0; to += n * ld, row += n, rows -= n) {
+        n = te__attn_min(rows, cache->page_rows - row % cache->page_rows);
+        te__attn_tile_read(to, ld, h->kv, te__cache_row(cache, h->pages, at, row, d), d, n, d, c->dtype);
+    }
+}
 TE_FN void te__attn_read_k(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
-    te__attn_tile_read(to, ld, h->kv, h->k + row * h->kv_width, h->kv_width, rows, c->d, c->dtype);
+    if (c->f.cached) te__attn_read_cached(to, ld, c, h, h->k, c->d, row, rows);
+    else te__attn_tile_read(to, ld, h->kv, h->k + row * h->kv_width, h->kv_width, rows, c->d, c->dtype);
 }
 TE_FN void te__attn_read_v(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
-    te__attn_tile_read(to, ld, h->kv, h->v + row * h->kv_width, h->kv_width, rows, c->dv, c->dtype);
+    if (c->f.cached) te__attn_read_cached(to, ld, c, h, h->v, c->dv, row, rows);
+    else te__attn_tile_read(to, ld, h->kv, h->v + row * h->kv_width, h->kv_width, rows, c->dv, c->dtype);
 }
 TE_FN void te__attn_read_q_transposed(float *to, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read_transposed(to, c->a->qkv, h->q + row * h->width, h->width, rows, c->d,
@@ -181,7 +199,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     for (int q = 0; q < queries; q++) {
         /* a query that sees no key: its output is 0, and its lse is infinity, so that all its probabilities are 0 in
          * backward */
-        const int empty = (f.cross || f.bias) && !(sum[q] > 0);
+        const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
         if (a->lse) a->lse[h.row + q0 + q] = empty ? INFINITY : max[q] * TE__ATTN_LN2 + logf(sum[q]);
@@ -491,6 +509,14 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     }
 
 /* The dq kernel writes delta, which the dkdv kernel reads. */
+#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
+    TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
+    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
+                             te__attn_value_dim(head_dim, name##_kernel_variant()))                                 \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
+        TE_TRY(name##_store_launch(ctx, a));                                                                        \
+        return name##_kernel_launch(ctx, a);                                                                        \
+    }
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

@@ -127,6 +127,22 @@ TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 
+/* te__attn_f32_load of keys (value 0) or values (1) from `key` on. D: the size of their head. */
+template <class F, class C, int D, int ALIGNED>
+TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
+    const int64_t at = value ? h.v : h.k;
+    if constexpr (!F::CACHED) {
+        const float *from = (const float *)te__attn_kv<F>(a);
+        te__attn_f32_load<C, D, ALIGNED>(tile, from + at + key * h.kv_width, h.kv_width, h.keys - key);
+    } else {
+        for (int i = (int)threadIdx.x; i < C::T * C::PAD; i += C::THREADS) {
+            const int row = i / C::PAD, d = i % C::PAD, ok = key + row < h.keys && d < D;
+            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D) + d : 0;
+            tile[row * C::LD + d] = ok ? ((const float *)a->cache.pages)[from] : 0.0f;
+        }
+    }
+}
+
 /* Grid: (batch * heads, query tiles). Shared memory: Q, then K or V, then P. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
@@ -141,7 +157,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_range keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::KV_LD;
-    const float *qkv = (const float *)a->qkv, *from = (const float *)te__attn_kv<F>(a);
+    const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
     float max_logit[C::R]; /* like row_max, but without sinks */
@@ -154,7 +170,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D, ALIGNED>(kv, from + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_keys_load<F, C, D, ALIGNED>(kv, a, h, 0, k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
         const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
@@ -181,7 +197,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         }
         te__attn_f32_put<C>(p, s);
         __syncthreads();
-        te__attn_f32_load<CV, V, ALIGNED>(kv, from + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_keys_load<F, CV, V, ALIGNED>(kv, a, h, 1, k0);
         __syncthreads();
         te__attn_f32_product_nn<CV>(o, p, kv);
     }

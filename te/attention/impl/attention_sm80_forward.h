@@ -93,15 +93,14 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_range tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE);
-    const int64_t begin = tiles.first * TILE * KV;
-    const uint16_t *qkv = (const uint16_t *)a->qkv, *kv = (const uint16_t *)te__attn_kv<F>(a);
+    const uint16_t *qkv = (const uint16_t *)a->qkv;
     const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
-    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
-    te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
+    te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(kv_tile, a, h, 0, tiles.first * TILE);
+    te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: not yet divided by the sum; sum: this lane's part */
@@ -119,9 +118,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         __syncthreads(); /* the tile has arrived, and all warps have read the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
-            const int64_t at = (k0 + TILE) * KV;
-            te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
-            te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
+            te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
+            te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(next + K_BYTES, a, h, 1, k0 + TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
         /* all pairs of this warp are masked */

@@ -314,6 +314,7 @@ struct te__attn_head {
     int64_t kv_width, k, v; /* of te__attn_kv and te__attn_dkv */
     int64_t out_width, out; /* of out and dout */
     int64_t row, rows;      /* of lse and delta: the first row, and the stride from head to head */
+    const int32_t *pages;   /* cached: the pages of the sequence; k and v are then the head's rows in a page */
 };
 /* Row lengths. */
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
@@ -353,16 +354,40 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
         h.k = (int64_t)batch * h.keys * h.kv_width + h.kv_head * D;
     }
     h.v = h.k + KV_HEADS * D + h.kv_head * (V - D);
+    if constexpr (F::CACHED) {
+        h.keys = a->cache.past[batch] < 0 ? 0 : a->cache.past[batch] + h.seq;
+        h.pages = te__cache_pages(&a->cache, batch);
+        h.k = te__cache_head_rows(&a->cache, 0, h.kv_head, KV_HEADS, D, V);
+        h.v = te__cache_head_rows(&a->cache, 1, h.kv_head, KV_HEADS, D, V);
+    }
     h.out = first * h.out_width + head * V;
     return h;
 }
 template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) {
-    if constexpr (F::CROSS) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
+    if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
+}
+/* te__attn_tile_load of ROWS keys (value 0) or values (1) from `key` on. */
+template <te_dtype T, class F, int ROWS, int D, int64_t WIDTH, int THREADS>
+TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
+    const int64_t at = value ? h.v : h.k;
+    if constexpr (!F::CACHED) {
+        const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
+        te__attn_tile_load<ROWS, D, WIDTH, THREADS>(tile, kv + at + key * WIDTH, h.keys - key);
+    } else {
+        constexpr int CHUNKS = D / 8;
+        const int swizzle = te__cache_is_swizzled(D, T) ? 7 : 0;
+        for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+            const int row = i / CHUNKS, chunk = i % CHUNKS, ok = key + row < h.keys;
+            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D) : 0;
+            te__attn_copy16_or_zero(tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2),
+                                    (const uint16_t *)a->cache.pages + from + (chunk ^ (row & swizzle)) * 8, ok);
+        }
+    }
 }
 /* If no query sees a key, the loop over tiles did not run: wait for the first tile, whose memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
-    if constexpr (F::CROSS)
+    if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
 }
 
@@ -370,12 +395,12 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
  * because -inf - -inf would be NaN. That is only possible with a bound on the left, fewer keys than queries, or a bias
  * of -inf. */
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
-    return (F::LEFT >= 0 || F::CROSS || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
+    return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
 /* Whether a row has seen no key; sum: the sum of its exponentials. The output of such a row is 0, and its lse is
  * infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
-    return (F::CROSS || F::BIAS) && !(sum > 0);
+    return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
 /* Whether a tile of queries and keys has a pair that is not masked. */

@@ -58,6 +58,7 @@ typedef struct te_run {
     /* the call */
     const te_plan *plan;
     const te_batch *batch;
+    const te_model *model;         /* null where only sizes are measured */
     te_context *ctx;
     te_pass pass;
     int dry;                       /* 1: a dry run, which checks and measures the workspace, and launches nothing */
@@ -245,7 +246,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->memory = te__has_memory(plan) ? tokens : 0, r->capacity = 0;
     r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
-    r->batch = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
+    r->batch = 0, r->model = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
     memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te__no_value();
     memset(&r->deferred_wgrad, 0, sizeof r->deferred_wgrad);
     r->deferred_wgrad.a = r->deferred_wgrad.b = te__no_value();
@@ -265,6 +266,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
 }
 /* Set te_run.param to the parameters of this instance. */
 TE_API void te__take_params(te_run *r, const te_model *m) {
+    r->model = m;
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }

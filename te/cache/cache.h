@@ -1,0 +1,468 @@
+/* cache.h -- the key-value cache of inference: keys and values of the tokens that a model has seen, so that a new token
+ * costs one row. It lies in the caller's memory, in pages that sequences take as they grow.
+ *
+ * Do this, for lists whose attentions are declared with (cache, 1):
+ *     te_cache_config config = te_cache_defaults();
+ *     config.sequences = 8, config.capacity = 4096;
+ *     te_model *models[] = {&block[0].model, &block[1].model, ..};
+ *     TE_TRY(te_cache_init(&cache, memory, te_cache_bytes(models, count, &config), models, count, &config, &ctx));
+ *     batch.cache = &cache;                                  // rows of the batch are tokens behind those in the cache
+ *     TE_TRY(te_cache_begin(&cache, &batch, &ctx));          // once for each batch, before the first model
+ *     for (i = 0; i < count; i++) TE_TRY(block_infer(y, x, &block[i], &batch, &ctx));
+ *
+ * te_cache_begin takes pages for the batch's tokens and appends them to the lengths; each attention then stores its
+ * keys and values, and attends to all of them. Sequence i of the batch is the cache's sequence slots[i] of te_batch
+ * (null: i); no sequence may stand in a batch twice. rope and learnt positions count from the cache's length.
+ *
+ * Lengths, pages and free pages are device arrays, which the host never reads: one captured graph of te_cache_begin and
+ * the models serves all lengths. A batch that does not fit (no free page, more than `capacity` tokens, a slot that does
+ * not exist) leaves those sequences as they were, gives zeros for their rows, and te_cache_check reports it.
+ */
+#ifndef TE_CACHE_H
+#define TE_CACHE_H
+
+#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, TE_CACHE_SPLIT */
+#include "../core/lanes.h"                  /* te_lanes, te_block_sync */
+#include "../plan/impl/call_checks.h"       /* te__check_sequences */
+#include "../plan/model.h"                  /* te_model, te_plan, te_op */
+
+enum {
+    TE_CACHE_MAX_LAYERS = 256,
+    TE_CACHE_MAX_PAGES = 1 << 24
+};
+
+typedef struct te_cache_config {
+    int sequences; /* at a time */
+    int capacity;  /* tokens of one sequence at most */
+    int page_rows; /* rows of a page, a power of two of at least 16; 0: a sequence is one page of `capacity` rows */
+    int pages;     /* in all; 0: as many as all sequences need at their capacity */
+    int decode_rows; /* new rows of a sequence up to which its keys are divided among many blocks: 1, and more for
+                      * speculative decoding */
+} te_cache_config;
+
+/* 1 sequence of 2048 tokens, contiguous. */
+TE_API te_cache_config te_cache_defaults(void) {
+    te_cache_config c;
+    c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
+    return c;
+}
+
+/* An attention of a model, and where its pages lie. A page has the keys of each head, [kv_heads, page_rows, head_dim],
+ * then the values, [kv_heads, page_rows, value_dim]. */
+typedef struct te_cache_layer {
+    const te_model *model;
+    int op;
+    int64_t page_elements;
+    char *pages; /* [pages, page_elements] of the list's dtype */
+} te_cache_layer;
+
+/* The sizes of a cache, and its arrays in target memory, which kernels read and write. */
+typedef struct te_cache_tables {
+    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages of a sequence at most */
+    int32_t *length;    /* [sequences]: tokens, those of the last te_cache_begin included */
+    int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in order */
+    int32_t *use_count; /* [pages]: sequences that a page belongs to */
+    int32_t *free_page; /* [pages]: a stack of pages that belong to none */
+    int32_t *free_count;
+    int32_t *status;    /* TE_CACHE_FULL, ... */
+    /* Of the current batch, by its sequences. */
+    int32_t *slot;      /* [sequences] */
+    int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
+    int32_t *first_split; /* [sequences + 1]: parts of TE_CACHE_SPLIT keys before each, counted over all sequences */
+    /* of decoding, te_attention_cache: */
+    float *partials;
+    int decode_rows;
+} te_cache_tables;
+
+enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
+
+typedef struct te_cache {
+    te_cache_tables t;
+    const struct te_cache *at; /* where it was initialised: it may not be moved */
+    int layer_count;
+    te_cache_layer layer[TE_CACHE_MAX_LAYERS];
+} te_cache;
+
+/* Of a batch's sequences: tokens in the cache before the batch. Null: the batch has no cache. */
+TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
+
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+TE_API const te_attention_options *te__cached_options(const te_op *op) {
+    return op->flags & TE_IS_CACHED ? (const te_attention_options *)op->options : 0;
+}
+/* Elements that an attention stores for a token. */
+TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
+    return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
+}
+/* Complete a config: pages, and rows of a page. */
+TE_API te_cache_config te__cache_complete(te_cache_config c) {
+    if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
+    const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
+    if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
+    return c;
+}
+/* Lay out what decoding needs: the partial results of all splits of the largest attention. */
+TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
+                                       const te_cache_config *complete) {
+    const int64_t rows = complete->decode_rows, longest = te_ceil_div(complete->capacity, TE_CACHE_SPLIT);
+    const int64_t held = (int64_t)complete->pages * complete->page_rows / TE_CACHE_SPLIT + complete->sequences;
+    const int64_t splits = te_min(complete->sequences * longest, held);
+    int64_t floats = 0;
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < models[k]->plan->op_count; i++) {
+            const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
+            if (!o || models[k]->plan->dtype == TE_f32) continue;
+            const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
+            const int64_t partial = te__decode_partial_floats(te__decode_partial_rows((int)rows, group), o->value_dim);
+            if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
+                floats = te_max(floats, splits * o->kv_heads * tiles * partial);
+        }
+    t->decode_rows = complete->decode_rows;
+    if (memory) t->partials = (float *)(void *)(memory + at);
+    return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
+}
+/* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
+TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
+                                const te_cache_config *complete) {
+    const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
+    const size_t width = (size_t)te_ceil_div(complete->capacity, complete->page_rows);
+    const size_t elements[] = {sequences, sequences * width, pages, pages, 1, 1, sequences, sequences, sequences + 1};
+    te_cache_tables *t = &c->t;
+    int32_t **const array[] = {&t->length, &t->table, &t->use_count, &t->free_page, &t->free_count, &t->status,
+                               &t->slot, &t->past, &t->first_split};
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {
+        if (memory) *array[i] = (int32_t *)(void *)(memory + at);
+        at += (size_t)te_round_up((int64_t)(elements[i] * sizeof(int32_t)), TE_ALIGN);
+    }
+    at = te__cache_lay_out_decode(t, memory, at, models, count, complete);
+    c->layer_count = 0;
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < models[k]->plan->op_count; i++) {
+            const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
+            if (!o) continue;
+            const int64_t page = te__cache_token_elements(o) * complete->page_rows;
+            if (c->layer_count < TE_CACHE_MAX_LAYERS) {
+                te_cache_layer *l = &c->layer[c->layer_count];
+                l->model = models[k], l->op = i, l->page_elements = page, l->pages = memory ? memory + at : 0;
+            }
+            c->layer_count++;
+            const int64_t bytes = page * complete->pages * (int64_t)te_dtype_bytes(models[k]->plan->dtype);
+            at += (size_t)te_round_up(bytes, TE_ALIGN);
+        }
+    return at;
+}
+TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *models, int count, te_context *ctx) {
+    TE_REQUIRE(c && models && count > 0, ctx, TE_ERROR_NULL, "te_cache: config or models is null, or count is 0");
+    TE_REQUIRE(c->sequences > 0 && c->capacity > 0 && c->capacity <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_VALUE,
+               "te_cache: %d sequences of %d tokens; both must be positive, and a sequence has at most %d",
+               c->sequences, c->capacity, (int)TE_ATTENTION_MAX_SEQ);
+    TE_REQUIRE(!c->page_rows || (c->page_rows >= TE_CACHE_MIN_PAGE && !(c->page_rows & (c->page_rows - 1))), ctx,
+               TE_ERROR_VALUE, "te_cache: page_rows %d is neither 0 nor a power of two of at least %d", c->page_rows,
+               (int)TE_CACHE_MIN_PAGE);
+    TE_REQUIRE(c->decode_rows > 0 && c->decode_rows <= 64, ctx, TE_ERROR_VALUE,
+               "te_cache: decode_rows %d; 1 to 64 can be", c->decode_rows);
+    TE_REQUIRE(c->pages >= 0 && c->pages <= TE_CACHE_MAX_PAGES, ctx, TE_ERROR_VALUE,
+               "te_cache: %d pages; 0 to %d can be", c->pages, (int)TE_CACHE_MAX_PAGES);
+    for (int k = 0; k < count; k++)
+        TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
+    return TE_OK;
+}
+/* Bytes of memory that te_cache_init needs, aligned to TE_ALIGN. 0: the config or a model is not valid. */
+TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
+    te_cache c;
+    if (te__cache_check(config, models, count, 0) != TE_OK) return 0;
+    const te_cache_config complete = te__cache_complete(*config);
+    return te__cache_lay_out(&c, 0, models, count, &complete);
+}
+
+/* ---- what changes the tables ------------------------------------------------------------------------------------- */
+
+enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
+
+typedef struct te_cache_args {
+    te_cache_tables t;
+    te_sequences of;      /* begin: the batch */
+    const int32_t *slots; /* begin: te_batch.slots */
+    int slot, from, length; /* truncate and fork */
+} te_cache_args;
+
+/* The sum of `value` over the block's threads before this one; *total: over all. */
+TE_FN int te__cache_scan(int value, int *total) {
+#if TE_CUDA
+    __shared__ int te_warp_sums[TE_CACHE_THREADS / 32];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int sum = value, before = 0;
+    TE_UNROLL for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, o);
+        if (lane >= o) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) te_warp_sums[warp] = sum;
+    __syncthreads();
+    *total = 0;
+    TE_UNROLL for (int w = 0; w < TE_CACHE_THREADS / 32; w++) {
+        if (w < warp) before += te_warp_sums[w];
+        *total += te_warp_sums[w];
+    }
+    return before + sum - value;
+#else
+    *total = value;
+    return 0;
+#endif
+}
+TE_FN void te__cache_report(const te_cache_tables *t, int bit) {
+#if TE_CUDA
+    atomicOr((int *)t->status, bit);
+#else
+    *t->status |= bit;
+#endif
+}
+TE_FN int te__cache_pages_of(const te_cache_tables *t, int length) {
+    return (length + t->page_rows - 1) / t->page_rows;
+}
+/* One block, a thread for each sequence of the batch, TE_CACHE_THREADS at a time. */
+TE_FN void te__cache_begin_body(const te_cache_args *a) {
+    const te_cache_tables *t = &a->t;
+    int group, first_split = 0;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    int free_count = *t->free_count;
+    for (int base = 0; base < a->of.count; base += g.count) {
+        const int i = base + g.id, here = i < a->of.count, slot = !here ? 0 : a->slots ? a->slots[i] : i;
+        const int exists = slot >= 0 && slot < t->sequences, past = here && exists ? t->length[slot] : 0;
+        const int length = past + (here ? te_sequence_rows(&a->of, i).count : 0);
+        const int fits = here && exists && length <= t->capacity;
+        const int has = te__cache_pages_of(t, past), needs = fits ? te__cache_pages_of(t, length) - has : 0;
+        int total;
+        const int before = te__cache_scan(needs, &total), has_pages = before + needs <= free_count;
+        const int taken = fits && has_pages ? needs : 0;
+        if (here && !exists) te__cache_report(t, TE_CACHE_NO_SLOT);
+        if (here && exists && !fits) te__cache_report(t, TE_CACHE_TOO_LONG);
+        if (fits && !has_pages) te__cache_report(t, TE_CACHE_FULL);
+        for (int p = 0; p < taken; p++) {
+            const int page = t->free_page[free_count - 1 - before - p];
+            t->table[(int64_t)slot * t->table_width + has + p] = page, t->use_count[page] = 1;
+        }
+        const int accepted = fits && has_pages;
+        if (here) t->slot[i] = exists ? slot : 0, t->past[i] = accepted ? past : -1;
+        if (accepted) t->length[slot] = length;
+        (void)te__cache_scan(taken, &total);
+        free_count -= total;
+        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here; /* one writes zeros */
+        const int splits_before = te__cache_scan(splits, &total);
+        if (here) t->first_split[i] = first_split + splits_before;
+        first_split += total;
+    }
+    te_block_sync(); /* every thread has read free_count */
+    if (g.id == 0) *t->free_count = free_count, t->first_split[a->of.count] = first_split;
+}
+/* Sequence `slot` keeps its first `length` tokens: its other pages are used by one sequence less, and go back if that
+ * was the last. One block. */
+TE_FN void te__cache_truncate_body(const te_cache_args *a) {
+    const te_cache_tables *t = &a->t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int has = te__cache_pages_of(t, t->length[a->slot]);
+    const int keeps = te__cache_pages_of(t, a->length < t->length[a->slot] ? a->length : t->length[a->slot]);
+    int free_count = *t->free_count;
+    for (int base = keeps; base < has; base += g.count) {
+        const int p = base + g.id, page = p < has ? t->table[(int64_t)a->slot * t->table_width + p] : 0;
+        const int is_free = p < has && --t->use_count[page] == 0;
+        int total;
+        const int before = te__cache_scan(is_free, &total);
+        if (is_free) t->free_page[free_count + before] = page;
+        free_count += total;
+    }
+    te_block_sync();
+    if (g.id != 0) return;
+    *t->free_count = free_count;
+    if (a->length < t->length[a->slot]) t->length[a->slot] = a->length;
+}
+/* Sequence `slot`, which is empty, gets the tokens of sequence `from`: full pages are shared, of the last one it gets a
+ * page of its own, which te__cache_copy_page fills; without a free page it gets the full pages alone. One block. */
+TE_FN void te__cache_fork_body(const te_cache_args *a) {
+    const te_cache_tables *t = &a->t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int length = t->length[a->from], full = length / t->page_rows, rest = length % t->page_rows;
+    const int32_t *from = t->table + (int64_t)a->from * t->table_width;
+    int32_t *to = t->table + (int64_t)a->slot * t->table_width;
+    for (int p = g.id; p < full; p += g.count) to[p] = from[p], t->use_count[from[p]]++;
+    if (g.id != 0) return;
+    const int has_page = *t->free_count > 0;
+    if (rest && has_page) {
+        const int page = t->free_page[--*t->free_count];
+        to[full] = page, t->use_count[page] = 1;
+    }
+    if (rest && !has_page) te__cache_report(t, TE_CACHE_FULL);
+    t->length[a->slot] = rest && !has_page ? full * t->page_rows : length;
+}
+TE_KERNEL_IF_USED(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
+TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
+TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
+
+/* The last page of a fork, in one layer. Grid: blocks of TE_CACHE_COPY words of 4 bytes. */
+enum { TE_CACHE_COPY = TE_CUDA ? 1024 : 1 << 20 };
+typedef struct te_cache_copy_args {
+    te_cache_tables t;
+    uint32_t *pages;
+    int64_t page_words;
+    int slot, from;
+} te_cache_copy_args;
+TE_FN void te__cache_copy_body(const te_cache_copy_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int length = a->t.length[a->slot], last = length / a->t.page_rows;
+    if (length % a->t.page_rows == 0) return;
+    const uint32_t *from = a->pages + a->t.table[(int64_t)a->from * a->t.table_width + last] * a->page_words;
+    uint32_t *to = a->pages + a->t.table[(int64_t)a->slot * a->t.table_width + last] * a->page_words;
+    const int64_t first = (int64_t)b.x * TE_CACHE_COPY;
+    for (int64_t i = first + g.id; i < te_min(a->page_words, first + TE_CACHE_COPY); i += g.count) to[i] = from[i];
+}
+TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_copy_args, te__cache_copy_body(te_args, te_at))
+
+/* The beginning: all pages are free, the first one on top. Grid: blocks of TE_CACHE_THREADS pages or sequences. */
+TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
+    const te_cache_tables *t = &a->t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int i = b.x * TE_CACHE_THREADS + g.id;
+    if (i < t->pages) t->free_page[i] = t->pages - 1 - i, t->use_count[i] = 0;
+    if (i < t->sequences) t->length[i] = 0, t->slot[i] = 0, t->past[i] = -1, t->first_split[i] = 0;
+    if (i == 0) *t->free_count = t->pages, *t->status = 0, t->first_split[t->sequences] = 0;
+}
+TE_KERNEL_IF_USED(te__cache_clear, TE_CACHE_THREADS, 1, te_cache_args, te__cache_clear_body(te_args, te_at))
+
+/* ---- for programs ------------------------------------------------------------------------------------------------ */
+
+TE_API te_status te__cache_check_ready(const te_cache *c, const char *who, te_context *ctx) {
+    TE_TRY(te__check_target(ctx, who));
+    TE_REQUIRE(c && c->at == c, ctx, TE_ERROR_STATE, "%s: the cache has not been initialised, or moved since", who);
+    return TE_OK;
+}
+TE_API te_status te__cache_check_slot(const te_cache *c, int slot, const char *who, te_context *ctx) {
+    TE_TRY(te__cache_check_ready(c, who, ctx));
+    TE_REQUIRE(slot >= 0 && slot < c->t.sequences, ctx, TE_ERROR_VALUE, "%s: sequence %d of a cache of %d", who, slot,
+               c->t.sequences);
+    return TE_OK;
+}
+TE_API te_cache_args te__cache_args(const te_cache *c) {
+    te_cache_args a;
+    memset(&a, 0, sizeof a);
+    a.t = c->t;
+    return a;
+}
+/* An empty cache for the attentions with (cache, 1) of these models, in `memory` of the target, te_cache_bytes long. */
+TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models, int count,
+                               const te_cache_config *config, te_context *ctx) {
+    TE_REQUIRE(c && memory, ctx, TE_ERROR_NULL, "te_cache_init: the cache or its memory is null");
+    TE_TRY(te__check_target(ctx, "te_cache_init"));
+    TE_TRY(te__cache_check(config, models, count, ctx));
+    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "te_cache_init: memory is not aligned to %d",
+               (int)TE_ALIGN);
+    memset(c, 0, sizeof *c);
+    const te_cache_config complete = te__cache_complete(*config);
+    const size_t needs = te__cache_lay_out(c, (char *)memory, models, count, &complete);
+    TE_REQUIRE(c->layer_count > 0 && c->layer_count <= TE_CACHE_MAX_LAYERS, ctx, TE_ERROR_VALUE,
+               "te_cache_init: the models have %d attentions with (cache, 1); 1 to %d can be", c->layer_count,
+               (int)TE_CACHE_MAX_LAYERS);
+    TE_REQUIRE(needs <= bytes, ctx, TE_ERROR_MEMORY, "te_cache_init: %zu bytes are needed, there are %zu", needs,
+               bytes);
+    c->t.sequences = complete.sequences, c->t.capacity = complete.capacity, c->t.pages = complete.pages;
+    c->t.page_rows = complete.page_rows, c->t.page_shift = config->page_rows ? 0 : 31;
+    while (config->page_rows && 1 << c->t.page_shift < config->page_rows) c->t.page_shift++;
+    c->t.table_width = (int)te_ceil_div(complete.capacity, complete.page_rows);
+    c->at = c;
+    const te_cache_args a = te__cache_args(c);
+    const int64_t most = te_max(complete.pages, complete.sequences);
+    return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
+}
+/* Prepare a batch, whose te_batch.cache is c: once, before its models run. The batch's tokens count as the cache's from
+ * here on. */
+TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
+    TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
+    TE_REQUIRE(b && b->cache == c, ctx, TE_ERROR_STATE, "te_cache_begin: batch.cache is not this cache");
+    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "te_cache_begin: batch %d and seq %d must be positive",
+               b->batch, b->seq);
+    TE_TRY(te__check_sequences(b, "te_cache_begin", ctx));
+    te_cache_args a = te__cache_args(c);
+    a.of = te__sequences_of_batch(b), a.slots = b->slots;
+    TE_REQUIRE(a.of.count <= c->t.sequences, ctx, TE_ERROR_SHAPE, "te_cache_begin: %d sequences, the cache has %d",
+               a.of.count, c->t.sequences);
+    return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Sequence `slot` keeps its first `length` tokens (0: none), and gives back the pages of the others. A sequence of
+ * fewer tokens stays as it is. */
+TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
+    TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);
+    te_cache_args a = te__cache_args(c);
+    a.slot = slot, a.length = length;
+    return te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Sequence `slot` becomes a copy of sequence `from`, whose full pages they share from now on: a prefix of several
+ * prompts, or a beam. */
+TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_fork", ctx));
+    TE_TRY(te__cache_check_slot(c, from, "te_cache_fork", ctx));
+    if (slot == from) return TE_OK;
+    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
+    te_cache_args a = te__cache_args(c);
+    a.slot = slot, a.from = from;
+    TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
+    for (int k = 0; k < c->layer_count; k++) {
+        const te_cache_layer *l = &c->layer[k];
+        te_cache_copy_args p;
+        memset(&p, 0, sizeof p);
+        p.t = c->t, p.pages = (uint32_t *)(void *)l->pages, p.slot = slot, p.from = from;
+        p.page_words = l->page_elements * (int64_t)te_dtype_bytes(l->model->plan->dtype) / 4;
+        TE_TRY(te__cache_copy_launch(ctx, te__grid_of(te_ceil_div(p.page_words, TE_CACHE_COPY), 1), &p));
+    }
+    return TE_OK;
+}
+/* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
+TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
+    TE_TRY(te__cache_check_ready(c, "te_cache_lengths", ctx));
+    TE_REQUIRE(lengths, ctx, TE_ERROR_NULL, "te_cache_lengths: lengths is null");
+    TE_TRY(te_copy(ctx, lengths, c->t.length, (size_t)c->t.sequences * sizeof *lengths));
+    return te_synchronize(ctx);
+}
+/* Report what went wrong in a te_cache_begin or te_cache_fork since the last check, and forget it. Waits for the
+ * stream. Errors: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than the capacity),
+ * TE_ERROR_MEMORY (no free page). */
+TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
+    int32_t status = 0, none = 0;
+    TE_TRY(te__cache_check_ready(c, "te_cache_check", ctx));
+    TE_TRY(te_copy(ctx, &status, c->t.status, sizeof status));
+    TE_TRY(te_synchronize(ctx));
+    if (!status) return TE_OK;
+    TE_TRY(te_copy(ctx, c->t.status, &none, sizeof none));
+    TE_TRY(te_synchronize(ctx));
+    TE_REQUIRE(!(status & TE_CACHE_NO_SLOT), ctx, TE_ERROR_VALUE, "te_cache: a batch named a sequence outside 0 to %d",
+               c->t.sequences - 1);
+    TE_REQUIRE(!(status & TE_CACHE_TOO_LONG), ctx, TE_ERROR_SHAPE,
+               "te_cache: a sequence would have more than the cache's capacity of %d tokens", c->t.capacity);
+    TE_REQUIRE(!status, ctx, TE_ERROR_MEMORY, "te_cache: none of the %d pages is free", c->t.pages);
+    return TE_OK;
+}
+
+/* ---- for ops ----------------------------------------------------------------------------------------------------- */
+
+/* The layer of op i of a model; null: the cache was made without that model. */
+TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
+    for (int k = 0; k < c->layer_count; k++)
+        if (c->layer[k].model == m && c->layer[k].op == i) return &c->layer[k];
+    return 0;
+}
+TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_layer *l) {
+    te_attention_cache a;
+    a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
+    a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
+    a.table_width = c->t.table_width, a.first_split = c->t.first_split, a.partials = c->t.partials;
+    a.decode_rows = c->t.decode_rows, a.capacity = c->t.capacity;
+    return a;
+}
+
+#endif

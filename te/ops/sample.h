@@ -1,0 +1,794 @@
+/* sample.h -- (sample, name, vocabulary): one token for each row of logits; ends a list for inference. x [rows,
+ * vocabulary] logits; the tokens go to te_batch.sampling->token [rows], y [rows, 1] in f32 is the log-probability of
+ * each token under the model: log softmax of the logits as they are.
+ *
+ * Do this:
+ *     TE_INFERENCE(head, bf16, (rmsnorm, norm, H), (last_token, last), (linear, lm, H, V), (sample, next, V))
+ *     te_sampling sampling = {0};
+ *     sampling.token = tokens, sampling.temperature = temperature, sampling.seed = seeds, sampling.counter = counters;
+ *     batch.sampling = &sampling;
+ *
+ * A row's filters, in this order: the mask of allowed tokens, repetition, frequency and presence penalty, temperature,
+ * top-k, top-p, min-p; then a draw. Nothing is sorted and nothing approximated: each cut is found by radix selection on
+ * the bits of the logits, by counts for top-k and by probability mass for top-p. Masses are integers, 2^44 for the most
+ * likely token, so their sums do not depend on the order: both targets, any number of blocks and any batch choose the
+ * same token. docs/inference.md says what each parameter does and how exact the masses are.
+ *
+ * Two passes read the logits: largest logits and counts, then the sum for y; the second stores the tokens that top-k
+ * may keep, and all else works on those. Without top-k, or where more than TE__SAMPLE_LIST tokens come near its cut,
+ * each digit of a cut and the draw are passes of their own, from the caches. On CUDA a row has 1 to 8 blocks, a
+ * cluster. Bytes: the logits once from memory, 33.6 MB for 128 rows of 131072 in bf16: 7.3 us at 4.6 TB/s.
+ */
+#ifndef TE_OPS_SAMPLE_H
+#define TE_OPS_SAMPLE_H
+
+#include "../core/math.h"          /* te_mul_high */
+#include "../core/philox.h"        /* te_philox */
+#include "../core/target.h"        /* TE_KERNEL_WITH */
+#include "../plan/impl/storage.h"  /* te__output */
+#include "cross_entropy.h"         /* te_columns */
+
+/* ---- the op ------------------------------------------------------------------------------------------------------ */
+
+enum {
+    TE_SAMPLE_MAX_VOCABULARY = 1 << 20, /* sums of masses stay below 2^64 */
+    TE_SAMPLE_MAX_TOP = 128             /* tokens of te_sampling.top */
+};
+
+#define TE_OP_sample (sample, custom)
+#define TE_SHAPES_sample(op) (1)
+#define TE_IN_sample(op) (TE_ARG1(op, 0))
+#define TE_OUT_sample(op, in) (1)
+#define TE_PRODUCES_sample(op) (TE_PRODUCES_f32)
+#define TE_FLAGS_sample(op) (TE_TO_LOSS)
+#define TE_LAYOUT_FITS_sample(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
+#define TE_CHECK_sample(model, op)                                                                               \
+    (static_assert(TE_ARG1(op, 1) <= (int)TE_SAMPLE_MAX_VOCABULARY, "te: " TE_STRING(model) ": " TE_CALLED(op)   \
+        ": a vocabulary has at most 2^20 tokens");                                                               \
+     static_assert((int)TE_ROWS_IN(model, op) != (int)TE_ROWS_shard, "te: " TE_STRING(model) ": " TE_CALLED(op)  \
+        ": each rank needs all rows, not a shard of them");)
+
+/* ---- constants and memory of the kernel -------------------------------------------------------------------------- */
+
+enum {
+    TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
+    TE__SAMPLE_BINS = 2048,  /* of a histogram: a digit of 11 bits */
+    TE__SAMPLE_LIST = 2048,  /* tokens in shared memory, instead of the row */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens: an entry of the histogram that the draw makes */
+    TE__SAMPLE_STREAM = 0x73616d70, /* Philox: apart from the streams of dropout */
+    TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
+};
+/* Logits as integers in the same order, and what lies below and above all that can be drawn. */
+#define TE__SAMPLE_KEY_NAN 0xffffffffu
+#define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
+#define TE__SAMPLE_ALL_TOKENS 0x7fffffff
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* tokens are counted from here where the lowest come first: 21 bits */
+
+typedef struct te__sample_args {
+    float *y;       /* [rows] */
+    const void *x;  /* [rows, width] */
+    te_sampling of;
+    int rows, blocks; /* blocks of a row */
+} te__sample_args;
+
+/* Where a cumulative sum of a histogram reaches the wish. */
+typedef struct te__sample_found {
+    uint64_t rest, inside; /* of the wish, without what lies before the bin; what the bin holds */
+    int bin;
+} te__sample_found;
+
+/* Shared memory of a block. A bin's sum is low + 2^32 high. */
+typedef struct te__sample_shared {
+    uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
+    uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; that of a row's first block is used */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the same for te_sampling.top_token */
+    uint64_t published[3];
+    te__sample_found found;
+    uint32_t listed, top_listed; /* entries of list and of top; more than TE__SAMPLE_LIST: the list is not complete */
+    int token;
+} te__sample_shared;
+typedef struct te__sample_registers { int none; } te__sample_registers;
+
+/* The lanes that work on a row: those of `blocks` blocks, of which this is number `rank`. */
+typedef struct te__sample_team {
+    te__sample_shared *s;
+    te_lanes g; /* this block */
+    int rank, blocks;
+} te__sample_team;
+
+/* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
+
+#if TE_CUDA
+/* Wait for all blocks of the row; their stores to shared memory are then visible. */
+TE_FN void te__sample_sync(const te__sample_team *t) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (t->blocks > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+/* The shared memory of block `rank` of the row. */
+TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (t->blocks > 1) {
+        uint64_t at;
+        asm volatile("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(t->s), "r"(rank));
+        return (te__sample_shared *)at;
+    }
+#endif
+    return t->s;
+}
+TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
+    const uint32_t low = (uint32_t)amount, old = atomicAdd(&s->low[bin], low);
+    const uint32_t high = (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
+    if (high) atomicAdd(&s->high[bin], high);
+}
+TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
+TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
+TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
+#else
+TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
+TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) { return (void)rank, t->s; }
+TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
+    const uint32_t low = (uint32_t)amount, old = s->low[bin];
+    s->low[bin] = old + low, s->high[bin] += (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
+}
+TE_FN void te__sample_count(te__sample_shared *s, int bin) { s->low[bin]++; }
+TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
+TE_FN float te__sample_divide(float a, float b) { return a / b; }
+#endif
+enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
+
+/* ---- arithmetic with the same bits on both targets --------------------------------------------------------------- */
+
+/* No product here feeds a sum unless fmaf says so: a compiler that contracts the two would change the bits. */
+
+/* Larger logits have larger keys; -0 has the key of 0. */
+TE_FN uint32_t te__sample_key(float x) {
+    const uint32_t u = te_bits_of_float(x + 0.0f);
+    return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
+}
+/* Whether a row with this largest key has tokens that can be drawn. */
+TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
+TE_FN float te__sample_logit(uint32_t key) {
+    return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+/* 2^44 * 2^(d * scale) for d <= 0 and scale >= 0, rounded down; the exponential has a relative error of 1e-7. 0 below
+ * 2^-44. The integer part of d * scale moves to the low bits of a float, the rest goes through a Taylor series. */
+TE_FN uint64_t te__sample_mass(float d, float scale) {
+    const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
+    if (!(n >= -45.0f)) return 0;
+    const float f = fmaf(d, scale, -n);
+    float p = 1.5252734e-5f;
+    p = fmaf(p, f, 1.5403530e-4f), p = fmaf(p, f, 1.3333558e-3f), p = fmaf(p, f, 9.6181291e-3f);
+    p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f), p = fmaf(p, f, 1.0f);
+    const uint32_t bits = te_bits_of_float(p);
+    const int exponent = (int)(te_bits_of_float(shifted) - 0x4b400000u) + (int)(bits >> 23) - 127; /* 0 at most */
+    return (uint64_t)((bits & 0x7fffffu) | 0x800000u) << 22 >> (1 - exponent);
+}
+/* The mass of a logit where `top` is the largest. Two infinities have the same mass. */
+TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
+    return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
+}
+
+/* ---- a row ------------------------------------------------------------------------------------------------------- */
+
+/* A logit with penalties, of a token that was generated `count` times or is of the prompt. A call, because few tokens
+ * need it and a pass would have its code eight times. */
+typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
+#if TE_CUDA
+TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
+#else
+TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
+#endif
+    if (p.repetition > 0) x = x > 0 ? te__sample_divide(x, p.repetition) : fmaf(x, p.repetition, 0.0f);
+    return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
+}
+
+/* A row as a pass sees it. A cut keeps the keys above cut_key, and of those equal to it the tokens up to cut_token. */
+typedef struct te__sample_row {
+    const te__sample_args *a;
+    int64_t at;              /* the row's first element */
+    int width, first;        /* columns; the first column of the first vector of eight, at most 0 */
+    int vectors, begin, end; /* of the row, and this block's */
+    te_dtype dtype;
+    int row, penalised, listed;
+    te__sample_penalties penalties;
+    const uint16_t *history;
+    const uint32_t *allowed, *prompt;
+    float scale;       /* log2(e) / temperature */
+    uint32_t top;      /* the largest key */
+    uint32_t cut_key;
+    int cut_token;
+    uint64_t min_mass; /* of a token that can be drawn */
+    uint64_t least_mass; /* tokens below it cannot be where top-p cuts */
+} te__sample_row;
+
+TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
+TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sample_team *t, int row, int width,
+                                       te_dtype dtype) {
+    const te_sampling *o = &a->of;
+    const int64_t words = (int64_t)row * ((width + 31) / 32);
+    te__sample_row r;
+    r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
+    r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
+    const int each = (int)te_round_up(te_ceil_div(r.vectors, t->blocks), TE__SAMPLE_WARP);
+    r.begin = (int)te_min((int64_t)t->rank * each, r.vectors), r.end = (int)te_min(r.begin + each, r.vectors);
+    const float repetition = te__sample_param(o->repetition_penalty, row, 1.0f);
+    const float frequency = te__sample_param(o->frequency_penalty, row, 0.0f);
+    const float presence = te__sample_param(o->presence_penalty, row, 0.0f);
+    r.penalised = repetition != 1.0f || frequency != 0.0f || presence != 0.0f;
+    r.penalties.repetition = repetition, r.penalties.frequency = frequency, r.penalties.presence = presence;
+    r.history = o->history ? o->history + r.at : 0;
+    r.allowed = o->allowed ? o->allowed + words : 0, r.prompt = o->prompt ? o->prompt + words : 0;
+    r.scale = 1.4426950408889634f, r.top = 0, r.listed = 0, r.min_mass = 0, r.least_mass = 0;
+    r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
+    return r;
+}
+/* The same row as the model left it: without mask and penalties. */
+TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
+    r.penalised = 0, r.allowed = 0, r.listed = 0, r.top = top;
+    return r;
+}
+
+/* Bits from .. from + 7 of a mask, of which n exist. */
+TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
+    const int word = from / 32, shift = from % 32;
+    uint32_t bits = mask[word] >> shift;
+    if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
+    return bits;
+}
+/* The keys of vector v, which begins at token *token; 0: not allowed, or behind the row's end. */
+TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
+    const te_columns c = te_columns_at(r->first + 8 * v, r->width);
+    float x[8];
+    te_load8(x, r->a->x, r->at + c.from, c.n, c.whole, r->dtype);
+    *token = c.from;
+    if (r->penalised) {
+        const uint32_t prompt = r->prompt ? te__sample_bits(r->prompt, c.from, c.n) : 0;
+        te_vec8 count = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        if (r->history) te_vec8_load(&count, r->history, c.from, c.n, c.whole, TE_bf16);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            const uint32_t n = count.w[k / 2] >> 16 * (k % 2) & 0xffffu;
+            if (n || prompt >> k & 1) x[k] = te__sample_penalised(r->penalties, x[k], n);
+        }
+    }
+    uint32_t allowed = r->allowed ? te__sample_bits(r->allowed, c.from, c.n) : 0xffu;
+    allowed &= 0xffu >> (8 - c.n);
+    TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
+}
+/* A vector's token and key, as the order of their key, and among equal ones the reverse order of the token. */
+TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
+TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
+
+/* What a pass sums: the tokens that the cut keeps, those of them that have the cut's key, their masses, and the masses
+ * that can be drawn. */
+typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
+TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int token, te__sample_sum sum) {
+    if (key < r->cut_key || (key == r->cut_key && token > r->cut_token)) return 0;
+    if (sum == TE__SAMPLE_COUNT) return 1;
+    if (sum == TE__SAMPLE_TIES) return key == r->cut_key;
+    const uint64_t mass = te__sample_mass_of(key, r->top, r->scale);
+    return sum == TE__SAMPLE_DRAW && mass < r->min_mass ? 0 : mass;
+}
+
+/* ---- the passes over a row --------------------------------------------------------------------------------------- */
+
+/* Fetch this block's part of the row into the L2, all at once: the pass over it has few loads in flight. */
+TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
+    const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
+    for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
+        te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
+}
+/* The maximum over all blocks of the row; `place` is one of te__sample_shared.published that nothing else uses. */
+TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
+    x = te_lanes_max_u64(x, &t->g);
+    if (!t->g.id) t->s->published[place] = x;
+    te__sample_sync(t);
+    for (int k = 0; k < t->blocks; k++) {
+        const uint64_t other = te__sample_peer(t, k)->published[place];
+        x = other > x ? other : x;
+    }
+    return x;
+}
+/* The largest logits, as te__sample_best: of the model, and with penalties among the allowed ones. With `counts` also
+ * the histogram of the first digit of the keys that can be drawn. Bytes: the logits; history and masks if used. */
+TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_row *r, int counts,
+                              const te__sample_team *t) {
+    const te__sample_row plain = te__sample_raw_row(*r, 0);
+    const int differ = r->penalised || r->allowed;
+    uint32_t raw_key = 0, best_key = 0;
+    int raw_token = 0, best_token = 0;
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, &plain, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] > raw_key) raw_key = key[k], raw_token = token + k;
+        if (differ) {
+            te__sample_keys(key, &token, r, v);
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (key[k] > best_key) best_key = key[k], best_token = token + k;
+        }
+        if (counts)
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (key[k] > TE__SAMPLE_KEY_MINUS_INF) te__sample_count(t->s, (int)(key[k] >> 21));
+    }
+    *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
+    *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
+}
+/* Append to a list of `size` entries in the row's first block. The first entry behind its end is dropped and counted,
+ * all others are dropped. */
+TE_FN void te__sample_append(uint64_t *list, uint32_t *listed, uint32_t size, uint32_t key, int token) {
+    if (*(const volatile uint32_t *)listed > size) return;
+    const uint32_t place = te__sample_ticket(listed);
+    if (place < size) list[place] = (uint64_t)key << 32 | (uint32_t)token;
+}
+/* Append the tokens that r keeps, with keys from `least` on. */
+TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, const te__sample_row *r, uint32_t least,
+                             const te__sample_team *t) {
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] >= least && te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT))
+                te__sample_append(list, listed, size, key[k], token + k);
+    }
+    te__sample_sync(t);
+}
+/* The sum of the model's masses, in every block. The tokens of r with keys from `least` on go to the list (0: none
+ * do). Behind it no block reads the shared memory of another one until the next te__sample_sync. */
+TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, uint32_t least,
+                                     const te__sample_team *t) {
+    const te__sample_row plain = te__sample_raw_row(*r, raw_top);
+    const int differ = r->penalised || r->allowed;
+    te__sample_shared *first = te__sample_peer(t, 0);
+    uint64_t sum = 0, total = 0;
+    TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
+        uint32_t key[8];
+        int token;
+        te__sample_keys(key, &token, &plain, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] > TE__SAMPLE_KEY_MINUS_INF) sum += te__sample_mass_of(key[k], raw_top, plain.scale);
+        if (!least) continue;
+        if (differ) te__sample_keys(key, &token, r, v);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (key[k] >= least)
+                te__sample_append(first->list, &first->listed, TE__SAMPLE_LIST, key[k], token + k);
+    }
+    (void)te_lanes_scan_u64(&sum, sum, &t->g);
+    if (!t->g.id) t->s->published[2] = sum;
+    te__sample_sync(t);
+    for (int k = 0; k < t->blocks; k++) total += te__sample_peer(t, k)->published[2];
+    te__sample_sync(t);
+    return total;
+}
+
+/* A digit of a number of 32 bits (a key) or 21 bits (a token, counted from the end): its bits 21 to 31, 10 to 20 or 0
+ * to 9. */
+typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
+TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
+    te__sample_digit d;
+    d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
+    return d;
+}
+/* Adds an entry (key << 32 | token) to the histogram. Returns what it leaves out because the mass is too small. */
+TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
+                                    te__sample_sum sum, const te__sample_team *t) {
+    const uint32_t digits = value >> d.shift;
+    if (digits >> d.bits != d.prefix) return 0;
+    const uint64_t amount = te__sample_amount(r, (uint32_t)(entry >> 32), (int)(uint32_t)entry, sum);
+    if (sum == TE__SAMPLE_MASS && amount < r->least_mass) return amount;
+    if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
+    return 0;
+}
+/* The histogram of a digit: of the keys or, for a list, of the tokens. Of the tokens of a row a bin is a chunk of
+ * vectors, and the vectors of a warp lie in one. What is left out of the first digit of the keys goes to bin 0, which
+ * no key of a number has: the total is right, and the cut lies above. */
+TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
+                                const te__sample_team *t) {
+    uint64_t left_out = 0;
+    for (int i = t->g.id; i < TE__SAMPLE_BINS; i += t->g.count) t->s->low[i] = 0, t->s->high[i] = 0;
+    te_block_sync();
+    if (r->listed) {
+        const int listed = (int)t->s->listed;
+        TE_UNROLL_1 for (int i = t->g.id; i < listed; i += t->g.count) {
+            const uint64_t entry = t->s->list[i];
+            const uint32_t value = of_tokens ? TE__SAMPLE_LAST_TOKEN - (uint32_t)entry : (uint32_t)(entry >> 32);
+            (void)te__sample_digit_add(r, d, value, entry, sum, t);
+        }
+        return;
+    }
+    TE_UNROLL_1 for (int v0 = r->begin; v0 < r->end; v0 += t->g.count) {
+        const int v = v0 + t->g.id;
+        uint64_t amount = 0;
+        uint32_t key[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        int token = 0;
+        if (v < r->end) te__sample_keys(key, &token, r, v);
+        if (of_tokens) {
+            TE_UNROLL for (int k = 0; k < 8; k++) amount += te__sample_amount(r, key[k], token + k, sum);
+            amount = te_warp_sum_u64(amount);
+            if (t->g.id % TE__SAMPLE_WARP == 0 && amount) te__sample_add(t->s, v / TE__SAMPLE_CHUNK, amount);
+        } else
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                left_out += te__sample_digit_add(r, d, key[k], (uint64_t)key[k] << 32 | (uint32_t)(token + k), sum, t);
+    }
+    if (sum != TE__SAMPLE_MASS || !r->least_mass || d.shift != 21) return;
+    left_out = te_warp_sum_u64(left_out);
+    if (t->g.id % TE__SAMPLE_WARP == 0 && left_out) te__sample_add(t->s, 0, left_out);
+}
+
+/* ---- selection --------------------------------------------------------------------------------------------------- */
+
+/* How much is wished for: fraction / 2^64 of the total, and `amount`. At least 1, at most the total. */
+typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
+TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
+    te__sample_wish w;
+    w.fraction = fraction, w.amount = amount;
+    return w;
+}
+/* The sum of a bin over all blocks. */
+TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
+    uint64_t sum = 0;
+    for (int k = 0; k < t->blocks; k++) {
+        const te__sample_shared *s = te__sample_peer(t, k);
+        sum += s->low[bin] + ((uint64_t)s->high[bin] << 32);
+    }
+    return sum;
+}
+/* The bin in which the cumulative sum of the histogram reaches the wish; from the last bin on (descending) or from the
+ * first. Every lane of every block gets the same. An empty histogram: bin 0, inside 0. */
+TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
+    const int each = (TE__SAMPLE_BINS + t->g.count - 1) / t->g.count, last = TE__SAMPLE_BINS - 1;
+    const int from = t->g.id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
+    uint64_t mine = 0, total;
+    te__sample_sync(t); /* the histograms of all blocks are complete */
+    for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
+    uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
+    uint64_t wish = te_mul_high(w.fraction, total) + w.amount;
+    wish = wish < 1 ? 1 : wish > total ? total : wish;
+    if (!total && !t->g.id) t->s->found.bin = 0, t->s->found.rest = t->s->found.inside = 0;
+    if (before < wish && wish <= before + mine)
+        for (int j = from; j < to; j++) {
+            const int bin = descending ? last - j : j;
+            const uint64_t inside = te__sample_bin(bin, t);
+            if (before < wish && wish <= before + inside)
+                t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
+            before += inside;
+        }
+    te__sample_sync(t); /* nobody reads another block's histogram any more */
+    return t->s->found;
+}
+/* What is to be found: the number (a key, or a token) at which the sum reaches the wish, over larger keys or lower
+ * tokens and itself. Levels [level, end) of its digits, behind those of the prefix. */
+typedef struct te__sample_selection {
+    te__sample_sum sum;
+    int of_tokens, level, end;
+    int counted; /* the histogram of the first level is there */
+    uint32_t prefix;
+    te__sample_wish wish;
+} te__sample_selection;
+TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int level, uint32_t prefix,
+                                                    te__sample_wish wish) {
+    te__sample_selection s;
+    s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
+    return s;
+}
+TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* bits 21 to 31 of a token are 0 */
+    s.of_tokens = 1;
+    return s;
+}
+/* The token in chunk f.bin of the row at which the sum reaches f.rest. Every block does this: the chunk is short. */
+TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
+    const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
+    uint64_t rest = f.rest;
+    TE_UNROLL_1 for (int v0 = from; v0 < to; v0 += t->g.count) {
+        uint32_t key[8];
+        uint64_t amount[8], mine = 0, total;
+        int token = 0;
+        if (v0 + t->g.id < to) te__sample_keys(key, &token, r, v0 + t->g.id);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            amount[k] = v0 + t->g.id < to ? te__sample_amount(r, key[k], token + k, sum) : 0;
+            mine += amount[k];
+        }
+        uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
+        if (before < rest && rest <= before + mine)
+            TE_UNROLL for (int k = 0; k < 8; k++) {
+                if (before < rest && rest <= before + amount[k]) t->s->token = token + k;
+                before += amount[k];
+            }
+        if (rest <= total) break;
+        rest -= total;
+    }
+    te_block_sync();
+    const int token = t->s->token;
+    te_block_sync();
+    return token;
+}
+/* Runs a selection. *value: the key, or the token. found.inside is 0 where all amounts are 0. */
+TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, te__sample_selection s,
+                                         const te__sample_team *t) {
+    te__sample_found f = {0, 0, 0};
+    const int chunks = s.of_tokens && !r->listed;
+    uint32_t digits = s.prefix;
+    TE_UNROLL_1 for (int level = s.level; level < s.end; level++) {
+        const te__sample_digit d = te__sample_digit_of(level, digits);
+        if (!s.counted) te__sample_histogram(r, d, s.of_tokens, s.sum, t);
+        f = te__sample_find(!chunks, s.wish, t);
+        if (chunks) {
+            *value = (uint32_t)te__sample_walk(r, s.sum, f, t);
+            return f;
+        }
+        digits = digits << d.bits | (uint32_t)f.bin, s.wish = te__sample_wish_of(0, f.rest);
+    }
+    *value = s.of_tokens ? TE__SAMPLE_LAST_TOKEN - digits : digits;
+    return f;
+}
+/* Move the cut of r to the key that a selection has found. Of equal logits those with the lowest tokens are kept:
+ * returns how many; 0: all. */
+TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
+    if (!f.inside) return 0;
+    const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
+    const uint64_t ties = f.inside / each, wanted = (f.rest + each - 1) / each;
+    if (key != r->cut_key) r->cut_token = TE__SAMPLE_ALL_TOKENS;
+    r->cut_key = key;
+    return wanted < ties ? wanted : 0;
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* log of the probability of a logit, of the largest one and of the sum of masses. */
+TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
+    const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
+    return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
+}
+/* The most likely tokens of the model, which r keeps, in order. */
+TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
+    const te_sampling *o = &r->a->of;
+    te__sample_shared *first = te__sample_peer(t, 0);
+    const int usable = te__sample_is_usable(r->top);
+    if (usable) te__sample_gather(first->top, &first->top_listed, TE_SAMPLE_MAX_TOP, r, 0, t);
+    const int64_t at = (int64_t)r->row * o->top;
+    const int found = usable && !t->rank ? (int)t->s->top_listed : 0;
+    TE_UNROLL_1 for (int i = t->g.id; i < o->top && !t->rank; i += t->g.count) {
+        int place = i;
+        if (i < found) {
+            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* of equal keys the lowest token comes first */
+            place = 0;
+            TE_UNROLL_1 for (int j = 0; j < found; j++) place += (t->s->top[j] ^ 0xffffffffu) > entry;
+        }
+        o->top_token[at + place] = i < found ? (int)(uint32_t)t->s->top[i] : -1;
+        o->top_log_prob[at + place] = i < found ? te__sample_log_prob((uint32_t)(t->s->top[i] >> 32), r->top, mass)
+                                      : usable ? -INFINITY : NAN;
+    }
+}
+/* Store the results of a row; one lane does. */
+TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
+    const te_sampling *o = &r->a->of;
+    o->token[r->row] = token;
+    r->a->y[r->row] =
+        token < 0 ? NAN
+                  : te__sample_log_prob(te__sample_key(te_load(r->a->x, r->at + token, r->dtype)), raw_top, mass);
+    if (o->counter) o->counter[r->row]++;
+    if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
+}
+
+/* What the selections of a row are for, in their order; those that a row does not need are left out. One loop runs
+ * them all, so that the code of a selection is there once. A cut by keys is followed by one by tokens if it goes
+ * through equal logits. */
+typedef enum te__sample_task {
+    TE__SAMPLE_TASK_k_digit, /* the first digit of the cut of top-k, from the counts of the first pass */
+    TE__SAMPLE_TASK_top,     /* the most likely tokens of the model */
+    TE__SAMPLE_TASK_k,
+    TE__SAMPLE_TASK_p_digit, /* the first digit of the cut of top-p */
+    TE__SAMPLE_TASK_p,
+    TE__SAMPLE_TASK_draw
+} te__sample_task;
+/* The cuts of a row that is not greedy. */
+typedef struct te__sample_cuts {
+    te__sample_selection k, p; /* as far as they are known */
+    int top_k;                 /* 0: there is none */
+    float top_p;               /* 1 or more: there is none */
+    uint64_t uniform;
+} te__sample_cuts;
+TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int width, int greedy) {
+    te__sample_cuts c;
+    c.top_k = o->top_k && !greedy ? o->top_k[row] : 0, c.top_p = te__sample_param(o->top_p, row, 1.0f), c.uniform = 0;
+    if (c.top_k < 0 || c.top_k >= width) c.top_k = 0;
+    const uint64_t fraction = c.top_p > 0 ? (uint64_t)(c.top_p * 4294967296.0f) << 32 : 0;
+    c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)c.top_k));
+    c.p = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, te__sample_wish_of(c.top_p < 1.0f ? fraction : 0, 0));
+    c.k.end = 1, c.k.counted = 1;
+    if (!greedy) {
+        uint32_t random[4];
+        te_philox(random, o->seed[row], 0, TE__SAMPLE_STREAM, o->counter[row]);
+        c.uniform = (uint64_t)random[0] << 32 | random[1];
+    }
+    return c;
+}
+/* The task behind `task`, and its selection. */
+TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task task, const te__sample_cuts *c,
+                                      const te__sample_row *r) {
+    if (task < TE__SAMPLE_TASK_k && c->top_k) return *s = c->k, TE__SAMPLE_TASK_k;
+    if (task < TE__SAMPLE_TASK_p_digit && c->top_p < 1.0f) {
+        *s = c->p;
+        if (r->listed) return TE__SAMPLE_TASK_p;
+        s->end = 1;
+        return TE__SAMPLE_TASK_p_digit;
+    }
+    if (task == TE__SAMPLE_TASK_p_digit) return *s = c->p, TE__SAMPLE_TASK_p;
+    *s = te__sample_token_selection(TE__SAMPLE_DRAW, te__sample_wish_of(c->uniform, 1));
+    return TE__SAMPLE_TASK_draw;
+}
+/* A row, or this block's part of it. */
+TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *shared, int width,
+                           te_dtype dtype) {
+    const te_sampling *o = &a->of;
+    te__sample_team t;
+    int group;
+    t.g = te_lanes_here(TE_SAMPLE_THREADS, &group);
+    t.s = shared, t.blocks = a->blocks, t.rank = b.x % a->blocks;
+    te__sample_row r = te__sample_row_of(a, &t, b.x / a->blocks, width, dtype);
+    const float temperature = te__sample_param(o->temperature, r.row, 0.0f);
+    const float min_p = te__sample_param(o->min_p, r.row, 0.0f);
+    const int greedy = !(temperature >= 1e-5f) || (o->top_k && o->top_k[r.row] == 1);
+    te__sample_cuts c = te__sample_cuts_of(o, r.row, width, greedy);
+    uint64_t raw, best, mass = 0;
+
+    te__sample_prefetch(&r, &t);
+    for (int i = t.g.id; i < TE__SAMPLE_BINS; i += t.g.count) shared->low[i] = 0, shared->high[i] = 0;
+    if (!t.g.id) shared->listed = shared->top_listed = 0, shared->token = -1;
+    te_block_sync();
+    te__sample_largest(&raw, &best, &r, c.top_k, &t);
+    const uint32_t raw_top = (uint32_t)(raw >> 32);
+    r.top = (uint32_t)(best >> 32);
+    const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
+    int token = usable ? te__sample_best_token(best) : -1;
+    if (!draws) c.top_k = 0;
+
+    te__sample_row v = r; /* as the current task sees the row */
+    te__sample_task task = TE__SAMPLE_TASK_k_digit;
+    te__sample_selection s = c.k;
+    TE_UNROLL_1 for (int runs = c.top_k != 0;;) {
+        te__sample_found f = {0, 0, 0};
+        uint32_t value = 0;
+        if (runs) f = te__sample_select(&value, &v, s, &t);
+        runs = 1;
+        if (task == TE__SAMPLE_TASK_draw) {
+            token = f.inside ? (int)value : -1;
+            break;
+        }
+        if (task == TE__SAMPLE_TASK_k_digit) {
+            /* how many tokens there are down to this digit, or more where there are fewer than top_k */
+            const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
+            c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
+            mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
+            r.listed = fits;
+            if (o->top) {
+                v = te__sample_raw_row(r, raw_top), task = TE__SAMPLE_TASK_top;
+                s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
+                continue;
+            }
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* of a peaked distribution the tokens down to it fit the list */
+            te__sample_shared *first = te__sample_peer(&t, 0);
+            c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
+            te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
+            v.listed = first->listed <= TE__SAMPLE_LIST;
+            te__sample_sync(&t);
+        } else if (s.of_tokens) {
+            v.cut_token = (int)value;
+        } else {
+            const uint64_t wanted = te__sample_cut_at(&v, s.sum, value, f);
+            s = te__sample_token_selection(TE__SAMPLE_TIES, te__sample_wish_of(0, wanted));
+            if (wanted) continue;
+        }
+        if (task == TE__SAMPLE_TASK_top) te__sample_store_top(&v, mass, &t);
+        if (!draws) break;
+        if (task <= TE__SAMPLE_TASK_top) {
+            v = r, v.scale = te__sample_divide(1.4426950408889634f, temperature);
+            /* all tokens below it together have less than 1 - p of the likeliest token's mass */
+            v.least_mass = te_mul_high(~c.p.wish.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
+            if (min_p > 0) v.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
+        }
+        if (v.listed) { /* the rest is the work of the row's first block */
+            if (t.rank) return;
+            t.blocks = 1;
+        }
+        task = te__sample_next(&s, task, &c, &v);
+    }
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
+    if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
+}
+
+/* ---- the step ---------------------------------------------------------------------------------------------------- */
+
+typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sample_args *);
+
+/* The kernel's launch, in clusters of te__sample_args.blocks blocks. */
+#if TE_CUDA
+#define TE__SAMPLE_LAUNCH(name)                                                                                      \
+    TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args) {                   \
+        return te__cuda_launch(ctx, te__launch_of((const void *)name, #name, grid, TE_SAMPLE_THREADS, 0,             \
+                                                  args->blocks), args, sizeof *args);                                \
+    }
+#else
+#define TE__SAMPLE_LAUNCH(name)                                                                                      \
+    TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args)                     \
+        { return name##_launch(ctx, grid, args); }
+#endif
+#define TE_CUSTOM_sample_forward(name, model, dtype, op)                                                             \
+    TE_FN void name##_body(const te__sample_args *a, te_block b, te__sample_registers *r, te__sample_shared *s) {    \
+        (void)r;                                                                                                     \
+        te__sample_body(a, b, s, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op));                          \
+    }                                                                                                                \
+    TE_KERNEL_WITH(name, TE_SAMPLE_THREADS, 1, te__sample_args, te__sample_registers, te__sample_shared,             \
+                   name##_body)                                                                                      \
+    TE__SAMPLE_LAUNCH(name)                                                                                          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__sample_run(r, s, name##_clusters); }
+#define TE_CUSTOM_sample_backward(name, model, dtype, op)                                                            \
+    static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
+    te_status name##_run(te_run *r, const te_step *s);
+
+/* Blocks of a row: as many as fill the device, up to the 8 that a cluster has everywhere, while each has a vector a
+ * lane. The result does not depend on it. */
+TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
+#if TE_CUDA && defined __CUDA_ARCH_LIST__
+    static const int compiled[] = {__CUDA_ARCH_LIST__};
+    int runs = 0, blocks = 8;
+    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
+        if (compiled[i] <= ctx->capability && compiled[i] > runs) runs = compiled[i];
+    if (runs < 900) return 1;
+    while (blocks > 1 && (rows * blocks > ctx->processors || width < blocks * TE_SAMPLE_THREADS * TE_VECTOR / 2))
+        blocks /= 2;
+    return blocks;
+#else
+    return (void)ctx, (void)rows, (void)width, 1;
+#endif
+}
+/* The pointers of te_sampling: which have to be there, and their alignment. */
+TE_API te_status te__sample_check(const te_sampling *s, int vocabulary, const char *name, te_context *ctx) {
+    TE_REQUIRE(s, ctx, TE_ERROR_NULL, "%s: the batch brings no sampling; its member token is where tokens go", name);
+    TE_REQUIRE(s->token, ctx, TE_ERROR_NULL, "%s: sampling.token is null", name);
+    TE_REQUIRE(!s->temperature || (s->seed && s->counter), ctx, TE_ERROR_NULL,
+               "%s: sampling.temperature is given, so seed and counter must be, too", name);
+    TE_REQUIRE(s->history || !s->update_history, ctx, TE_ERROR_NULL,
+               "%s: sampling.update_history is set, and history is null", name);
+    TE_REQUIRE(s->history || (!s->frequency_penalty && !s->presence_penalty), ctx, TE_ERROR_NULL,
+               "%s: sampling has a frequency or presence penalty, and history is null", name);
+    TE_REQUIRE(s->history || s->prompt || !s->repetition_penalty, ctx, TE_ERROR_NULL,
+               "%s: sampling has a repetition penalty, and history and prompt are null", name);
+    TE_REQUIRE(s->top >= 0 && s->top <= te_min(TE_SAMPLE_MAX_TOP, vocabulary), ctx, TE_ERROR_VALUE,
+               "%s: sampling.top is %d, %d at most", name, s->top, (int)te_min(TE_SAMPLE_MAX_TOP, vocabulary));
+    TE_REQUIRE(!s->top || (s->top_token && s->top_log_prob), ctx, TE_ERROR_NULL,
+               "%s: sampling.top is %d, and top_token or top_log_prob is null", name, s->top);
+    const uintptr_t words = (uintptr_t)s->token | (uintptr_t)s->top_token | (uintptr_t)s->top_log_prob |
+                            (uintptr_t)s->temperature | (uintptr_t)s->top_k | (uintptr_t)s->top_p |
+                            (uintptr_t)s->min_p | (uintptr_t)s->repetition_penalty | (uintptr_t)s->frequency_penalty |
+                            (uintptr_t)s->presence_penalty | (uintptr_t)s->allowed | (uintptr_t)s->prompt;
+    TE_REQUIRE(words % 4 == 0 && ((uintptr_t)s->seed | (uintptr_t)s->counter) % 8 == 0 &&
+                   (uintptr_t)s->history % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: sampling: history must be aligned to 16 bytes, seed and counter to 8, all others to 4", name);
+    return TE_OK;
+}
+TE_API te_status te__sample_run(te_run *r, const te_step *s, te__sample_launch_fn launch) {
+    const int i = s->op[0];
+    te__sample_args a;
+    te_value y;
+    if (r->batch) TE_TRY(te__sample_check(r->batch->sampling, r->plan->op[i].in, r->plan->name, r->ctx));
+    TE_TRY(te__output(&y, r, s, i));
+    memset(&a, 0, sizeof a);
+    a.y = (float *)y.data, a.x = r->current.data, a.rows = (int)r->current.rows;
+    a.blocks = te__sample_blocks(r->ctx, a.rows, r->plan->op[i].in);
+    if (!r->dry) {
+        a.of = *r->batch->sampling;
+        TE_TRY(launch(r->ctx, te__grid_of((int64_t)a.rows * a.blocks, 1), &a));
+    }
+    te__set_current(r, y);
+    return TE_OK;
+}
+
+#endif
