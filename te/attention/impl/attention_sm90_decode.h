@@ -30,7 +30,8 @@ enum {
     TE__DECODE_KEYS = 64,           /* of a stage */
     TE__DECODE_WARPS = 4,           /* consumers */
     TE__DECODE_MAX_SEQUENCES = 512, /* of a batch, whose lengths each block has in shared memory */
-    TE__DECODE_MAX_STAGES = 8
+    TE__DECODE_MAX_STAGES = 8,
+    TE__MERGE_WARPS = 8             /* of a block of the merge */
 };
 
 template <int D, int V> struct te__decode_traits {
@@ -489,7 +490,6 @@ template <int N> struct te__decode_merged {
 /* Grid: blocks of TE__MERGE_WARPS warps. One warp or the whole block merges a row of a head (warps: how many of them).
  * The splits are summed in groups of TE__DECODE_GROUP, and the groups in order, so the result does not depend on
  * `warps`. Memory traffic: the partial results are read once. */
-enum { TE__MERGE_WARPS = 8 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
     constexpr int V = te__attn_value_dim<D, F>(), N = V / 32, GROUP = HEADS / KV_HEADS;
