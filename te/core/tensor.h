@@ -69,7 +69,7 @@ typedef struct te_batch {
     const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
     int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
                      * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
-    const struct te_sampling *sampling; /* of a list that ends in (sample, ..) */
+    const struct te_sampling *sampling; /* the parameters and results of (sample, ..), which ends a list */
 } te_batch;
 
 /* What a list that ends in (sample, ..) takes beside the logits, and where it stores tokens (te/ops/sample.h). Every
@@ -83,8 +83,8 @@ typedef struct te_sampling {
     float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
     /* state of a row */
     uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
-    const uint64_t *seed;  /* [rows], of Philox; required where there is a temperature */
-    uint64_t *counter;     /* [rows]: which draw of that seed; the op adds 1. Required where there is a temperature */
+    const uint64_t *seed;  /* [rows], seeds of Philox; required if temperature is given */
+    uint64_t *counter;     /* [rows]: how often that seed was drawn from; the op adds 1. Required if temperature is */
     /* parameters */
     const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
     const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */

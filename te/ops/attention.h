@@ -377,8 +377,9 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     a->cache = te__cache_of_layer(c, layer);
     return TE_OK;
 }
-/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: the kernels' option. cached:
- * the launch of the kernels that store and read keys and values in a cache, or null. */
+/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: an option that the kernels were
+ * declared with. cached: launches the kernels that store keys and values in a cache and read them from there; null if
+ * there are none. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached) {

@@ -25,7 +25,7 @@
 enum {
     TE_DIMS = 8,              /* number of symbols: TE_DIM(0) to TE_DIM(7); each may be multiplied by 1 to 2047 */
     TE_MAX_WIDTH = 8388608,   /* 2^23; small enough that grid sizes and byte counts cannot overflow */
-    TE_MAX_NORM_WIDTH = 65536 /* a row is held by 1024 lanes with eight vectors each */
+    TE_MAX_NORM_WIDTH = 65536 /* registers of 1024 lanes hold a row: 8 vectors of 8 each */
 };
 /* TE_DIM: symbol number k, 0 to TE_DIMS - 1. TE_IS_DIM: whether w is a symbol times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
