@@ -185,6 +185,11 @@ TEST_CASE("forks share full pages and go on by themselves") {
         if (page_rows) CHECK(c.free_pages() == c.cache.t.pages - 4); // two shared pages, and the third twice
         c.compare(c.step({0}, {33}, {2}, {37, 37}), 0, 0, 37, 33);
         c.compare(c.step({1}, {33}, {0}, {37, 37}), 0, 1, 37, 33);
+        // sequence 2 goes on in the middle of a page that it shares: sequence 0 must not see it
+        REQUIRE(te_cache_truncate(&c.cache, 2, 20, c.ctx) == TE_OK);
+        c.step({1}, {30}, {2}, {20, 37}); // other rows than those that the page had there
+        REQUIRE(te_cache_truncate(&c.cache, 0, 37, c.ctx) == TE_OK);
+        c.compare(c.step({1}, {33}, {0}, {70, 37}), 0, 1, 37, 33);
         REQUIRE(te_cache_truncate(&c.cache, 2, 0, c.ctx) == TE_OK);
         REQUIRE(te_cache_truncate(&c.cache, 0, 37, c.ctx) == TE_OK); // the shared pages are still there
         c.compare(c.step({1}, {33}, {0}, {37, 37}), 0, 1, 37, 33);

@@ -16,7 +16,7 @@
  *
  * Lengths, pages and free pages are device arrays, which the host never reads: one captured graph of te_cache_begin and
  * the models serves all lengths. A batch that does not fit (no free page, more than `capacity` tokens, a slot that does
- * not exist) leaves those sequences as they were, gives zeros for their rows, and te_cache_check reports it.
+ * not exist) leaves those sequences as they were, their rows become zeros, and te_cache_check reports it.
  */
 #ifndef TE_CACHE_H
 #define TE_CACHE_H
@@ -47,13 +47,14 @@ TE_API te_cache_config te_cache_defaults(void) {
     return c;
 }
 
-/* An attention of a model, and where its pages lie. A page has the keys of each head, [kv_heads, page_rows, head_dim],
- * then the values, [kv_heads, page_rows, value_dim]. */
+/* An attention of a model, and where its keys and values lie. A page of the cache has a part for each layer: the keys
+ * of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads, page_rows, value_dim], in the dtype of the
+ * list. */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
-    int64_t page_elements;
-    char *pages; /* [pages, page_elements] of the list's dtype */
+    int64_t page_elements; /* from one page to the next, in elements of the list's dtype */
+    char *pages;           /* the layer's part of page 0 */
 } te_cache_layer;
 
 /* The sizes of a cache, and its arrays in target memory, which kernels read and write. */
@@ -65,6 +66,9 @@ typedef struct te_cache_tables {
     int32_t *free_page; /* [pages]: a stack of pages that belong to none */
     int32_t *free_count;
     int32_t *status;    /* TE_CACHE_FULL, ... */
+    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: no copy */
+    char *pages_memory; /* [pages, page_bytes] */
+    int64_t page_bytes;
     /* Of the current batch, by its sequences. */
     int32_t *slot;      /* [sequences] */
     int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
@@ -85,7 +89,6 @@ typedef struct te_cache {
 
 /* Of a batch's sequences: tokens in the cache before the batch. Null: the batch has no cache. */
 TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
-
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -128,31 +131,34 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
                                 const te_cache_config *complete) {
     const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
     const size_t width = (size_t)te_ceil_div(complete->capacity, complete->page_rows);
-    const size_t elements[] = {sequences, sequences * width, pages, pages, 1, 1, sequences, sequences, sequences + 1};
+    const size_t elements[] = {sequences, sequences * width, pages,     pages,        1,
+                               1,         2,                 sequences, sequences, sequences + 1};
     te_cache_tables *t = &c->t;
-    int32_t **const array[] = {&t->length, &t->table, &t->use_count, &t->free_page, &t->free_count, &t->status,
-                               &t->slot, &t->past, &t->first_split};
+    int32_t **const array[] = {&t->length, &t->table, &t->use_count, &t->free_page, &t->free_count,
+                               &t->status, &t->copy,  &t->slot,      &t->past,      &t->first_split};
     size_t at = 0;
     for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {
         if (memory) *array[i] = (int32_t *)(void *)(memory + at);
         at += (size_t)te_round_up((int64_t)(elements[i] * sizeof(int32_t)), TE_ALIGN);
     }
     at = te__cache_lay_out_decode(t, memory, at, models, count, complete);
-    c->layer_count = 0;
+    c->layer_count = 0, t->page_bytes = 0, t->pages_memory = memory ? memory + at : 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o) continue;
-            const int64_t page = te__cache_token_elements(o) * complete->page_rows;
             if (c->layer_count < TE_CACHE_MAX_LAYERS) {
                 te_cache_layer *l = &c->layer[c->layer_count];
-                l->model = models[k], l->op = i, l->page_elements = page, l->pages = memory ? memory + at : 0;
+                l->model = models[k], l->op = i, l->pages = memory ? t->pages_memory + t->page_bytes : 0;
             }
             c->layer_count++;
-            const int64_t bytes = page * complete->pages * (int64_t)te_dtype_bytes(models[k]->plan->dtype);
-            at += (size_t)te_round_up(bytes, TE_ALIGN);
+            const int64_t elements_of_layer = te__cache_token_elements(o) * complete->page_rows;
+            const int64_t bytes = elements_of_layer * (int64_t)te_dtype_bytes(models[k]->plan->dtype);
+            t->page_bytes += te_round_up(bytes, TE_ALIGN);
         }
-    return at;
+    for (int k = 0; k < c->layer_count && k < TE_CACHE_MAX_LAYERS; k++)
+        c->layer[k].page_elements = t->page_bytes / (int64_t)te_dtype_bytes(c->layer[k].model->plan->dtype);
+    return at + (size_t)(t->page_bytes * complete->pages);
 }
 TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *models, int count, te_context *ctx) {
     TE_REQUIRE(c && models && count > 0, ctx, TE_ERROR_NULL, "te_cache: config or models is null, or count is 0");
@@ -258,8 +264,20 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
     te_block_sync(); /* every thread has read free_count */
     if (g.id == 0) *t->free_count = free_count, t->first_split[a->of.count] = first_split;
 }
-/* Sequence `slot` keeps its first `length` tokens: its other pages are used by one sequence less, and go back if that
- * was the last. One block. */
+/* Give sequence `slot` a page of its own for the last `rest` tokens of `length`, which are now in page `from`, and have
+ * te__cache_copy copy them. Without a free page the sequence keeps its full pages alone. One thread. */
+TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
+    const int full = length / t->page_rows, has_page = *t->free_count > 0;
+    if (has_page) {
+        const int page = t->free_page[--*t->free_count];
+        t->table[(int64_t)slot * t->table_width + full] = page, t->use_count[page] = 1;
+        t->copy[0] = from, t->copy[1] = page;
+    } else te__cache_report(t, TE_CACHE_FULL);
+    t->length[slot] = has_page ? length : full * t->page_rows;
+}
+/* Sequence `slot` keeps its first `length` tokens. Its other pages are used by one sequence less, and are free again if
+ * no other sequence uses them. The last page that it keeps becomes its own if it is shared and not full, because new
+ * tokens will be written behind the old ones. One block. */
 TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -275,13 +293,17 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
         if (is_free) t->free_page[free_count + before] = page;
         free_count += total;
     }
-    te_block_sync();
+    const int length = t->length[a->slot], keeps_tokens = a->length < length ? a->length : length;
+    te_block_sync(); /* every thread has read free_count and the length */
     if (g.id != 0) return;
-    *t->free_count = free_count;
-    if (a->length < t->length[a->slot]) t->length[a->slot] = a->length;
+    *t->free_count = free_count, t->copy[0] = t->copy[1] = -1, t->length[a->slot] = keeps_tokens;
+    const int last = keeps ? t->table[(int64_t)a->slot * t->table_width + keeps - 1] : 0;
+    if (keeps_tokens % t->page_rows == 0 || t->use_count[last] == 1) return;
+    t->use_count[last]--;
+    te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
-/* Sequence `slot`, which is empty, gets the tokens of sequence `from`: full pages are shared, of the last one it gets a
- * page of its own, which te__cache_copy_page fills; without a free page it gets the full pages alone. One block. */
+/* Sequence `slot`, which is empty, gets the tokens of sequence `from`. They share full pages; for a last page that is
+ * not full the new sequence gets a page of its own. One block. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -291,37 +313,26 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     int32_t *to = t->table + (int64_t)a->slot * t->table_width;
     for (int p = g.id; p < full; p += g.count) to[p] = from[p], t->use_count[from[p]]++;
     if (g.id != 0) return;
-    const int has_page = *t->free_count > 0;
-    if (rest && has_page) {
-        const int page = t->free_page[--*t->free_count];
-        to[full] = page, t->use_count[page] = 1;
-    }
-    if (rest && !has_page) te__cache_report(t, TE_CACHE_FULL);
-    t->length[a->slot] = rest && !has_page ? full * t->page_rows : length;
+    t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
+    if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
 TE_KERNEL_IF_USED(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 
-/* The last page of a fork, in one layer. Grid: blocks of TE_CACHE_COPY words of 4 bytes. */
-enum { TE_CACHE_COPY = TE_CUDA ? 1024 : 1 << 20 };
-typedef struct te_cache_copy_args {
-    te_cache_tables t;
-    uint32_t *pages;
-    int64_t page_words;
-    int slot, from;
-} te_cache_copy_args;
-TE_FN void te__cache_copy_body(const te_cache_copy_args *a, te_block b) {
+/* Copies page copy[0] to page copy[1]. Grid: blocks of TE_CACHE_COPY numbers of 4 bytes. */
+enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
+TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
-    const int length = a->t.length[a->slot], last = length / a->t.page_rows;
-    if (length % a->t.page_rows == 0) return;
-    const uint32_t *from = a->pages + a->t.table[(int64_t)a->from * a->t.table_width + last] * a->page_words;
-    uint32_t *to = a->pages + a->t.table[(int64_t)a->slot * a->t.table_width + last] * a->page_words;
-    const int64_t first = (int64_t)b.x * TE_CACHE_COPY;
-    for (int64_t i = first + g.id; i < te_min(a->page_words, first + TE_CACHE_COPY); i += g.count) to[i] = from[i];
+    const te_cache_tables *t = &a->t;
+    if (t->copy[1] < 0) return;
+    const int64_t count = t->page_bytes / 4, first = (int64_t)b.x * TE_CACHE_COPY;
+    const uint32_t *from = (const uint32_t *)(const void *)t->pages_memory + t->copy[0] * count;
+    uint32_t *to = (uint32_t *)(void *)t->pages_memory + t->copy[1] * count;
+    for (int64_t i = first + g.id; i < te_min(count, first + TE_CACHE_COPY); i += g.count) to[i] = from[i];
 }
-TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_copy_args, te__cache_copy_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
 /* The beginning: all pages are free, the first one on top. Grid: blocks of TE_CACHE_THREADS pages or sequences. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
@@ -354,9 +365,12 @@ TE_API te_cache_args te__cache_args(const te_cache *c) {
     a.t = c->t;
     return a;
 }
+TE_API te_grid te__cache_copy_grid(const te_cache *c) {
+    return te__grid_of(te_ceil_div(c->t.page_bytes / 4, TE_CACHE_COPY), 1);
+}
 /* An empty cache for the attentions with (cache, 1) of these models, in `memory` of the target, te_cache_bytes long. */
-TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models, int count,
-                               const te_cache_config *config, te_context *ctx) {
+TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models,
+                                          int count, const te_cache_config *config, te_context *ctx) {
     TE_REQUIRE(c && memory, ctx, TE_ERROR_NULL, "te_cache_init: the cache or its memory is null");
     TE_TRY(te__check_target(ctx, "te_cache_init"));
     TE_TRY(te__cache_check(config, models, count, ctx));
@@ -394,13 +408,15 @@ TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b,
     return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Sequence `slot` keeps its first `length` tokens (0: none), and gives back the pages of the others. A sequence of
- * fewer tokens stays as it is. */
+ * fewer tokens stays as it is. If the last page that it keeps is shared and not full, the sequence gets a copy of that
+ * page. */
 TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
     TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);
     te_cache_args a = te__cache_args(c);
     a.slot = slot, a.length = length;
-    return te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a);
+    TE_TRY(te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a));
+    return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
 /* Sequence `slot` becomes a copy of sequence `from`, whose full pages they share from now on: a prefix of several
  * prompts, or a beam. */
@@ -412,15 +428,7 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     te_cache_args a = te__cache_args(c);
     a.slot = slot, a.from = from;
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
-    for (int k = 0; k < c->layer_count; k++) {
-        const te_cache_layer *l = &c->layer[k];
-        te_cache_copy_args p;
-        memset(&p, 0, sizeof p);
-        p.t = c->t, p.pages = (uint32_t *)(void *)l->pages, p.slot = slot, p.from = from;
-        p.page_words = l->page_elements * (int64_t)te_dtype_bytes(l->model->plan->dtype) / 4;
-        TE_TRY(te__cache_copy_launch(ctx, te__grid_of(te_ceil_div(p.page_words, TE_CACHE_COPY), 1), &p));
-    }
-    return TE_OK;
+    return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
 /* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
 TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
