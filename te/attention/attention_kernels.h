@@ -108,8 +108,9 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     const int of = is_value ? vector - k.kv_heads * key_vectors : vector, d = is_value ? k.dv : k.d;
     const int head = of / ((d + 7) / 8), at = of % ((d + 7) / 8) * 8, n = d - at < 8 ? d - at : 8;
     const int i = te_sequence_of(s, row, 0), past = a->cache.past[i];
-    if (past < 0) return;
-    const int key = past + row - te_sequence_first(s, i), aligned = k.d % 8 == 0 && k.dv % 8 == 0;
+    const te_sequence rows = te_sequence_rows(s, i);
+    if (past < 0 || row - rows.first >= rows.count) return;
+    const int key = past + row - rows.first, aligned = k.d % 8 == 0 && k.dv % 8 == 0;
     const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
     const int64_t from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
                          (is_value ? (int64_t)head * k.dv : 0) + at;

@@ -59,17 +59,38 @@ TE_FN void te__bulk_copy(uint32_t to, const void *from, int bytes, uint32_t bar)
 TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
 
 /* What a block knows of the batch, in shared memory. */
-struct te__decode_lengths { const int *first_split, *past, *first_row; };
+struct te__decode_lengths {
+    const int *first_split, *past, *first_row;
+    int longest; /* new rows of a sequence at most, also where cu_seqlens says more */
+};
 
-/* One item of work. */
-struct te__decode_item {
-    int i, kv_head, tile;
-    int first_row, rows;    /* of the batch: the sequence's first row; rows of the tile, (query, head) */
-    int keys;               /* of the sequence, new ones included */
+/* A tile of a sequence. */
+struct te__decode_tile {
+    int rows;            /* (query, head of the group) */
+    int keys;            /* of the sequence, including those of the new rows */
     te__attn_mask mask;
-    te__attn_range seen;    /* by the tile's queries */
-    int split, begin, stop; /* its keys, from a multiple of TE__DECODE_KEYS on; none: stop <= begin */
-    int splits, first;      /* of the tile: how many have keys, and the first of them */
+    te__attn_range seen; /* by the tile's queries */
+    int splits, first;   /* the number of splits that have such keys, and the first of these splits */
+};
+/* queries, past: the new rows of the sequence, and the tokens that the cache had of it before (-1: refused). */
+template <int GROUP, class F> TE_FN te__decode_tile te__decode_tile_of(int tile, int queries, int past) {
+    te__decode_tile w;
+    const int row = tile * TE__DECODE_ROWS, left = queries * GROUP - row, query = row / GROUP;
+    w.rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
+    w.keys = past < 0 ? 0 : past + queries;
+    w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
+    w.seen = te__attn_keys_of(w.mask, query, (row + w.rows - 1) / GROUP - query + 1);
+    if (w.seen.end > w.keys) w.seen.end = w.keys;
+    w.first = w.seen.first / TE_CACHE_SPLIT;
+    w.splits = w.seen.end > w.seen.first ? (w.seen.end + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT - w.first : 0;
+    return w;
+}
+
+/* One item of work: a split of a tile. */
+struct te__decode_item : te__decode_tile {
+    int i, kv_head, tile;
+    int first_row;          /* of the sequence, in the batch */
+    int split, begin, stop; /* the item's keys, from a multiple of TE__DECODE_KEYS on; none: stop <= begin */
     int is_needed;          /* it has keys, or it writes the zeros of a tile without keys */
 };
 template <int HEADS, int KV_HEADS, class F>
@@ -85,16 +106,9 @@ TE_FN te__decode_item te__decode_item_of(const te__decode_lengths &n, int count,
         else high = middle;
     }
     w.i = low, w.split = at - n.first_split[low], w.first_row = n.first_row[low];
-    const int queries = n.first_row[low + 1] - w.first_row, past = n.past[low];
-    const int row = w.tile * TE__DECODE_ROWS, left = queries * GROUP - row;
-    w.rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
-    w.keys = past < 0 ? 0 : past + queries;
-    w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
-    const int query = row / GROUP;
-    w.seen = te__attn_keys_of(w.mask, query, (row + w.rows - 1) / GROUP - query + 1);
-    if (w.seen.end > w.keys) w.seen.end = w.keys;
-    w.first = w.seen.first / TE_CACHE_SPLIT;
-    w.splits = w.seen.end > w.seen.first ? (w.seen.end + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT - w.first : 0;
+    const int rows = n.first_row[low + 1] - w.first_row;
+    static_cast<te__decode_tile &>(w) =
+        te__decode_tile_of<GROUP, F>(w.tile, rows < n.longest ? rows : n.longest, n.past[low]);
     const int from = w.seen.first / TE__DECODE_KEYS * TE__DECODE_KEYS, to = (w.split + 1) * TE_CACHE_SPLIT;
     w.begin = w.split * TE_CACHE_SPLIT > from ? w.split * TE_CACHE_SPLIT : from;
     w.stop = w.seen.end < to ? w.seen.end : to;
@@ -444,7 +458,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
                                    stages + traits::STAGES * traits::STAGE_BYTES};
     int *lengths = (int *)stats + traits::STATS_BYTES / 4;
     const te__decode_lengths n = {lengths, lengths + TE__DECODE_MAX_SEQUENCES + 1,
-                                  lengths + 2 * (TE__DECODE_MAX_SEQUENCES + 1)};
+                                  lengths + 2 * (TE__DECODE_MAX_SEQUENCES + 1), a->seq};
     const int thread = (int)threadIdx.x;
     if (thread == 0) {
         for (int s = 0; s < traits::STAGES; s++) {
@@ -499,22 +513,15 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
     const te_sequences s = te__attn_sequences(a);
     const int at = (int)blockIdx.x * (TE__MERGE_WARPS / warps) + warp / warps, head = at % HEADS;
     const int row = at / HEADS < s.rows ? at / HEADS : s.rows - 1; /* all warps reach the barriers */
-    const int i = te_sequence_of(&s, row, 0), first_row = te_sequence_first(&s, i), query = row - first_row;
-    const int queries = te_sequence_first(&s, i + 1) - first_row, past = a->cache.past[i];
-    /* the splits of this row's tile, as te__decode_item_of has them */
-    const int in_tiles = query * GROUP + head % GROUP;
+    const int i = te_sequence_of(&s, row, 0);
+    const te_sequence rows_of = te_sequence_rows(&s, i);
+    const int in_tiles = (row - rows_of.first) * GROUP + head % GROUP;
     const int tile = in_tiles / TE__DECODE_ROWS, r = in_tiles % TE__DECODE_ROWS;
-    const te__attn_mask mask = te__attn_mask_between(queries, past < 0 ? 0 : past + queries, F::LEFT, F::RIGHT);
-    const int tile_query = tile * TE__DECODE_ROWS / GROUP;
-    const int left = queries * GROUP - tile * TE__DECODE_ROWS;
-    const int tile_rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
-    const te__attn_range seen =
-        te__attn_keys_of(mask, tile_query, (tile * TE__DECODE_ROWS + tile_rows - 1) / GROUP - tile_query + 1);
-    const int end = seen.end < mask.keys ? seen.end : mask.keys, first = seen.first / TE_CACHE_SPLIT;
-    const int splits = end > seen.first ? (end + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT - first : 0;
+    const te__decode_tile w = te__decode_tile_of<GROUP, F>(tile, rows_of.count, a->cache.past[i]);
+    const int splits = row - rows_of.first < rows_of.count ? w.splits : 0;
     const int tiles = te__decode_tiles(a->seq, GROUP), rows = te__decode_partial_rows(a->seq, GROUP);
     const int64_t floats = te__decode_partial_floats(rows, V), step = (int64_t)KV_HEADS * tiles * floats;
-    const float *of = a->cache.partials + (int64_t)(a->cache.first_split[i] + first) * step +
+    const float *of = a->cache.partials + (int64_t)(a->cache.first_split[i] + w.first) * step +
                       (int64_t)(head / GROUP * tiles + tile) * floats;
     te__decode_merged<N> all;
     const int groups = splits > 1 ? (splits + TE__DECODE_GROUP - 1) / TE__DECODE_GROUP : 0;
