@@ -1,4 +1,4 @@
-// cache_test.cc -- inference with a key-value cache (te/cache/cache.h): a prompt in parts, sequence beside sequence, gives what all rows at once give; pages, forks,
+// cache_test.cc -- inference with a key-value cache (te/cache/cache.h): a prompt in parts, sequence beside sequence, has the outputs of all rows at once; pages, forks,
 // truncation, and what a batch is refused for.
 #include "harness.h"
 #include "te/te.h"
@@ -147,7 +147,7 @@ void parts(const subject &s, int page_rows) {
 
 } // namespace
 
-TEST_CASE("a prompt in parts gives what it gives at once") {
+TEST_CASE("a prompt in parts has the outputs of the whole prompt") {
     for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &odd_bf16_subject, &large_f16_subject, &window_bf16_subject, &window_f32_subject,
                              &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject, &alone_f16_subject, &alone_256_subject})
         for (const int page_rows : {0, 16, 64}) parts(*s, page_rows);
