@@ -173,6 +173,34 @@ TEST_CASE("a row has the same bits alone and in any batch") {
     }
 }
 
+// On a GPU these are more groups than blocks: some have all splits in one block, others lie across the boundary of two.
+TEST_CASE("many sequences have the bits of each alone") {
+    const unsigned seed = fresh_seed();
+    INFO("seed: " << seed);
+    const int count = 96, longest = TE_CUDA ? 1300 : 90;
+    cached c(alone_f16_subject, config_of(count, longest + 2, 16), seed);
+    std::vector<int> all, at, ones((size_t)count, 1);
+    std::vector<int32_t> slots;
+    for (int i = 0; i < count; i++) {
+        const int prompt = 1 + c.random.below(i % 3 ? longest : longest / 8);
+        c.draw_sequence(prompt + 2);
+        c.step({i}, {prompt}, {i}, std::vector<int>((size_t)i + 1, 0));
+        all.push_back(i), at.push_back(prompt), slots.push_back(i);
+    }
+    reference::vec together;
+    for (int token = 0; token < 2; token++) {
+        together = c.step(all, ones, slots, at);
+        for (int i = 0; i < count; i++) c.compare(together, i, i, at[(size_t)i], 1), at[(size_t)i]++;
+    }
+    for (int i = 0; i < count; i += 5) {
+        REQUIRE(te_cache_truncate(&c.cache, i, --at[(size_t)i], c.ctx) == TE_OK);
+        const reference::vec alone = c.step({i}, {1}, {i}, at);
+        INFO("sequence " << i << " of " << at[(size_t)i] << " tokens");
+        CHECK(std::equal(alone.begin(), alone.end(), together.begin() + i * c.out));
+    }
+    CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+}
+
 TEST_CASE("forks share full pages and go on by themselves") {
     for (const int page_rows : {0, 16}) {
         cached c(plain_f32_subject, config_of(3, 128, page_rows), fresh_seed());

@@ -225,29 +225,44 @@ typedef struct te_attention_cache {
     int page_rows, page_shift; /* page_rows = 1 << page_shift, or page_shift is 31: a sequence is one page */
     int table_width;
     /* decoding: */
-    const int32_t *first_split; /* [batch + 1]: splits of TE_CACHE_SPLIT keys before each sequence, and of all */
-    float *partials;            /* te__decode_partial_floats for each split, head of keys and tile */
-    int decode_rows;            /* new rows of a sequence for which these suffice */
-    int capacity;               /* tokens of a sequence at most */
+    float *partials; /* for TE__DECODE_MAX_BLOCKS groups or all, te__decode_partial_floats for each split */
+    int decode_rows; /* new rows of a sequence for which these suffice */
+    int capacity;    /* tokens of a sequence at most */
 } te_attention_cache;
 
 enum {
     TE_CACHE_MIN_PAGE = 16,   /* rows of a page */
-    TE_CACHE_SPLIT = 256,     /* keys that a block of a decoding attention reads (impl/attention_sm90_decode.h) */
-    TE__DECODE_GROUP = 16,    /* splits that are summed first when they are merged */
-    TE__DECODE_ROWS = 16,     /* rows of a tile there: queries times the heads that share a head of keys */
+    /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
+     * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
+    TE_CACHE_SPLIT_SHIFT = 8,
+    TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
+    TE_CACHE_MAX_SPLIT_SHIFT = 10,
+    TE_CACHE_FEW_SPLITS = 16, /* splits grow where a sequence would have more */
+    TE__DECODE_MAX_BLOCKS = 320, /* of the grid: two for each multiprocessor, and some more */
     TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
 };
-/* The floats of a split's partial result: O of `rows` rows, not divided by the sum; then maximum and sum of each
- * row. */
-TE_BOTH int64_t te__decode_partial_floats(int rows, int value_dim) {
-    return te_round_up((int64_t)rows * (value_dim + 2), 4);
+/* Keys of a split (1 << shift), and splits of a sequence of `keys` keys. They depend on this number alone, so that a
+ * sequence has bitwise identical results in every batch. */
+TE_BOTH int te__cache_split_shift(int keys) {
+    int shift = TE_CACHE_SPLIT_SHIFT;
+    while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_FEW_SPLITS << shift) shift++;
+    return shift;
 }
-/* Rows of a tile that partial results have, and tiles of a sequence. rows: new rows of a sequence at most. */
-TE_BOTH int te__decode_partial_rows(int rows, int group) {
-    return rows * group < TE__DECODE_ROWS ? rows * group : TE__DECODE_ROWS;
+TE_BOTH int te__cache_splits(int keys) {
+    const int shift = te__cache_split_shift(keys);
+    return (keys + (1 << shift) - 1) >> shift;
 }
-TE_BOTH int te__decode_tiles(int rows, int group) { return (rows * group + TE__DECODE_ROWS - 1) / TE__DECODE_ROWS; }
+/* The largest number of splits that a sequence of at most `capacity` keys can have. */
+TE_BOTH int te__cache_max_splits(int capacity) {
+    const int few = (capacity + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT, splits = te__cache_splits(capacity);
+    const int most = few < TE_CACHE_FEW_SPLITS ? few : TE_CACHE_FEW_SPLITS;
+    return splits > most ? splits : most;
+}
+/* Rows of a tile, (query, head that shares a head of keys), and tiles of a sequence of `rows` new rows. */
+TE_BOTH constexpr int te__decode_tile_rows(int group) { return group <= 8 ? 8 : 16; }
+TE_BOTH int te__decode_tiles(int rows, int group) { return te_ceil_div(rows * group, te__decode_tile_rows(group)); }
+/* The floats of a split's partial result: O of the tile, not divided by the sum; maximum and sum of each row. */
+TE_BOTH constexpr int te__decode_partial_floats(int tile_rows, int value_dim) { return tile_rows * (value_dim + 2); }
 
 
 /* Whether the chunks of a row of d elements are stored in another order. */

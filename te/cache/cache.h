@@ -21,7 +21,7 @@
 #ifndef TE_CACHE_H
 #define TE_CACHE_H
 
-#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, TE_CACHE_SPLIT */
+#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, te__cache_splits */
 #include "../core/lanes.h"                  /* te_lanes, te_block_sync */
 #include "../plan/impl/call_checks.h"       /* te__check_sequences */
 #include "../plan/model.h"                  /* te_model, te_plan, te_op */
@@ -72,7 +72,6 @@ typedef struct te_cache_tables {
     /* Of the current batch, by its sequences. */
     int32_t *slot;      /* [sequences] */
     int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
-    int32_t *first_split; /* [sequences + 1]: parts of TE_CACHE_SPLIT keys before each, counted over all sequences */
     /* of decoding, te_attention_cache: */
     float *partials;
     int decode_rows;
@@ -109,18 +108,17 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
 /* Lay out what decoding needs: the partial results of all splits of the largest attention. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
-    const int64_t rows = complete->decode_rows, longest = te_ceil_div(complete->capacity, TE_CACHE_SPLIT);
-    const int64_t held = (int64_t)complete->pages * complete->page_rows / TE_CACHE_SPLIT + complete->sequences;
-    const int64_t splits = te_min(complete->sequences * longest, held);
+    const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
     int64_t floats = 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
             const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
-            const int64_t partial = te__decode_partial_floats(te__decode_partial_rows((int)rows, group), o->value_dim);
+            const int64_t partial = te__decode_partial_floats(te__decode_tile_rows(group), o->value_dim);
             if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
-                floats = te_max(floats, splits * o->kv_heads * tiles * partial);
+                floats = te_max(floats, te_min((int64_t)complete->sequences * o->kv_heads * tiles, TE__DECODE_MAX_BLOCKS) *
+                                            longest * partial);
         }
     t->decode_rows = complete->decode_rows;
     if (memory) t->partials = (float *)(void *)(memory + at);
@@ -132,10 +130,10 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
     const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
     const size_t width = (size_t)te_ceil_div(complete->capacity, complete->page_rows);
     const size_t elements[] = {sequences, sequences * width, pages,     pages,        1,
-                               1,         2,                 sequences, sequences, sequences + 1};
+                               1,         2,                 sequences, sequences};
     te_cache_tables *t = &c->t;
     int32_t **const array[] = {&t->length, &t->table, &t->use_count, &t->free_page, &t->free_count,
-                               &t->status, &t->copy,  &t->slot,      &t->past,      &t->first_split};
+                               &t->status, &t->copy,  &t->slot,      &t->past};
     size_t at = 0;
     for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {
         if (memory) *array[i] = (int32_t *)(void *)(memory + at);
@@ -232,7 +230,7 @@ TE_FN int te__cache_pages_of(const te_cache_tables *t, int length) {
 /* One block, a thread for each sequence of the batch, TE_CACHE_THREADS at a time. */
 TE_FN void te__cache_begin_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
-    int group, first_split = 0;
+    int group;
     const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
     int free_count = *t->free_count;
     for (int base = 0; base < a->of.count; base += g.count) {
@@ -256,13 +254,9 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         if (accepted) t->length[slot] = length;
         (void)te__cache_scan(taken, &total);
         free_count -= total;
-        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here; /* one writes zeros */
-        const int splits_before = te__cache_scan(splits, &total);
-        if (here) t->first_split[i] = first_split + splits_before;
-        first_split += total;
     }
     te_block_sync(); /* every thread has read free_count */
-    if (g.id == 0) *t->free_count = free_count, t->first_split[a->of.count] = first_split;
+    if (g.id == 0) *t->free_count = free_count;
 }
 /* Give sequence `slot` a page of its own for the last `rest` tokens of `length`, which are now in page `from`, and have
  * te__cache_copy copy them. Without a free page the sequence keeps its full pages alone. One thread. */
@@ -316,7 +310,9 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
-TE_KERNEL_IF_USED(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
+/* Attentions read the tables, and the keys and values of earlier batches, before the kernel in front of them has ended
+ * (attention_sm90_decode.h). They may, because no kernel overlaps this one: when it ends, all earlier ones have. */
+TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 
@@ -341,8 +337,8 @@ TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
     const int i = b.x * TE_CACHE_THREADS + g.id;
     if (i < t->pages) t->free_page[i] = t->pages - 1 - i, t->use_count[i] = 0;
-    if (i < t->sequences) t->length[i] = 0, t->slot[i] = 0, t->past[i] = -1, t->first_split[i] = 0;
-    if (i == 0) *t->free_count = t->pages, *t->status = 0, t->first_split[t->sequences] = 0;
+    if (i < t->sequences) t->length[i] = 0, t->slot[i] = 0, t->past[i] = -1;
+    if (i == 0) *t->free_count = t->pages, *t->status = 0;
 }
 TE_KERNEL_IF_USED(te__cache_clear, TE_CACHE_THREADS, 1, te_cache_args, te__cache_clear_body(te_args, te_at))
 
@@ -468,7 +464,7 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     te_attention_cache a;
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
-    a.table_width = c->t.table_width, a.first_split = c->t.first_split, a.partials = c->t.partials;
+    a.table_width = c->t.table_width, a.partials = c->t.partials;
     a.decode_rows = c->t.decode_rows, a.capacity = c->t.capacity;
     return a;
 }

@@ -1,22 +1,21 @@
 /* attention_sm90_decode.h -- decoding: attention of a few new rows of each sequence over a cache, in bf16 and f16 on
  * compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
- * The query heads that share one head of keys form a tile of 16 rows, (query, head of the group). The keys of a tile
- * are divided into splits of TE_CACHE_SPLIT keys by their position alone, so that the result of a row is bitwise
- * identical in every batch. Blocks are persistent: block b processes the work items b, b + grid, .. of the list (split,
- * head of keys, tile). te_cache_begin has stored the length of that list in te_attention_cache.first_split, because the
- * host knows no sequence length.
- *
- * A second kernel merges the splits of sequences that have several. A block cannot merge them at low cost: while the
- * memory is saturated, each of its fences, atomics and loads waits behind the queued copies, 5 us on an H200.
+ * The query heads that share one head of keys form tiles of 8 or 16 rows, (query, head of the group). A group is a tile
+ * with all its keys; they are divided into splits (te__cache_split_keys). Each block processes a contiguous range of the
+ * list of all splits, ordered by sequence, head of keys, tile. A block that has all splits of a group merges them in
+ * registers. The other groups lie across the boundary of two ranges: their splits are stored as partial results, and a
+ * second kernel merges them. Both merge in the same order with the same arithmetic, so that the result of a row is
+ * bitwise identical in every batch.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
- *     consumers  four warps. They copy the keys and values of the new rows to their stage and to the cache. Each warp
- *                computes S = Q K^T for 16 keys of a stage; the warps exchange the maxima and P through shared memory;
- *                each adds P V for a quarter of O's columns
+ *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of a stage, with its own
+ *                maximum and sum of a row; behind the last key of a split they add their results up, each for a quarter
+ *                of O's columns. Transposed, a tile of 8 rows is a whole fragment B of the tensor cores
  *
- * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. The tensor cores
- * are busy for a fifth of that time.
+ * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. To reach it the
+ * copies begin before the kernel in front ends (te_kernel_wait), and the pages do not displace the partial results from
+ * L2. What was measured: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -27,95 +26,216 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_pack_all, options of scores */
 
 enum {
-    TE__DECODE_KEYS = 64,           /* of a stage */
+    TE__DECODE_KEYS_SHIFT = 6,
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* of a stage */
     TE__DECODE_WARPS = 4,           /* consumers */
     TE__DECODE_MAX_SEQUENCES = 512, /* of a batch, whose lengths each block has in shared memory */
-    TE__DECODE_MAX_STAGES = 8,
-    TE__MERGE_WARPS = 8             /* of a block of the merge */
+    TE__DECODE_MAX_STAGES = 4,
+    TE__DECODE_PLACES = 4           /* groups that the producer may have handed to the consumers */
 };
 
-template <int D, int V> struct te__decode_traits {
+template <int D, int V, int ROWS> struct te__decode_traits {
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 64 ? 4 : WIDEST <= 128 ? 3 : 2; /* on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 64 ? 3 : WIDEST <= 128 ? 2 : 1; /* on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
-    static constexpr int COLUMNS = V / TE__DECODE_WARPS; /* of O, of a warp */
-    static constexpr int P_BYTES = (int)TE__DECODE_ROWS * (int)TE__DECODE_KEYS * 2;
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * (int)TE__DECODE_ROWS * 4; /* maxima and sums */
-    static constexpr int LENGTHS_BYTES = 3 * (TE__DECODE_MAX_SEQUENCES + 1) * 4;
-    static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - P_BYTES - STATS_BYTES - LENGTHS_BYTES;
+    static constexpr int Q_BYTES = ROWS * D * 2; /* of a group */
+    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* of eight rows */
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums */
+    static constexpr int LENGTHS_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4;
+    static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
+    static constexpr int OTHER_BYTES = TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + LENGTHS_BYTES + MERGED_BYTES;
+    static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
     static constexpr int STAGES =
         BUDGET / STAGE_BYTES < TE__DECODE_MAX_STAGES ? BUDGET / STAGE_BYTES : TE__DECODE_MAX_STAGES;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + P_BYTES + STATS_BYTES + LENGTHS_BYTES;
+    static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
     static_assert(STAGES >= 2, "te: attention: the stages of this head_dim exceed shared memory");
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-TE_FN void te__bulk_copy(uint32_t to, const void *from, int bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
+/* Copy a page's rows to shared memory. No other block reads them, so L2 replaces them first. */
+TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t bar) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+        : "memory");
 }
 TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
 
-/* What a block knows of the batch, in shared memory. */
-struct te__decode_lengths {
-    const int *first_split, *past, *first_row;
-    int longest; /* new rows of a sequence at most, also where cu_seqlens says more */
-};
+/* ---- which keys, and which block -------------------------------------------------------------------------------- */
 
-/* A tile of a sequence. */
-struct te__decode_tile {
-    int rows;            /* (query, head of the group) */
-    int keys;            /* of the sequence, including those of the new rows */
+/* Keys of a sequence that some of `count` queries from `query` on see, in splits. */
+struct te__decode_keys {
+    int keys;          /* of the sequence, including those of the new rows */
+    int shift;         /* a split has 1 << shift keys */
     te__attn_mask mask;
-    te__attn_range seen; /* by the tile's queries */
-    int splits, first;   /* the number of splits that have such keys, and the first of these splits */
+    te__attn_range seen;
+    int first, splits; /* the first split with such keys, and the number of splits; without keys one empty split */
 };
 /* queries, past: the new rows of the sequence, and the tokens that the cache had of it before (-1: refused). */
-template <int GROUP, class F> TE_FN te__decode_tile te__decode_tile_of(int tile, int queries, int past) {
-    te__decode_tile w;
-    const int row = tile * TE__DECODE_ROWS, left = queries * GROUP - row, query = row / GROUP;
-    w.rows = left < TE__DECODE_ROWS ? left : (int)TE__DECODE_ROWS;
+template <class F> TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
+    te__decode_keys w;
     w.keys = past < 0 ? 0 : past + queries;
     w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
-    w.seen = te__attn_keys_of(w.mask, query, (row + w.rows - 1) / GROUP - query + 1);
+    w.seen = te__attn_keys_of(w.mask, query, count);
     if (w.seen.end > w.keys) w.seen.end = w.keys;
-    w.first = w.seen.first / TE_CACHE_SPLIT;
-    w.splits = w.seen.end > w.seen.first ? (w.seen.end + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT - w.first : 0;
+    w.shift = te__cache_split_shift(w.keys);
+    w.first = w.seen.first >> w.shift;
+    w.splits = w.seen.end > w.seen.first ? ((w.seen.end - 1) >> w.shift) + 1 - w.first : 1;
     return w;
 }
 
-/* One item of work: a split of a tile. */
-struct te__decode_item : te__decode_tile {
-    int i, kv_head, tile;
-    int first_row;          /* of the sequence, in the batch */
-    int split, begin, stop; /* the item's keys, from a multiple of TE__DECODE_KEYS on; none: stop <= begin */
-    int is_needed;          /* it has keys, or it writes the zeros of a tile without keys */
-};
-template <int HEADS, int KV_HEADS, class F>
-TE_FN te__decode_item te__decode_item_of(const te__decode_lengths &n, int count, int tiles, int index) {
-    constexpr int GROUP = HEADS / KV_HEADS;
-    te__decode_item w;
-    const int at = index / (KV_HEADS * tiles); /* the split, counted over all sequences */
-    w.kv_head = index / tiles % KV_HEADS, w.tile = index % tiles;
-    int low = 0, high = count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (n.first_split[middle] <= at) low = middle;
-        else high = middle;
+/* The batch, in a block's shared memory. A sequence has first_split[i + 1] - first_split[i] splits, those that any of its
+ * queries sees, and in these first_stage[i + 1] - first_stage[i] stages, in each tile of each head of keys. */
+struct te__decode_batch {
+    const int *first_split, *first_stage, *past, *first_row; /* [count + 1], past: [count] */
+    int count, heads; /* sequences; groups of a sequence: heads of keys times tiles */
+    int tiles, items; /* tiles of a sequence; splits of all groups */
+    int longest;      /* new rows of a sequence at most, also where cu_seqlens says more */
+    __device__ __forceinline__ int rows(int i) const {
+        const int n = first_row[i + 1] - first_row[i];
+        return n < longest ? n : longest;
     }
-    w.i = low, w.split = at - n.first_split[low], w.first_row = n.first_row[low];
-    const int rows = n.first_row[low + 1] - w.first_row;
-    static_cast<te__decode_tile &>(w) =
-        te__decode_tile_of<GROUP, F>(w.tile, rows < n.longest ? rows : n.longest, n.past[low]);
-    const int from = w.seen.first / TE__DECODE_KEYS * TE__DECODE_KEYS, to = (w.split + 1) * TE_CACHE_SPLIT;
-    w.begin = w.split * TE_CACHE_SPLIT > from ? w.split * TE_CACHE_SPLIT : from;
-    w.stop = w.seen.end < to ? w.seen.end : to;
-    const int has_keys = w.split >= w.first && w.split < w.first + w.splits;
-    w.is_needed = w.rows > 0 && (w.splits ? has_keys : w.split == 0);
-    if (!has_keys) w.stop = w.begin;
-    return w;
+    /* The sequence of element `at` of a list in which sequence i has heads * (first[i + 1] - first[i]) elements. */
+    __device__ __forceinline__ int sequence_of(const int *first, int at) const {
+        int low = 0, high = count;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (first[middle] * heads <= at) low = middle;
+            else high = middle;
+        }
+        return low;
+    }
+    /* Block b has the items from begin(b) to begin(b + 1): those that begin in its share of all stages. */
+    __device__ __forceinline__ int begin(int b, int blocks) const {
+        if (b == blocks) return items;
+        const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
+        const int i = sequence_of(first_stage, stage), in_sequence = stage - first_stage[i] * heads;
+        const int stages = first_stage[i + 1] - first_stage[i], splits = first_split[i + 1] - first_split[i];
+        if (stages <= 0) return first_split[i] * heads;
+        const int shift = te__cache_split_shift((past[i] < 0 ? 0 : past[i]) + rows(i)) - TE__DECODE_KEYS_SHIFT;
+        const int head = in_sequence / stages, split = (in_sequence - head * stages + (1 << shift) - 1) >> shift;
+        return first_split[i] * heads + head * splits + (split < splits ? split : splits);
+    }
+};
+/* Fill the arrays at `memory` (te__decode_traits.LENGTHS_BYTES). All threads of the block. It reads only what
+ * te_cache_begin has read or written, so it may run before te_kernel_wait (see te__cache_begin); the loads do not go
+ * through L1, which may hold an earlier batch. */
+template <int KV_HEADS, int GROUP, class F>
+TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
+    constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
+    int *const first_split = memory, *const first_stage = memory + LENGTH, *const past = memory + 2 * LENGTH;
+    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH; /* [2, warps] */
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x, lane = thread % 32, warp = thread / 32;
+    const te_sequences s = te__attn_sequences(a);
+    const int tiles = te__decode_tiles(a->seq, GROUP);
+    te__decode_batch n = {first_split, first_stage, past, first_row, a->batch, KV_HEADS * tiles, tiles, 0, a->seq};
+    for (int i = thread; i <= n.count; i += threads) {
+        const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
+        first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;
+        if (i < n.count) past[i] = __ldcg(a->cache.past + i);
+    }
+    __syncthreads();
+    const auto add = [&](int i, int (&sum)[2]) { /* the splits and stages of sequence i */
+        const int rows = n.rows(i);
+        if (rows <= 0) return;
+        const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
+        const int first = w.first << (w.shift - TE__DECODE_KEYS_SHIFT);
+        const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
+        sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
+    };
+    /* each thread has consecutive sequences; a prefix sum over the threads */
+    const int each = (n.count + threads - 1) / threads, from = thread * each;
+    const int to = from + each < n.count ? from + each : n.count;
+    int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
+    for (int i = from; i < to; i++) add(i, sum);
+    TE_UNROLL for (int k = 0; k < 2; k++) {
+        before[k] = sum[k];
+        TE_UNROLL for (int o = 1; o < 32; o *= 2) {
+            const int other = __shfl_up_sync(~0u, before[k], o);
+            if (lane >= o) before[k] += other;
+        }
+        if (lane == 31) warp_sums[k * 8 + warp] = before[k];
+        before[k] -= sum[k];
+    }
+    __syncthreads();
+    for (int w = 0; w < threads / 32; w++)
+        TE_UNROLL for (int k = 0; k < 2; k++) {
+            if (w < warp) before[k] += warp_sums[k * 8 + w];
+            total[k] += warp_sums[k * 8 + w];
+        }
+    for (int i = from; i < to; i++) first_split[i] = before[0], first_stage[i] = before[1], add(i, before);
+    if (thread == 0) first_split[n.count] = total[0], first_stage[n.count] = total[1];
+    __syncthreads();
+    n.items = total[0] * n.heads;
+    return n;
+}
+
+/* A group, and one of its splits. */
+struct te__decode_group : te__decode_keys {
+    int i, kv_head, tile; /* sequence, head of keys, tile */
+    int item, count;      /* the group's first item; its items, which are splits first_split, first_split + 1, .. */
+    int first_split;
+    int first_row, rows;  /* of the sequence in the batch; of the tile, which may be none */
+    int from, to;         /* the block processes the group's splits from `from` to `to` */
+    int is_last;          /* this is the block's last group */
+    int slot;             /* where its partial results are, te__decode_slot_of */
+    /* The keys of split `at` of the group that the tile sees: from begin, a multiple of TE__DECODE_KEYS, to end. */
+    __device__ __forceinline__ int begin(int at) const {
+        const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
+        return of_split > of_tile ? of_split : of_tile;
+    }
+    __device__ __forceinline__ int end(int at) const {
+        const int of_split = (first_split + at + 1) << shift;
+        return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
+    }
+};
+/* Complete a group whose i, kv_head, tile and item are known. */
+template <int GROUP, class F> TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
+    constexpr int ROWS = te__decode_tile_rows(GROUP);
+    const int queries = n.rows(g.i), row = g.tile * ROWS, left = queries * GROUP - row, past = n.past[g.i];
+    g.count = n.first_split[g.i + 1] - n.first_split[g.i], g.first_row = n.first_row[g.i];
+    g.rows = left < 0 ? 0 : left < ROWS ? left : ROWS;
+    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, 0, queries);
+    g.first_split = g.first;
+    if (n.tiles == 1) return;
+    const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
+    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
+}
+/* The group of an item. */
+template <int GROUP, class F> TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
+    te__decode_group g;
+    g.i = n.sequence_of(n.first_split, item);
+    const int before = n.first_split[g.i], count = n.first_split[g.i + 1] - before;
+    const int head = (item - before * n.heads) / count;
+    g.kv_head = head / n.tiles, g.tile = head - g.kv_head * n.tiles, g.item = before * n.heads + head * count;
+    te__decode_complete<GROUP, F>(g, n);
+    return g;
+}
+/* The group behind a group that is not the last. */
+template <int KV_HEADS, int GROUP, class F> TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
+    g.item += g.count;
+    if (++g.tile == n.tiles) g.tile = 0, g.kv_head++;
+    if (g.kv_head == KV_HEADS) {
+        g.kv_head = 0;
+        do g.i++;
+        while (n.first_split[g.i + 1] == n.first_split[g.i]);
+    }
+    te__decode_complete<GROUP, F>(g, n);
+}
+
+/* The slot of the partial results of a group that is not one block's. There is room for TE__DECODE_MAX_BLOCKS groups; if
+ * the batch has more, a group has the number of the block that has its first split, because no two such groups share
+ * that block. block: that block, or a later one. */
+TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
+    if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
+    while (n.begin(block, blocks) > g.item) block--;
+    return block;
+}
+TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
+    return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
 }
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
@@ -124,276 +244,446 @@ struct te__decode_ring { int stage, phase; };
 template <int STAGES> TE_FN void te__decode_advance(te__decode_ring &r) {
     if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
 }
-/* Where the warp copies from. page: lane l holds the page of key origin + 16 l. head_rows: the element of a page where
- * the rows of the head begin; d: elements of a row. */
-struct te__decode_source {
-    int page, origin, d;
-    int64_t head_rows;
+/* Keys of one split that lie in as many of the smallest pages as a warp has lanes. */
+struct te__decode_run {
+    int begin, end; /* begin: a multiple of TE__DECODE_KEYS */
+    int page;       /* lane l: the page of key begin + TE_CACHE_MIN_PAGE l */
 };
-/* Copy `rows` rows from `key` on to the stage at `to`; `full` is the stage's barrier. */
-TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_source &s, int key, int rows, uint32_t to,
-                           uint32_t full) {
-    const int d = s.d, lane = (int)threadIdx.x % 32;
+enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
+/* slot: the cache's sequence. */
+TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
+    te__decode_run run;
+    const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
+    run.begin = begin, run.end = end < begin + TE__DECODE_RUN ? end : begin + TE__DECODE_RUN, run.page = 0;
+    if (key < end) run.page = __ldcg(c.table + (int64_t)slot * c.table_width + ((unsigned)key >> c.page_shift));
+    return run;
+}
+/* Copy `rows` rows from `key` on to the stage at `to`; `full` is the stage's barrier. head_rows: the element of a page
+ * where the rows of the head begin; d: elements of a row. */
+TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &run, int64_t head_rows, int d, int key,
+                           int rows, uint32_t to, uint32_t full) {
+    const int lane = (int)threadIdx.x % 32;
     const int chunk = c.page_rows < TE__DECODE_KEYS ? c.page_rows : (int)TE__DECODE_KEYS;
     const int from = key + lane * chunk, left = rows - lane * chunk;
-    const int page = __shfl_sync(~0u, s.page, ((from - s.origin) / TE_CACHE_MIN_PAGE) & 31);
+    const int page = __shfl_sync(~0u, run.page, ((from - run.begin) / TE_CACHE_MIN_PAGE) & 31);
     if (lane == 0) te__barrier_arrive_expect_tx(full, rows * d * 2);
     __syncwarp();
     if (left <= 0) return;
     const int in_page = (int)((unsigned)from & ((1u << c.page_shift) - 1));
-    const int64_t at = page * c.page_elements + s.head_rows + (int64_t)in_page * d;
-    te__bulk_copy(to + (uint32_t)(lane * chunk * d * 2), (const uint16_t *)c.pages + at,
-                  (left < chunk ? left : chunk) * d * 2, full);
+    const int64_t at = page * c.page_elements + head_rows + (int64_t)in_page * d;
+    te__bulk_copy_once(to + (uint32_t)(lane * chunk * d * 2), (const uint16_t *)c.pages + at,
+                       (left < chunk ? left : chunk) * d * 2, full);
 }
+/* Shared memory of a block. */
+struct te__decode_memory {
+    uint32_t stages, full, empty;     /* the ring: its stages, [stages] barriers of each kind */
+    uint32_t q, q_full, q_empty;      /* [TE__DECODE_PLACES] each: queries of a group, plain; barriers */
+    te__decode_group *groups;         /* [TE__DECODE_PLACES] */
+};
+/* The queries of a tile to shared memory: the heads of a query are contiguous. One thread. */
 template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_produce(const te_attention_args *a, const te__decode_lengths &n, uint32_t stages, uint32_t full,
-                              uint32_t empty, int items, int tiles) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V> traits;
-    const int lane = (int)threadIdx.x % 32;
-    te__decode_ring ring = {0, 0};
-    for (int index = (int)blockIdx.x; index < items; index += (int)gridDim.x) {
-        const te__decode_item w = te__decode_item_of<HEADS, KV_HEADS, F>(n, a->batch, tiles, index);
-        if (!w.is_needed || w.stop <= w.begin) continue;
-        const int origin = w.split * TE_CACHE_SPLIT, key = origin + lane % 16 * TE_CACHE_MIN_PAGE;
-        const int page = key < w.stop && key + TE_CACHE_MIN_PAGE > w.begin
-                              ? te__cache_pages(&a->cache, w.i)[(unsigned)key >> a->cache.page_shift]
-                              : 0;
-        for (int k0 = w.begin; k0 < w.stop; k0 += TE__DECODE_KEYS) {
-            const int left = (w.stop - k0 + TE_CACHE_MIN_PAGE - 1) / TE_CACHE_MIN_PAGE * TE_CACHE_MIN_PAGE;
+TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args *a, const te__decode_group &g) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    constexpr int GROUP = HEADS / KV_HEADS;
+    const int first = g.tile * te__decode_tile_rows(GROUP);
+    for (int r = 0, count; r < g.rows; r += count) {
+        const int query = (first + r) / GROUP, head = (first + r) % GROUP;
+        count = GROUP - head < g.rows - r ? GROUP - head : g.rows - r;
+        te__bulk_copy_once(to + (uint32_t)(r * D * 2),
+                           (const uint16_t *)a->qkv + (g.first_row + query) * QKV + (g.kv_head * GROUP + head) * D,
+                           count * D * 2, full);
+    }
+}
+/* What the producer has handed over and copied. */
+template <int HEADS, int KV_HEADS, int D, class F> struct te__decode_producer {
+    enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
+    typedef te__decode_traits<D, V, te__decode_tile_rows(GROUP)> traits;
+    const te_attention_args *a;
+    const te__decode_batch &n;
+    const te__decode_memory &m;
+    te__decode_group g; /* the current group, which has been handed over */
+    int at, end;        /* the current split; behind the block's last item */
+    int number;         /* of groups before this one */
+    int slot;           /* the cache's sequence */
+    te__decode_ring ring;
+
+    /* Hand group g to the consumers, with its queries. The first group's are copied by a consumer, because they must be
+     * waited for (te_kernel_wait). */
+    __device__ __forceinline__ void hand_over(void) {
+        const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
+        const uint32_t full = m.q_full + place * 8;
+        g.from = at, g.to = g.item + g.count < end ? g.count : end - g.item;
+        g.is_last = g.item + g.count >= end;
+        if (lane == 0) {
+            const bool is_whole = g.from == 0 && g.to == g.count;
+            g.slot = is_whole ? 0 : te__decode_slot_of(n, g, (int)blockIdx.x, (int)gridDim.x);
+            te__barrier_wait(m.q_empty + place * 8, (number / TE__DECODE_PLACES & 1) ^ 1);
+            m.groups[place] = g;
+            te__barrier_arrive_expect_tx(full, g.rows * D * 2);
+            if (number > 0) {
+                te_kernel_wait();
+                te__decode_copy_q<HEADS, KV_HEADS, D, F>(m.q + place * traits::Q_BYTES, full, a, g);
+            }
+        }
+        slot = __ldcg(a->cache.slot + g.i);
+        __syncwarp();
+    }
+    /* Go to a split that has keys, from the current one on. */
+    __device__ __forceinline__ bool find(void) {
+        for (;; at++) {
+            if (at == g.to) {
+                if (g.is_last) return false;
+                te__decode_next<KV_HEADS, GROUP, F>(g, n);
+                at = 0, number++;
+                hand_over();
+            }
+            if (g.end(at) > g.begin(at)) return true;
+        }
+    }
+    __device__ __forceinline__ void copy(const te__decode_run &run, int kv_head) {
+        for (int k0 = run.begin; k0 < run.end; k0 += TE__DECODE_KEYS) {
+            const int left = (run.end - k0 + TE_CACHE_MIN_PAGE - 1) & -TE_CACHE_MIN_PAGE;
             const int rows = left < TE__DECODE_KEYS ? left : (int)TE__DECODE_KEYS;
             TE_UNROLL for (int value = 0; value < 2; value++) {
-                const te__decode_source from = {page, origin, value ? V : D,
-                                                te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V)};
-                te__barrier_wait(empty + ring.stage * 8, ring.phase ^ 1);
-                te__decode_copy(a->cache, from, k0, rows, stages + ring.stage * traits::STAGE_BYTES,
-                                full + ring.stage * 8);
+                const int64_t head_rows = te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V);
+                te__barrier_wait(m.empty + ring.stage * 8, ring.phase ^ 1);
+                te__decode_copy(a->cache, run, head_rows, value ? (int)V : D, k0, rows,
+                                m.stages + ring.stage * traits::STAGE_BYTES, m.full + ring.stage * 8);
                 te__decode_advance<traits::STAGES>(ring);
             }
         }
     }
-}
+    /* The pages of the next run are loaded while this run's rows are copied. */
+    __device__ __forceinline__ void run(void) {
+        hand_over();
+        if (!find()) return;
+        te__decode_run next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
+        for (bool has_next = true; has_next;) {
+            const te__decode_run now = next;
+            const int kv_head = g.kv_head;
+            if (now.end < g.end(at)) next = te__decode_run_at(a->cache, slot, now.end, g.end(at));
+            else if (at++, has_next = find()) next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
+            copy(now, kv_head);
+        }
+    }
+};
 
-/* ---- the consumers ----------------------------------------------------------------------------------------------- */
+/* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
 /* Row r of a tile: its query, counted in its sequence, and its head. */
 template <int HEADS, int KV_HEADS> struct te__decode_row {
     int query, head;
-    __device__ __forceinline__ te__decode_row(const te__decode_item &w, int r) {
+    __device__ __forceinline__ te__decode_row(const te__decode_group &w, int r) {
         constexpr int GROUP = HEADS / KV_HEADS;
-        const int row = w.tile * TE__DECODE_ROWS + r;
+        const int row = w.tile * te__decode_tile_rows(GROUP) + r;
         query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
     }
 };
-/* The A fragments of the tile's queries; rows beyond the tile are zeros. */
-template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_load_q(uint32_t (&q)[D / 16][4], const te_attention_args *a, const te__decode_item &w) {
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        const int r = g + half * 8, ok = r < w.rows;
-        const te__decode_row<HEADS, KV_HEADS> row(w, ok ? r : 0);
-        const uint16_t *from = (const uint16_t *)a->qkv + (w.first_row + row.query) * QKV + row.head * D + 2 * t;
-        TE_UNROLL for (int k = 0; k < D / 16; k++) {
-            q[k][half] = ok ? *(const uint32_t *)(from + k * 16) : 0u;
-            q[k][half + 2] = ok ? *(const uint32_t *)(from + k * 16 + 8) : 0u;
-        }
-    }
+/* The address of chunk `chunk` (16 bytes, at most 7) of row `row` of a matrix [., D] in shared memory, whose rows are
+ * stored in the order chunk ^ (row % 8). */
+template <int D> TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
+    return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* Scores of keys that a row does not see become -inf. key: of s[0][0][0]. */
-template <int HEADS, int KV_HEADS>
-TE_FN void te__decode_mask(float (&s)[1][2][4], const te__decode_item &w, int key) {
-    const int g = (int)threadIdx.x % 32 / 4;
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        const te__decode_row<HEADS, KV_HEADS> row(w, g + half * 8);
-        TE_UNROLL for (int n = 0; n < 2; n++)
-            TE_UNROLL for (int e = 0; e < 2; e++) {
-                const int k = key + n * 8 + e;
-                if (k >= w.stop || !te__attn_sees(w.mask, row.query, k)) s[0][n][2 * half + e] = -INFINITY;
-            }
+/* That of chunk c + chunk, for a constant c whose lowest bits are not chunk's. Rows are multiples of 128 bytes. */
+TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) { return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128); }
+/* The tile's queries as fragments B of Q^T, in NT parts of 8 rows; fragment k has the columns 16 k to 16 k + 15. Rows
+ * beyond the tile are zeros. Wide ones stay in shared memory. */
+template <int D, int NT> struct te__decode_q {
+    static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
+    uint32_t at;
+    int rows;
+    uint32_t held[IN_REGISTERS ? D / 32 : 1][NT][4];
+    /* Two fragments, 2 k and 2 k + 1. */
+    __device__ __forceinline__ void read(uint32_t (&b)[4], int k, int n) const {
+        const int lane = (int)threadIdx.x % 32;
+        te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
+        if (n * 8 + lane / 4 >= rows) b[0] = b[1] = b[2] = b[3] = 0;
     }
-}
-/* Of the rows g and g + 8 of this lane: the maximum over all keys, the sum over the keys of this lane (at the end: over
- * all keys), and O in this warp's columns, N times eight of them. */
-template <int N> struct te__decode_result { float max[2], sum[2], o[N][4]; };
-/* Where the consumers exchange what each has of a stage. */
-struct te__decode_exchange {
-    float *max; /* [warps, rows]: the largest score of a warp's keys of the stage */
-    float *sum; /* [warps, rows]: at the end, the sums. Its own array: a warp may begin the next item, and write its
-                 * maxima, while another one still reads the sums */
-    uint32_t p; /* [rows, keys] of the dtype; the 16-byte chunks of row r in the order chunk ^ (r % 8) */
+    /* When the copies have arrived. All consumers. */
+    __device__ __forceinline__ void load(uint32_t from, int of_tile) {
+        at = from, rows = of_tile;
+        if constexpr (IN_REGISTERS)
+            TE_UNROLL for (int k = 0; k < D / 32; k++) TE_UNROLL for (int n = 0; n < NT; n++) read(held[k][n], k, n);
+    }
+    __device__ __forceinline__ void get(uint32_t (&b)[4], int k, int n) const {
+        if constexpr (IN_REGISTERS) TE_UNROLL for (int e = 0; e < 4; e++) b[e] = held[k][n][e];
+        else read(b, k, n);
+    }
 };
-/* S of this warp's 16 keys, in units of log 2, from a stage of K; masked. key: the first of them. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_scores(float (&s)[1][2][4], const uint32_t (&q)[D / 16][4], const te_attention_args *a,
-                             const te__decode_item &w, uint32_t stage, int key) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    /* the row that this lane passes to ldmatrix; the chunks of row r are stored in the order chunk ^ (r % 8) */
-    const int row = warp * 16 + lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2, swizzle = lane % 8;
-    const uint32_t from = stage + (uint32_t)(row * D * 2);
-    TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        te__attn_ldmatrix(b, from + (uint32_t)(((k * 2 + chunk) ^ swizzle) * 16));
-        te__mma_sync(s[0][0], q[k], b[0], b[1], T);
-        te__mma_sync(s[0][1], q[k], b[2], b[3], T);
-    }
-    te__attn_apply_softcap<F, 1, 2>(s, a->scale);
-    if constexpr (F::ALIBI)
-        TE_UNROLL for (int e = 0; e < 4; e++) {
-            const te__decode_row<HEADS, KV_HEADS> of(w, g + e / 2 * 8);
-            TE_UNROLL for (int n = 0; n < 2; n++) {
-                const int distance = of.query + w.mask.shift - (key + n * 8 + 2 * t + e % 2);
-                s[0][n][e] = te__attn_with_alibi<F>(s[0][n][e],
-                                                    te__attn_alibi_at<HEADS, F>(of.head, a->scale, distance), 0);
-            }
+/* What a warp has of the rows n * 8 + 2 t and n * 8 + 2 t + 1, t = lane % 4: the maximum of its keys' scores, in units of
+ * log 2; the sum over this lane's keys; O^T in fragments C of 16 columns, element e of row n * 8 + 2 t + e % 2 and column
+ * m * 16 + g + e / 2 * 8, g = lane / 4. */
+template <int M, int NT> struct te__decode_result {
+    float max[NT][2], sum[NT][2], o[M][NT][4];
+    __device__ __forceinline__ void clear(void) {
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
+            max[n][e % 2] = -INFINITY, sum[n][e % 2] = 0;
+            TE_UNROLL for (int m = 0; m < M; m++) o[m][n][e] = 0;
         }
-    if (te__attn_needs_mask(w.seen, key, 16)) te__decode_mask<HEADS, KV_HEADS>(s, w, key + 2 * t);
-    const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    TE_UNROLL for (int n = 0; n < 2; n++) TE_UNROLL for (int e = 0; e < 4; e++) s[0][n][e] *= c;
-}
-/* Exchange the maxima of a stage: max becomes that of all keys so far, and rescale the factor of what was summed
- * before. */
-TE_FN void te__decode_exchange_max(const te__decode_exchange &x, const float (&s)[1][2][4], float (&max)[2],
-                                   float (&rescale)[2]) {
+    }
+};
+
+/* S^T of this warp's 16 keys from a stage of K, in units of log 2, masked: s[n][e] is the score of key g + e / 2 * 8 and
+ * row n * 8 + 2 t + e % 2. key: the first of the keys; stop: behind the last of the split. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int NT>
+TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, const te_attention_args *a,
+                             const te__decode_group &w, int stop, uint32_t stage, int key) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        float v = fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]);
-        v = fmaxf(v, fmaxf(s[0][1][2 * half], s[0][1][2 * half + 1]));
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
-        if (t == 0) x.max[warp * TE__DECODE_ROWS + g + half * 8] = v;
-    }
-    te__decode_consumers_sync();
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        float v = max[half];
-        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) v = fmaxf(v, x.max[k * TE__DECODE_ROWS + g + half * 8]);
-        rescale[half] = te_exp2(max[half] - (v == -INFINITY ? 0.0f : v)), max[half] = v;
-    }
-}
-/* P of this warp's keys to shared memory, for all warps; sum: of this lane's part. */
-template <te_dtype T>
-TE_FN void te__decode_exchange_p(const te__decode_exchange &x, float (&s)[1][2][4], const float (&max)[2],
-                                 const float (&rescale)[2], float (&sum)[2]) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        const float offset = max[half] == -INFINITY ? 0.0f : max[half];
-        float add = 0;
-        TE_UNROLL for (int n = 0; n < 2; n++)
-            TE_UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[0][n][e] = te_exp2(s[0][n][e] - offset), add += s[0][n][e];
-            }
-        sum[half] = sum[half] * rescale[half] + add;
-    }
-    uint32_t p[1][1][4]; /* rows g and g + 8 of keys 2 t, then of keys 2 t + 8 */
-    te__attn_pack_all<T, 1, 2>(p, s);
-    TE_UNROLL for (int k = 0; k < 4; k++) {
-        const int row = g + k % 2 * 8, chunk = warp * 2 + k / 2;
-        const uint32_t to = x.p + (uint32_t)(row * TE__DECODE_KEYS * 2 + (chunk ^ (row % 8)) * 16 + t * 4);
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(p[0][0][k]) : "memory");
-    }
-    te__decode_consumers_sync();
-}
-/* o += P V for this warp's columns, from a stage of V. key: the stage's first; stop: behind it the stage holds what was
- * there before, which may be no number. */
-template <te_dtype T, int V>
-TE_FN void te__decode_add_pv(float (&o)[te__decode_traits<V, V>::COLUMNS / 8][4], uint32_t p, uint32_t stage, int key,
-                             int stop) {
-    constexpr int COLUMNS = te__decode_traits<V, V>::COLUMNS;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
-    const int row = lane / 8 % 2 * 8 + lane % 8, chunk = lane / 16, swizzle = lane % 8;
-    TE_UNROLL for (int k = 0; k < TE__DECODE_KEYS / 16; k++) {
-        const int left = stop - key - k * 16;
-        if (left <= 0) break;
-        uint32_t a[4];
-        te__attn_ldmatrix(a, p + (uint32_t)(row * TE__DECODE_KEYS * 2 + ((k * 2 + chunk) ^ swizzle) * 16));
-        const uint32_t low = left >= 2 * t + 2 ? ~0u : left == 2 * t + 1 ? 0xffffu : 0u;
-        const uint32_t high = left >= 2 * t + 10 ? ~0u : left == 2 * t + 9 ? 0xffffu : 0u;
-        TE_UNROLL for (int n = 0; n < COLUMNS / 8; n += 2) {
+    const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
+    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two sums for each score: a chain of products half as long */
+    TE_UNROLL for (int k = 0; k < D / 32; k++) {
+        uint32_t first[4], second[4];
+        te__attn_ldmatrix(first, te__decode_chunk(from, k * 4));
+        te__attn_ldmatrix(second, te__decode_chunk(from, k * 4 + 2));
+        TE_UNROLL for (int n = 0; n < NT; n++) {
             uint32_t b[4];
-            const int column = warp * (COLUMNS / 8) + n + chunk;
-            te__attn_ldmatrix_transposed(b, stage + (uint32_t)((k * 16 + row) * V * 2 + (column ^ swizzle) * 16));
-            te__mma_sync(o[n], a, b[0] & low, b[1] & high, T);
-            te__mma_sync(o[n + 1], a, b[2] & low, b[3] & high, T);
+            q.get(b, k, n);
+            te__mma_sync(even[0][n], first, b[0], b[1], T);
+            te__mma_sync(odd[0][n], second, b[2], b[3], T);
         }
     }
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) even[0][n][e] += odd[0][n][e];
+    te__attn_apply_softcap<F, 1, NT>(even, a->scale);
+    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const int needs_mask = te__attn_needs_mask(w.seen, key, 16);
+    TE_UNROLL for (int n = 0; n < NT; n++)
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
+            TE_UNROLL for (int half = 0; half < 2; half++) {
+                const int k = key + g + half * 8;
+                float v = even[0][n][2 * half + row];
+                if constexpr (F::ALIBI)
+                    v = te__attn_with_alibi<F>(
+                        v, te__attn_alibi_at<HEADS, F>(of.head, a->scale, of.query + w.mask.shift - k), 0);
+                if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
+                s[n][2 * half + row] = v * unit;
+            }
+        }
 }
-/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Copies those of a stage from qkv
- * to the stage, in the order in which the cache stores chunks. The tile that has the row's first query also
- * copies them to the cache. key: the first key of the stage. All consumers call this function. */
+/* Transpose an 8 x 8 matrix of 16-bit elements whose row g the lanes 4 g to 4 g + 3 hold. */
+TE_FN uint32_t te__transposed(uint32_t pair) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
+}
+/* The maximum, or the sum, over the lanes with the same t. */
+TE_FN float te__decode_max_of_keys(float v) {
+    TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+    return v;
+}
+TE_FN float te__decode_sum_of_keys(float v) {
+    TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+/* The online softmax of 16 keys: s becomes P^T, as fragments B in p; max, sum and o follow the new maximum. */
+template <te_dtype T, int M, int NT>
+TE_FN void te__decode_softmax(uint32_t (&p)[NT][2], float (&s)[NT][4], te__decode_result<M, NT> &r) {
+    float rescale[NT][2];
+    int changed = 0;
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const float v = fmaxf(te__decode_max_of_keys(fmaxf(s[n][row], s[n][2 + row])), r.max[n][row]);
+            const float offset = v == -INFINITY ? 0.0f : v;
+            rescale[n][row] = te_exp2(r.max[n][row] - offset), r.max[n][row] = v;
+            s[n][row] = te_exp2(s[n][row] - offset), s[n][2 + row] = te_exp2(s[n][2 + row] - offset);
+            r.sum[n][row] = r.sum[n][row] * rescale[n][row] + (s[n][row] + s[n][2 + row]);
+            changed |= rescale[n][row] != 1.0f;
+        }
+        TE_UNROLL for (int half = 0; half < 2; half++)
+            p[n][half] = te__transposed(te_pair_of_floats(s[n][2 * half], s[n][2 * half + 1], T));
+    }
+    if (__any_sync(~0u, changed))
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
+}
+/* O^T += V^T P^T for this warp's 16 keys, from a stage of V. left: how many of the keys the split has; behind them the
+ * stage holds what was there before, which may be no number. */
+template <te_dtype T, int V, int NT>
+TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][2], uint32_t stage, int left) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    const uint32_t from = te__decode_row_at<V>(stage, warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const uint32_t low = left >= 2 * t + 2 ? ~0u : left == 2 * t + 1 ? 0xffffu : 0u;
+    const uint32_t high = left >= 2 * t + 10 ? ~0u : left == 2 * t + 9 ? 0xffffu : 0u;
+    TE_UNROLL for (int m = 0; m < V / 16; m++) {
+        uint32_t a[4];
+        te__attn_ldmatrix_transposed(a, te__decode_chunk(from, m * 2));
+        a[0] &= low, a[1] &= low, a[2] &= high, a[3] &= high;
+        TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p[n][0], p[n][1], T);
+    }
+}
+/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Element `chunk` * 8 of new row
+ * `row`. */
 template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_store_new(const te_attention_args *a, const te__decode_item &w, int value, uint32_t stage,
-                                int key) {
-    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS;
-    const int past = w.keys - w.mask.queries, d = value ? V : D, chunks = d / 8;
-    const int first = past > key ? past : key, end = w.stop < key + TE__DECODE_KEYS ? w.stop : key + TE__DECODE_KEYS;
+TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row, int chunk) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
-    const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V);
+    return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
+}
+/* Copy those of a stage to it, in the order in which the cache stores chunks. key: the first key of the stage; stop:
+ * behind the last of the split. All consumers. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
+                                uint32_t stage, int key) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    const int past = w.keys - w.mask.queries, d = value ? V : D, chunks = d / 8;
+    const int first = past > key ? past : key, end = stop < key + TE__DECODE_KEYS ? stop : key + TE__DECODE_KEYS;
     for (int j = (int)threadIdx.x; j < (end - first) * chunks; j += TE__DECODE_WARPS * 32) {
-        const int k = first + j / chunks, chunk = j % chunks, row = k - past, to = (chunk ^ (k % 8)) * 8;
-        const int64_t from = (w.first_row + row) * te__attn_widths<HEADS, KV_HEADS, D, F>::QKV + column + chunk * 8;
-        const uint4 v = *(const uint4 *)((const uint16_t *)a->qkv + from);
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(stage + (uint32_t)(((k - key) * d + to) * 2)),
-                     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        const int k = first + j / chunks, chunk = j % chunks;
+        const uint4 v = *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, k - past, chunk);
+        const uint32_t to = stage + (uint32_t)((k - key) * d * 2 + (chunk ^ (k % 8)) * 16);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                      : "memory");
-        if (row * GROUP / TE__DECODE_ROWS == w.tile)
-            *(uint4 *)((uint16_t *)a->cache.pages +
-                       te__cache_row(&a->cache, te__cache_pages(&a->cache, w.i), rows, k, d) + to) = v;
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the producer's next copy comes after these stores */
     te__decode_consumers_sync();
 }
-/* All keys of an item: max, the sum of this lane's part, and o. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
-TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_item &w, te__decode_ring &ring,
-                               uint32_t stages, uint32_t full, uint32_t empty, const te__decode_exchange &x,
-                               te__decode_result<N> &r) {
+/* Store in the cache the keys and values of the new rows whose first query is in this tile. All consumers, once for each
+ * tile. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
+    constexpr int ROWS = te__decode_tile_rows(GROUP);
+    const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
+    const int32_t *const pages = te__cache_pages(&a->cache, w.i);
+    for (int j = (int)threadIdx.x; w.keys > 0; j += TE__DECODE_WARPS * 32) {
+        const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
+        if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
+        const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V);
+        *(uint4 *)((uint16_t *)a->cache.pages + te__cache_row(&a->cache, pages, rows, k, d) + (chunk ^ (k % 8)) * 8) =
+            *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
+    }
+}
+/* Load what te__decode_stage_new and te__decode_append will load for one new row, so that L1 has it then. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V> traits;
+    const int j = (int)threadIdx.x, value = j >= D / 8;
+    uint32_t unused;
+    if (j < (D + V) / 8)
+        asm volatile("ld.global.u32 %0, [%1];"
+                     : "=r"(unused)
+                     : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
+}
+/* The keys from `begin` to `stop`, those of a split. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
+TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
+                               const te__decode_q<D, NT> &q, te__decode_ring &ring, const te__decode_memory &memory,
+                               te__decode_result<M, NT> &r) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    typedef te__decode_traits<D, V, te__decode_tile_rows(HEADS / KV_HEADS)> traits;
+    const uint32_t stages = memory.stages, full = memory.full, empty = memory.empty;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    uint32_t q[D / 16][4];
-    te__decode_load_q<HEADS, KV_HEADS, D, F>(q, a, w);
     const auto release = [&] {
         __syncwarp();
         if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
         te__decode_advance<traits::STAGES>(ring);
     };
     const int past = w.keys - w.mask.queries;
-    for (int k0 = w.begin; k0 < w.stop; k0 += TE__DECODE_KEYS) {
-        const int key = k0 + warp * 16, end = w.stop < k0 + TE__DECODE_KEYS ? w.stop : k0 + TE__DECODE_KEYS;
-        float s[1][2][4] = {}, rescale[2];
+    for (int k0 = begin; k0 < stop; k0 += TE__DECODE_KEYS) {
+        const int key = k0 + warp * 16, end = stop < k0 + TE__DECODE_KEYS ? stop : k0 + TE__DECODE_KEYS;
+        const bool has_keys = key < stop;
+        uint32_t p[NT][2], stage = stages + ring.stage * traits::STAGE_BYTES;
         te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (end > past)
-            te__decode_store_new<HEADS, KV_HEADS, D, F>(a, w, 0, stages + ring.stage * traits::STAGE_BYTES, k0);
-        if (key < w.stop)
-            te__decode_scores<T, HEADS, KV_HEADS, D, F>(s, q, a, w, stages + ring.stage * traits::STAGE_BYTES, key);
-        else
-            TE_UNROLL for (int n = 0; n < 2; n++) TE_UNROLL for (int e = 0; e < 4; e++) s[0][n][e] = -INFINITY;
+        if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
+        float s[NT][4];
+        if (has_keys) te__decode_scores<T, HEADS, KV_HEADS, D, F, NT>(s, q, a, w, stop, stage, key);
         release();
-        te__decode_exchange_max(x, s, r.max, rescale);
-        te__decode_exchange_p<T>(x, s, r.max, rescale, r.sum);
-        if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f))
-            TE_UNROLL for (int n = 0; n < N; n++) TE_UNROLL for (int e = 0; e < 4; e++) r.o[n][e] *= rescale[e / 2];
+        if (has_keys) te__decode_softmax<T, M, NT>(p, s, r);
+        stage = stages + ring.stage * traits::STAGE_BYTES;
         te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (end > past)
-            te__decode_store_new<HEADS, KV_HEADS, D, F>(a, w, 1, stages + ring.stage * traits::STAGE_BYTES, k0);
-        te__decode_add_pv<T, V>(r.o, x.p, stages + ring.stage * traits::STAGE_BYTES, k0, w.stop);
+        if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
+        if (has_keys) te__decode_add_pv<T, V, NT>(r.o, p, stage, stop - key);
         release();
     }
 }
-/* The sums over the warps' keys, in every lane. */
-TE_FN void te__decode_exchange_sum(const te__decode_exchange &x, float (&sum)[2]) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    te__decode_consumers_sync(); /* all warps have read the sums of the last item, which may have had no keys */
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        sum[half] = te__attn_quad_sum(sum[half]);
-        if (t == 0) x.sum[warp * TE__DECODE_ROWS + g + half * 8] = sum[half];
+
+/* ---- the consumers: the sum of four warps, and of splits --------------------------------------------------------- */
+
+/* Merge two results of a row: the factors of both, and the maximum. */
+struct te__decode_factors {
+    float max, first, second;
+    __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
+        const float offset = max == -INFINITY ? 0.0f : max;
+        first = te_exp2(a - offset), second = te_exp2(b - offset);
     }
+    /* Written so that every kernel rounds alike. */
+    __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
+};
+/* Where the consumers exchange their results. */
+struct te__decode_exchange {
+    float *max, *sum; /* [warps, rows] */
+    float4 *o;        /* [warps, V / 16, lanes]: eight rows of each warp */
+};
+/* The split's result: maximum and sum of each row, and O^T in this warp's columns, M fragments from warp M on. */
+template <int M, int NT>
+TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x,
+                                                    te__decode_result<M * TE__DECODE_WARPS, NT> &r) {
+    constexpr int WARPS = TE__DECODE_WARPS, ROWS = NT * 8, FRAGMENTS = M * WARPS;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    te__decode_result<M, NT> all;
+    all.clear();
+    TE_UNROLL for (int n = 0; n < NT; n++)
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const float sum = te__decode_sum_of_keys(r.sum[n][row]);
+            const int at = warp * ROWS + n * 8 + 2 * t + row;
+            if (lane < 4) x.max[at] = r.max[n][row], x.sum[at] = sum;
+        }
     te__decode_consumers_sync();
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        sum[half] = 0;
-        TE_UNROLL for (int k = 0; k < TE__DECODE_WARPS; k++) sum[half] += x.sum[k * TE__DECODE_ROWS + g + half * 8];
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        float factor[2];
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const int at = n * 8 + 2 * t + row;
+            float max = -INFINITY;
+            TE_UNROLL for (int k = 0; k < WARPS; k++) max = fmaxf(max, x.max[k * ROWS + at]);
+            const float offset = max == -INFINITY ? 0.0f : max;
+            TE_UNROLL for (int k = 0; k < WARPS; k++)
+                all.sum[n][row] = __fmaf_rn(x.sum[k * ROWS + at], te_exp2(x.max[k * ROWS + at] - offset), all.sum[n][row]);
+            all.max[n][row] = max, factor[row] = te_exp2(r.max[n][row] - offset);
+        }
+        TE_UNROLL for (int m = 0; m < FRAGMENTS; m++)
+            x.o[(warp * FRAGMENTS + m) * 32 + lane] = make_float4(r.o[m][n][0] * factor[0], r.o[m][n][1] * factor[1],
+                                                                  r.o[m][n][2] * factor[0], r.o[m][n][3] * factor[1]);
+        te__decode_consumers_sync();
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int k = 0; k < WARPS; k++) {
+                const float4 o = x.o[(k * FRAGMENTS + warp * M + m) * 32 + lane];
+                all.o[m][n][0] += o.x, all.o[m][n][1] += o.y, all.o[m][n][2] += o.z, all.o[m][n][3] += o.w;
+            }
+        te__decode_consumers_sync();
     }
+    return all;
 }
+/* Merge the next split of a group. The first one merges with a maximum of -inf, which leaves it as it is. */
+template <int M, int NT> TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
+    TE_UNROLL for (int n = 0; n < NT; n++)
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const te__decode_factors f(group.max[n][row], split.max[n][row]);
+            group.max[n][row] = f.max, group.sum[n][row] = f.merge(group.sum[n][row], split.sum[n][row]);
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int e = row; e < 4; e += 2)
+                    group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
+        }
+}
+/* What a thread has of a group's splits so far lies in shared memory, [numbers, threads], because registers are scarce. */
+template <int M, int NT> struct te__decode_held {
+    enum { THREADS = TE__DECODE_WARPS * 32 };
+    float *at;
+    template <class G> __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
+        float *p = at + threadIdx.x;
+        TE_UNROLL for (int n = 0; n < NT; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                if (e < 2) f(r.max[n][e], p[0]), f(r.sum[n][e], p[THREADS]), p += 2 * THREADS;
+                TE_UNROLL for (int m = 0; m < M; m++, p += THREADS) f(r.o[m][n][e], *p);
+            }
+    }
+    __device__ __forceinline__ void put(te__decode_result<M, NT> &r) const {
+        each([](float &x, float &place) { place = x; }, r);
+    }
+    __device__ __forceinline__ void get(te__decode_result<M, NT> &r) const {
+        each([](float &x, float &place) { x = place; }, r);
+    }
+};
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
@@ -404,165 +694,177 @@ TE_FN float te__decode_scale(float max, float sum, float sink) {
     const float all = sum + te_exp2(sink - max);
     return all > 0 ? 1.0f / all : 0.0f;
 }
-/* Store two columns of a row of the tile. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_store(const te_attention_args *a, const te__decode_item &w, int r, int column, float2 o,
-                            float max, float sum) {
+/* Store a group's output; the first fragment of `result` is fragment `fragment` of O^T. Lanes of neighbouring columns exchange elements, so that each stores two columns of a row. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
+TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w, const te__decode_result<M, NT> &result,
+                            int fragment) {
     constexpr int V = te__attn_value_dim<D, F>();
-    const te__decode_row<HEADS, KV_HEADS> row(w, r);
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    const float sink = F::SINKS ? te__attn_sink<T, F>(a, row.head) * unit : -INFINITY;
-    const float scale = te__decode_scale(max, sum, sink);
-    const float v[8] = {o.x * scale, o.y * scale, 0, 0, 0, 0, 0, 0};
-    te_vec8 e;
-    te_vec8_of(&e, v, T);
-    const int64_t at = (int64_t)(w.first_row + row.query) * (HEADS * V) + row.head * V + column;
-    *(uint32_t *)((uint16_t *)a->out + at) = e.w[0];
-}
-
-/* Store an item's result: the output if its tile has one split, else a partial result: `rows` rows of V floats, then
- * (max, sum) of each row. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int N>
-TE_FN void te__decode_finish(const te_attention_args *a, const te__decode_item &w, int index,
-                             const te__decode_result<N> &result) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int rows = te__decode_partial_rows(a->seq, HEADS / KV_HEADS);
-    float *const partial = a->cache.partials + index * te__decode_partial_floats(rows, V);
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        const int r = g + half * 8;
-        if (r >= w.rows) continue;
-        TE_UNROLL for (int n = 0; n < N; n++) {
-            const int column = (warp * N + n) * 8 + 2 * t;
-            const float2 o = make_float2(result.o[n][2 * half], result.o[n][2 * half + 1]);
-            if (w.splits > 1) *(float2 *)(partial + r * V + column) = o;
-            else te__decode_store<T, HEADS, KV_HEADS, D, F>(a, w, r, column, o, result.max[half], result.sum[half]);
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        float scale[2];
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
+            const int exists = n * 8 + 2 * t + row < w.rows;
+            const float sink = F::SINKS && exists ? te__attn_sink<T, F>(a, of.head) * unit : -INFINITY;
+            scale[row] = te__decode_scale(result.max[n][row], result.sum[n][row], sink);
         }
-        if (w.splits > 1 && warp == 0 && t == 0)
-            *(float2 *)(partial + rows * V + 2 * r) = make_float2(result.max[half], result.sum[half]);
+        /* lanes with an even g store the first row, the others the second */
+        const int odd = g % 2, r = n * 8 + 2 * t + odd;
+        const te__decode_row<HEADS, KV_HEADS> of(w, r);
+        uint16_t *const to = (uint16_t *)a->out + (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int half = 0; half < 2; half++) {
+                const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
+                const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+                const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
+                if (r < w.rows) *(uint32_t *)(to + (fragment + m) * 16 + half * 8 + g - odd) = pair;
+            }
+    }
+}
+/* A split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
+template <int M, int NT>
+TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    constexpr int FRAGMENTS = M * TE__DECODE_WARPS;
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        if (n * 8 + 2 * t >= rows) continue;
+        TE_UNROLL for (int m = 0; m < M; m++)
+            *(float4 *)(to + ((n * FRAGMENTS + warp * M + m) * 32 + lane) * 4) =
+                make_float4(result.o[m][n][0], result.o[m][n][1], result.o[m][n][2], result.o[m][n][3]);
+        if (warp == 0 && lane < 4)
+            *(float4 *)(to + NT * FRAGMENTS * 128 + (n * 4 + t) * 4) =
+                make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
+    }
+}
+/* Load the fragment `fragment` of a partial result. */
+template <int FRAGMENTS, int NT>
+TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float *from, int fragment) {
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        const float4 o = *(const float4 *)(from + ((n * FRAGMENTS + fragment) * 32 + lane) * 4);
+        result.o[0][n][0] = o.x, result.o[0][n][1] = o.y, result.o[0][n][2] = o.z, result.o[0][n][3] = o.w;
+        const float4 s = *(const float4 *)(from + NT * FRAGMENTS * 128 + (n * 4 + t) * 4);
+        result.max[n][0] = s.x, result.max[n][1] = s.y, result.sum[n][0] = s.z, result.sum[n][1] = s.w;
     }
 }
 
-/* Grid: persistent. Shared memory: the stages, P, the maxima of the consumers, the batch's lengths. */
+/* The groups that the producer hands over. merged: te__decode_traits.MERGED_BYTES of shared memory. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
+                              float *merged) {
+    constexpr int V = te__attn_value_dim<D, F>(), M = V / 16 / TE__DECODE_WARPS, GROUP = HEADS / KV_HEADS;
+    constexpr int ROWS = te__decode_tile_rows(GROUP), NT = ROWS / 8;
+    constexpr int FLOATS = te__decode_partial_floats(ROWS, V);
+    const te__decode_held<M, NT> held = {merged};
+    te__decode_ring ring = {0, 0};
+    int is_last = 0;
+    for (int number = 0; !is_last; number++) {
+        const int place = number % TE__DECODE_PLACES;
+        const te__decode_group &g = memory.groups[place];
+        te__barrier_wait(memory.q_full + place * 8, number / TE__DECODE_PLACES & 1);
+        te__decode_q<D, NT> q;
+        q.load(memory.q + place * (ROWS * D * 2), g.rows);
+        if (g.to == g.count) te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g);
+        is_last = g.is_last;
+        for (int at = g.from; at < g.to; at++) {
+            te__decode_result<V / 16, NT> of_warp;
+            of_warp.clear();
+            te__decode_multiply<T, HEADS, KV_HEADS, D, F, V / 16, NT>(a, g, g.begin(at), g.end(at), q, ring, memory,
+                                                                      of_warp);
+            te__decode_result<M, NT> split = te__decode_add_warps<M, NT>(x, of_warp);
+            if (g.from > 0 || g.to < g.count) {
+                te__decode_store_partial(te__decode_partials(a, g.slot, FLOATS) + at * FLOATS, split, g.rows);
+                continue;
+            }
+            if (at > 0) {
+                te__decode_result<M, NT> all;
+                held.get(all);
+                te__decode_merge(all, split);
+                split = all;
+            }
+            if (at + 1 < g.count) held.put(split);
+            else te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
+        }
+        if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) te__barrier_arrive(memory.q_empty + place * 8);
+    }
+}
+
+/* Grid: at most TE__DECODE_MAX_BLOCKS, so many that all are resident. Shared memory: the stages, Q, O of four warps, their
+ * maxima and sums, the batch. The producer does not wait for the kernel in front: te_cache_begin has made the tables and
+ * the keys and values of earlier batches visible, and the consumers replace what it copies of the new rows. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V> traits;
-    constexpr int N = traits::COLUMNS / 8;
-    __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES];
-    unsigned char *const memory = te__attention_shared;
-    const uint32_t stages = te__shared_address(memory), full = te__shared_address(bars),
-                   empty = full + 8 * TE__DECODE_MAX_STAGES;
-    float *const stats = (float *)(memory + traits::STAGES * traits::STAGE_BYTES + traits::P_BYTES);
-    const te__decode_exchange x = {stats, stats + (int)TE__DECODE_WARPS * (int)TE__DECODE_ROWS,
-                                   stages + traits::STAGES * traits::STAGE_BYTES};
-    int *lengths = (int *)stats + traits::STATS_BYTES / 4;
-    const te__decode_lengths n = {lengths, lengths + TE__DECODE_MAX_SEQUENCES + 1,
-                                  lengths + 2 * (TE__DECODE_MAX_SEQUENCES + 1), a->seq};
-    const int thread = (int)threadIdx.x;
-    if (thread == 0) {
-        for (int s = 0; s < traits::STAGES; s++) {
+    typedef te__decode_traits<D, V, te__decode_tile_rows(HEADS / KV_HEADS)> traits;
+    constexpr int GROUP = HEADS / KV_HEADS, STAGES = traits::STAGES, PLACES = TE__DECODE_PLACES;
+    __shared__ __align__(8) uint64_t bars[2 * STAGES + 2 * PLACES];
+    __shared__ te__decode_group groups[PLACES];
+    unsigned char *const stages = te__attention_shared, *const q = stages + STAGES * traits::STAGE_BYTES,
+                         *const o = q + PLACES * traits::Q_BYTES, *const merged = o + traits::O_BYTES,
+                         *const stats = merged + traits::MERGED_BYTES;
+    const uint32_t full = te__shared_address(bars), empty = full + 8 * STAGES, q_full = empty + 8 * STAGES;
+    const te__decode_memory memory = {te__shared_address(stages), full, empty, te__shared_address(q), q_full,
+                                      q_full + 8 * PLACES, groups};
+    const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
+    te_kernel_trigger();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
             te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_WARPS);
+        }
+        for (int p = 0; p < PLACES; p++) {
+            te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    te_kernel_begin();
-    const te_sequences rows = te__attn_sequences(a);
-    for (int i = thread; i <= a->batch; i += traits::THREADS) {
-        lengths[i] = a->cache.first_split[i];
-        if (i < a->batch) lengths[TE__DECODE_MAX_SEQUENCES + 1 + i] = a->cache.past[i];
-        lengths[2 * (TE__DECODE_MAX_SEQUENCES + 1) + i] = te_sequence_first(&rows, i);
+    const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)(stats + traits::STATS_BYTES));
+    const int begin = n.begin((int)blockIdx.x, (int)gridDim.x), end = n.begin((int)blockIdx.x + 1, (int)gridDim.x);
+    if (begin >= end) return te_kernel_wait();
+    const te__decode_group first = te__decode_group_of<GROUP, F>(n, begin);
+    if (threadIdx.x >= TE__DECODE_WARPS * 32) {
+        te__decode_producer<HEADS, KV_HEADS, D, F> producer = {a, n, memory, first, begin - first.item, end, 0, 0, {0, 0}};
+        return producer.run();
     }
-    __syncthreads();
-    const int tiles = te__decode_tiles(a->seq, HEADS / KV_HEADS), items = n.first_split[a->batch] * KV_HEADS * tiles;
-    if (thread >= TE__DECODE_WARPS * 32)
-        return te__decode_produce<HEADS, KV_HEADS, D, F>(a, n, stages, full, empty, items, tiles);
-    te__decode_ring ring = {0, 0};
-    for (int index = (int)blockIdx.x; index < items; index += (int)gridDim.x) {
-        const te__decode_item w = te__decode_item_of<HEADS, KV_HEADS, F>(n, a->batch, tiles, index);
-        if (!w.is_needed) continue;
-        te__decode_result<N> r = {{-INFINITY, -INFINITY}, {0, 0}, {}};
-        te__decode_multiply<T, HEADS, KV_HEADS, D, F, N>(a, w, ring, stages, full, empty, x, r);
-        te__decode_exchange_sum(x, r.sum);
-        te__decode_finish<T, HEADS, KV_HEADS, D, F, N>(a, w, index, r);
-    }
+    te_kernel_wait();
+    if (threadIdx.x == 0) te__decode_copy_q<HEADS, KV_HEADS, D, F>(memory.q, memory.q_full, a, first);
+    te__decode_consume<T, HEADS, KV_HEADS, D, F>(a, memory, x, (float *)merged);
 }
 
-/* ---- the second kernel: the merge of splits ---------------------------------------------------------------------- */
+/* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Columns of one row that are being merged: of splits in order, or of groups of splits in order. */
-template <int N> struct te__decode_merged {
-    float max, sum, o[N];
-    __device__ __forceinline__ te__decode_merged() : max(-INFINITY), sum(0), o{} {}
-    __device__ __forceinline__ void add(float other_max, float other_sum, const float *other) {
-        const float now = fmaxf(max, other_max), offset = now == -INFINITY ? 0.0f : now;
-        const float before = te_exp2(max - offset), factor = te_exp2(other_max - offset);
-        max = now, sum = sum * before + other_sum * factor;
-        TE_UNROLL for (int i = 0; i < N; i++) o[i] = o[i] * before + other[i] * factor;
-    }
-};
-/* Grid: blocks of TE__MERGE_WARPS warps. One warp or the whole block merges a row of a head (warps: how many of them).
- * The splits are summed in groups of TE__DECODE_GROUP, and the groups in order, so the result does not depend on
- * `warps`. Memory traffic: the partial results are read once. */
+/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), a warp for each fragment of O^T. Block b merges the
+ * group that lies across the end of the first kernel's block b, if its first split is in that block. Memory traffic: the
+ * partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__attention_decode_merge(const te_attention_args *a, int warps) {
-    constexpr int V = te__attn_value_dim<D, F>(), N = V / 32, GROUP = HEADS / KV_HEADS;
-    __shared__ float shared[TE__MERGE_WARPS][V + 2];
-    te_kernel_begin();
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, in_row = warp % warps;
-    const te_sequences s = te__attn_sequences(a);
-    const int at = (int)blockIdx.x * (TE__MERGE_WARPS / warps) + warp / warps, head = at % HEADS;
-    const int row = at / HEADS < s.rows ? at / HEADS : s.rows - 1; /* all warps reach the barriers */
-    const int i = te_sequence_of(&s, row, 0);
-    const te_sequence rows_of = te_sequence_rows(&s, i);
-    const int in_tiles = (row - rows_of.first) * GROUP + head % GROUP;
-    const int tile = in_tiles / TE__DECODE_ROWS, r = in_tiles % TE__DECODE_ROWS;
-    const te__decode_tile w = te__decode_tile_of<GROUP, F>(tile, rows_of.count, a->cache.past[i]);
-    const int splits = row - rows_of.first < rows_of.count ? w.splits : 0;
-    const int tiles = te__decode_tiles(a->seq, GROUP), rows = te__decode_partial_rows(a->seq, GROUP);
-    const int64_t floats = te__decode_partial_floats(rows, V), step = (int64_t)KV_HEADS * tiles * floats;
-    const float *of = a->cache.partials + (int64_t)(a->cache.first_split[i] + w.first) * step +
-                      (int64_t)(head / GROUP * tiles + tile) * floats;
-    te__decode_merged<N> all;
-    const int groups = splits > 1 ? (splits + TE__DECODE_GROUP - 1) / TE__DECODE_GROUP : 0;
-    /* with several warps a row all warps of the block have the same row, and so the same number of groups */
-    for (int base = 0; base < groups; base += warps) {
-        te__decode_merged<N> group;
-        const int g = base + in_row, count = splits - g * TE__DECODE_GROUP;
-        for (int k = 0; g < groups && k < TE__DECODE_GROUP && k < count; k += 8) {
-            float2 stat[8];
-            float o[8][N];
-            TE_UNROLL for (int j = 0; j < 8; j++) {
-                const float *p = of + (int64_t)(g * TE__DECODE_GROUP + (k + j < count ? k + j : k)) * step;
-                stat[j] = *(const float2 *)(p + rows * V + 2 * r);
-                TE_UNROLL for (int c = 0; c < N; c += 2) {
-                    const float2 v = *(const float2 *)(p + r * V + lane * N + c);
-                    o[j][c] = v.x, o[j][c + 1] = v.y;
-                }
-            }
-            TE_UNROLL for (int j = 0; j < 8; j++) if (k + j < count) group.add(stat[j].x, stat[j].y, o[j]);
-        }
-        if (warps == 1) {
-            if (g < groups) all.add(group.max, group.sum, group.o);
-            continue;
-        }
-        TE_UNROLL for (int c = 0; c < N; c++) shared[warp][lane * N + c] = group.o[c];
-        if (lane == 0) shared[warp][V] = group.max, shared[warp][V + 1] = group.sum;
-        __syncthreads();
-        for (int j = 0; in_row == 0 && j < warps && base + j < groups; j++)
-            all.add(shared[warp + j][V], shared[warp + j][V + 1], &shared[warp + j][lane * N]);
-        __syncthreads();
+TE_FN void te__attention_decode_merge(const te_attention_args *a) {
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = te__decode_tile_rows(GROUP), NT = ROWS / 8;
+        constexpr int AHEAD = 8 / NT; /* splits whose loads are in flight */
+    constexpr int FLOATS = te__decode_partial_floats(ROWS, V);
+    __shared__ int lengths[te__decode_traits<D, V, ROWS>::LENGTHS_BYTES / 4];
+    te_kernel_trigger();
+    const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
+    const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
+    const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
+    te__decode_group g = {};
+    if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
+    const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
+    /* The kernel behind this one waits until all its blocks are done, so one that waits suffices. */
+    if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
+    te_kernel_wait();
+    if (!is_mine) return;
+    const float *const partials =
+        te__decode_partials(a, te__decode_slot_of(n, g, (int)blockIdx.x, blocks), FLOATS);
+    te__decode_result<1, NT> group, split[AHEAD];
+    for (int k0 = 0; k0 < g.count; k0 += AHEAD) {
+        TE_UNROLL for (int j = 0; j < AHEAD; j++)
+            te__decode_load_partial<V / 16, NT>(split[j], partials + (k0 + j < g.count ? k0 + j : k0) * FLOATS, fragment);
+        TE_UNROLL for (int j = 0; j < AHEAD; j++) 
+            if (k0 + j == 0) group = split[0];
+            else if (k0 + j < g.count) te__decode_merge(group, split[j]);
     }
-    if (in_row || splits <= 1 || at / HEADS >= s.rows) return;
-    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    const float sink = F::SINKS ? te__attn_sink<T, F>(a, head) * unit : -INFINITY;
-    const float scale = te__decode_scale(all.max, all.sum, sink);
-    TE_UNROLL for (int c = 0; c < N; c += 2) {
-        const float v[8] = {all.o[c] * scale, all.o[c + 1] * scale, 0, 0, 0, 0, 0, 0};
-        te_vec8 e;
-        te_vec8_of(&e, v, T);
-        *(uint32_t *)((uint16_t *)a->out + (int64_t)row * (HEADS * V) + head * V + lane * N + c) = e.w[0];
-    }
+    te__decode_store<T, HEADS, KV_HEADS, D, F, 1, NT>(a, g, group, fragment);
 }
 #endif
 
@@ -575,23 +877,23 @@ template <te_dtype T, int D, class F> TE_BOTH constexpr bool te__decode_exists(v
     return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
-struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>()> {
-    typedef te__decode_traits<D, te__attn_value_dim<D, F>()> traits;
+struct te__attn_sm90_decode
+    : te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> {
+    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> traits;
     typedef te_attention_args args;
-    static constexpr int EXISTS = 1;
+    /* fewer registers than these blocks could have, so that blocks of the merge and of the next kernel fit beside them */
+    static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
         te__attention_decode<T, HEADS, KV_HEADS, D, F>(a);
 #endif
     }
-    /* The second kernel. With few rows the whole block merges one. */
-    struct merge {
+    struct merge { /* the second kernel */
         typedef te_attention_args args;
-        static constexpr int THREADS = TE__MERGE_WARPS * 32, BLOCKS = 2, MANY_ROWS = 2048;
+        static constexpr int THREADS = TE__DECODE_WARPS * 32, BLOCKS = 1;
         static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
-            const int rows = te__attn_sequences(a).rows * HEADS;
-            te__attention_decode_merge<T, HEADS, KV_HEADS, D, F>(a, rows < MANY_ROWS ? (int)TE__MERGE_WARPS : 1);
+            te__attention_decode_merge<T, HEADS, KV_HEADS, D, F>(a);
 #endif
         }
     };
@@ -603,13 +905,13 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>()> {
     }
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
-        const te_launch launch = te__launch_of(kernel, name, te__grid_of(ctx->processors * traits::BLOCKS, 1),
-                                               traits::THREADS, traits::SHARED, 1);
+        const int all = ctx->processors * traits::BLOCKS, blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
+        const te_launch launch =
+            te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS, traits::SHARED, 1);
         TE_TRY(te__cuda_launch(ctx, launch, a, sizeof *a));
         if (a->cache.capacity <= TE_CACHE_SPLIT) return TE_OK;
-        const int64_t rows = (int64_t)te__attn_sequences(a).rows * HEADS;
-        const int64_t blocks = rows < merge::MANY_ROWS ? rows : te_ceil_div(rows, TE__MERGE_WARPS);
-        return te__cuda_launch_plain(ctx, merge_kernel, name, te__grid_of(blocks, 1), merge::THREADS, a, sizeof *a);
+        return te__cuda_launch_plain(ctx, merge_kernel, name, te__grid_of(blocks - 1, te__attn_value_dim<D, F>() / 16 / TE__DECODE_WARPS),
+                                     merge::THREADS, a, sizeof *a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

@@ -21,7 +21,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* The same, but the compiler limits the registers of a thread so that `blocks` blocks fit on an SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_UNUSED, , name, name, threads, blocks, type, __VA_ARGS__)
+    TE__KERNEL_OF(TE_UNUSED, , te_kernel_begin, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
  * kernel that does not belong to a model is defined with TE_KERNEL_IF_USED, as a template, and so is (with TE_IF_USED)
  * every function on the way from the user's call to the kernel's launch. A program then contains them only if it calls
@@ -29,7 +29,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
+/* The same, but no later kernel starts before this one has ended. Later kernels may read what it stored before they call
+ * te_kernel_wait. */
+#define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__; __threadfence())
 /* For a kernel template `name`: name_if<..>() returns the kernel if `exists`, else null without instantiating it. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
@@ -37,13 +41,13 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link, launch_link: the prefix of the kernel and of its launch function (TE_IF_USED or nothing); symbol: the
- * expression that names the kernel in the launch. */
-#define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
+/* link, launch_link: the prefix of the kernel and of its launch function (TE_IF_USED or nothing); begin: the function
+ * that the kernel calls first; symbol: the expression that names the kernel in the launch. */
+#define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
         const te_block te_at = te_block_here();                                                                      \
-        te_kernel_begin();                                                                                           \
+        begin();                                                                                                     \
         __VA_ARGS__;                                                                                                 \
     }                                                                                                                \
     launch_link TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                    \
@@ -74,11 +78,14 @@ TE_FN void te_kernel_wait(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-TE_FN void te_kernel_begin(void) {
-    te_kernel_wait();
+TE_FN void te_kernel_trigger(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+TE_FN void te_kernel_begin(void) {
+    te_kernel_wait();
+    te_kernel_trigger();
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

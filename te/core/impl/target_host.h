@@ -30,6 +30,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 /* On the host these are plain functions, because a compiler drops unused ones (see target_cuda.h). */
 #define TE_IF_USED
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
+#define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)              \
     TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at_) {                               \
