@@ -237,7 +237,7 @@ enum {
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_FEW_SPLITS = 16, /* splits grow where a sequence would have more */
+    TE_CACHE_SMALL_SPLITS = 16, /* splits grow where a sequence would have more */
     TE__DECODE_MAX_BLOCKS = 320, /* of the grid: two for each multiprocessor, and some more */
     TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
 };
@@ -245,7 +245,7 @@ enum {
  * sequence has bitwise identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys) {
     int shift = TE_CACHE_SPLIT_SHIFT;
-    while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_FEW_SPLITS << shift) shift++;
+    while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
 TE_BOTH int te__cache_splits(int keys) {
@@ -254,8 +254,8 @@ TE_BOTH int te__cache_splits(int keys) {
 }
 /* The largest number of splits that a sequence of at most `capacity` keys can have. */
 TE_BOTH int te__cache_max_splits(int capacity) {
-    const int few = (capacity + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT, splits = te__cache_splits(capacity);
-    const int most = few < TE_CACHE_FEW_SPLITS ? few : TE_CACHE_FEW_SPLITS;
+    const int small = (capacity + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT, splits = te__cache_splits(capacity);
+    const int most = small < TE_CACHE_SMALL_SPLITS ? small : TE_CACHE_SMALL_SPLITS;
     return splits > most ? splits : most;
 }
 /* Rows of a tile, (query, head that shares a head of keys), and tiles of a sequence of `rows` new rows. */

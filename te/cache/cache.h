@@ -117,8 +117,9 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
             const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
             const int64_t partial = te__decode_partial_floats(te__decode_tile_rows(group), o->value_dim);
             if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
-                floats = te_max(floats, te_min((int64_t)complete->sequences * o->kv_heads * tiles, TE__DECODE_MAX_BLOCKS) *
-                                            longest * partial);
+                floats = te_max(floats, longest * partial *
+                                            te_min((int64_t)complete->sequences * o->kv_heads * tiles,
+                                                   TE__DECODE_MAX_BLOCKS));
         }
     t->decode_rows = complete->decode_rows;
     if (memory) t->partials = (float *)(void *)(memory + at);

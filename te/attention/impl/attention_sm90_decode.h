@@ -1,12 +1,10 @@
 /* attention_sm90_decode.h -- decoding: attention of a few new rows of each sequence over a cache, in bf16 and f16 on
  * compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
- * The query heads that share one head of keys form tiles of 8 or 16 rows, (query, head of the group). A group is a tile
- * with all its keys; they are divided into splits (te__cache_split_keys). Each block processes a contiguous range of the
- * list of all splits, ordered by sequence, head of keys, tile. A block that has all splits of a group merges them in
- * registers. The other groups lie across the boundary of two ranges: their splits are stored as partial results, and a
- * second kernel merges them. Both merge in the same order with the same arithmetic, so that the result of a row is
- * bitwise identical in every batch.
+ * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks.
+ * A block that has all splits of a tile merges them itself. Other tiles lie across the boundary of two blocks: their
+ * splits are stored as partial results, and a second kernel merges them. Both merge in the same order with the same
+ * arithmetic, so that the result of a row is bitwise identical in every batch.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of a stage, with its own
@@ -22,31 +20,29 @@
 #define TE_ATTENTION_SM90_DECODE_H
 
 #include "../../core/impl/ptx_cuda.h" /* barriers, te__mma_sync */
-#include "attention_sm80_forward.h"   /* te__attn_quad_sum */
-#include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_pack_all, options of scores */
+#include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, options of scores */
+#include "attention_sm90_decode_work.h" /* te__decode_group, te__decode_batch */
 
 enum {
-    TE__DECODE_KEYS_SHIFT = 6,
-    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* of a stage */
-    TE__DECODE_WARPS = 4,           /* consumers */
-    TE__DECODE_MAX_SEQUENCES = 512, /* of a batch, whose lengths each block has in shared memory */
-    TE__DECODE_MAX_STAGES = 4,
-    TE__DECODE_PLACES = 4           /* groups that the producer may have handed to the consumers */
+    TE__DECODE_WARPS = 4, /* consumers */
+    TE__DECODE_PLACES = 4 /* groups that the producer may have handed to the consumers */
 };
 
-template <int D, int V, int ROWS> struct te__decode_traits {
+template <int D, int V, int ROWS>
+struct te__decode_traits {
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 64 ? 3 : WIDEST <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
-    static constexpr int Q_BYTES = ROWS * D * 2; /* of a group */
+    static constexpr int Q_BYTES = ROWS * D * 2;                             /* of a group */
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* of eight rows */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums */
-    static constexpr int LENGTHS_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4;
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
-    static constexpr int OTHER_BYTES = TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + LENGTHS_BYTES + MERGED_BYTES;
+    static constexpr int OTHER_BYTES =
+        TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
-    static constexpr int STAGES =
-        BUDGET / STAGE_BYTES < TE__DECODE_MAX_STAGES ? BUDGET / STAGE_BYTES : TE__DECODE_MAX_STAGES;
+    /* With more stages in flight than the memory needs, other loads wait longer behind them. */
+    static constexpr int MAX_STAGES = WIDEST <= 64 ? 4 : 3;
+    static constexpr int STAGES = BUDGET / STAGE_BYTES < MAX_STAGES ? BUDGET / STAGE_BYTES : MAX_STAGES;
     static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
     static_assert(STAGES >= 2, "te: attention: the stages of this head_dim exceed shared memory");
 };
@@ -58,190 +54,32 @@ TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
         "l"(from), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
 }
+/* A warp has read a stage or a place. racecheck does not see that __syncwarp orders the other lanes' reads before lane
+ * 0 arrives, so for it (TE_RACECHECK) all lanes arrive. */
+#if defined TE_RACECHECK
+enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS * 32 };
+TE_FN void te__decode_release(uint32_t empty) { te__barrier_arrive(empty); }
+#else
+enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS };
+TE_FN void te__decode_release(uint32_t empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) te__barrier_arrive(empty);
+}
+#endif
 TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
-
-/* ---- which keys, and which block -------------------------------------------------------------------------------- */
-
-/* Keys of a sequence that some of `count` queries from `query` on see, in splits. */
-struct te__decode_keys {
-    int keys;          /* of the sequence, including those of the new rows */
-    int shift;         /* a split has 1 << shift keys */
-    te__attn_mask mask;
-    te__attn_range seen;
-    int first, splits; /* the first split with such keys, and the number of splits; without keys one empty split */
-};
-/* queries, past: the new rows of the sequence, and the tokens that the cache had of it before (-1: refused). */
-template <class F> TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
-    te__decode_keys w;
-    w.keys = past < 0 ? 0 : past + queries;
-    w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
-    w.seen = te__attn_keys_of(w.mask, query, count);
-    if (w.seen.end > w.keys) w.seen.end = w.keys;
-    w.shift = te__cache_split_shift(w.keys);
-    w.first = w.seen.first >> w.shift;
-    w.splits = w.seen.end > w.seen.first ? ((w.seen.end - 1) >> w.shift) + 1 - w.first : 1;
-    return w;
-}
-
-/* The batch, in a block's shared memory. A sequence has first_split[i + 1] - first_split[i] splits, those that any of its
- * queries sees, and in these first_stage[i + 1] - first_stage[i] stages, in each tile of each head of keys. */
-struct te__decode_batch {
-    const int *first_split, *first_stage, *past, *first_row; /* [count + 1], past: [count] */
-    int count, heads; /* sequences; groups of a sequence: heads of keys times tiles */
-    int tiles, items; /* tiles of a sequence; splits of all groups */
-    int longest;      /* new rows of a sequence at most, also where cu_seqlens says more */
-    __device__ __forceinline__ int rows(int i) const {
-        const int n = first_row[i + 1] - first_row[i];
-        return n < longest ? n : longest;
-    }
-    /* The sequence of element `at` of a list in which sequence i has heads * (first[i + 1] - first[i]) elements. */
-    __device__ __forceinline__ int sequence_of(const int *first, int at) const {
-        int low = 0, high = count;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (first[middle] * heads <= at) low = middle;
-            else high = middle;
-        }
-        return low;
-    }
-    /* Block b has the items from begin(b) to begin(b + 1): those that begin in its share of all stages. */
-    __device__ __forceinline__ int begin(int b, int blocks) const {
-        if (b == blocks) return items;
-        const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
-        const int i = sequence_of(first_stage, stage), in_sequence = stage - first_stage[i] * heads;
-        const int stages = first_stage[i + 1] - first_stage[i], splits = first_split[i + 1] - first_split[i];
-        if (stages <= 0) return first_split[i] * heads;
-        const int shift = te__cache_split_shift((past[i] < 0 ? 0 : past[i]) + rows(i)) - TE__DECODE_KEYS_SHIFT;
-        const int head = in_sequence / stages, split = (in_sequence - head * stages + (1 << shift) - 1) >> shift;
-        return first_split[i] * heads + head * splits + (split < splits ? split : splits);
-    }
-};
-/* Fill the arrays at `memory` (te__decode_traits.LENGTHS_BYTES). All threads of the block. It reads only what
- * te_cache_begin has read or written, so it may run before te_kernel_wait (see te__cache_begin); the loads do not go
- * through L1, which may hold an earlier batch. */
-template <int KV_HEADS, int GROUP, class F>
-TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
-    constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
-    int *const first_split = memory, *const first_stage = memory + LENGTH, *const past = memory + 2 * LENGTH;
-    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH; /* [2, warps] */
-    const int thread = (int)threadIdx.x, threads = (int)blockDim.x, lane = thread % 32, warp = thread / 32;
-    const te_sequences s = te__attn_sequences(a);
-    const int tiles = te__decode_tiles(a->seq, GROUP);
-    te__decode_batch n = {first_split, first_stage, past, first_row, a->batch, KV_HEADS * tiles, tiles, 0, a->seq};
-    for (int i = thread; i <= n.count; i += threads) {
-        const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
-        first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;
-        if (i < n.count) past[i] = __ldcg(a->cache.past + i);
-    }
-    __syncthreads();
-    const auto add = [&](int i, int (&sum)[2]) { /* the splits and stages of sequence i */
-        const int rows = n.rows(i);
-        if (rows <= 0) return;
-        const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
-        const int first = w.first << (w.shift - TE__DECODE_KEYS_SHIFT);
-        const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
-        sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
-    };
-    /* each thread has consecutive sequences; a prefix sum over the threads */
-    const int each = (n.count + threads - 1) / threads, from = thread * each;
-    const int to = from + each < n.count ? from + each : n.count;
-    int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
-    for (int i = from; i < to; i++) add(i, sum);
-    TE_UNROLL for (int k = 0; k < 2; k++) {
-        before[k] = sum[k];
-        TE_UNROLL for (int o = 1; o < 32; o *= 2) {
-            const int other = __shfl_up_sync(~0u, before[k], o);
-            if (lane >= o) before[k] += other;
-        }
-        if (lane == 31) warp_sums[k * 8 + warp] = before[k];
-        before[k] -= sum[k];
-    }
-    __syncthreads();
-    for (int w = 0; w < threads / 32; w++)
-        TE_UNROLL for (int k = 0; k < 2; k++) {
-            if (w < warp) before[k] += warp_sums[k * 8 + w];
-            total[k] += warp_sums[k * 8 + w];
-        }
-    for (int i = from; i < to; i++) first_split[i] = before[0], first_stage[i] = before[1], add(i, before);
-    if (thread == 0) first_split[n.count] = total[0], first_stage[n.count] = total[1];
-    __syncthreads();
-    n.items = total[0] * n.heads;
-    return n;
-}
-
-/* A group, and one of its splits. */
-struct te__decode_group : te__decode_keys {
-    int i, kv_head, tile; /* sequence, head of keys, tile */
-    int item, count;      /* the group's first item; its items, which are splits first_split, first_split + 1, .. */
-    int first_split;
-    int first_row, rows;  /* of the sequence in the batch; of the tile, which may be none */
-    int from, to;         /* the block processes the group's splits from `from` to `to` */
-    int is_last;          /* this is the block's last group */
-    int slot;             /* where its partial results are, te__decode_slot_of */
-    /* The keys of split `at` of the group that the tile sees: from begin, a multiple of TE__DECODE_KEYS, to end. */
-    __device__ __forceinline__ int begin(int at) const {
-        const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
-        return of_split > of_tile ? of_split : of_tile;
-    }
-    __device__ __forceinline__ int end(int at) const {
-        const int of_split = (first_split + at + 1) << shift;
-        return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
-    }
-};
-/* Complete a group whose i, kv_head, tile and item are known. */
-template <int GROUP, class F> TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
-    constexpr int ROWS = te__decode_tile_rows(GROUP);
-    const int queries = n.rows(g.i), row = g.tile * ROWS, left = queries * GROUP - row, past = n.past[g.i];
-    g.count = n.first_split[g.i + 1] - n.first_split[g.i], g.first_row = n.first_row[g.i];
-    g.rows = left < 0 ? 0 : left < ROWS ? left : ROWS;
-    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, 0, queries);
-    g.first_split = g.first;
-    if (n.tiles == 1) return;
-    const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
-    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
-}
-/* The group of an item. */
-template <int GROUP, class F> TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
-    te__decode_group g;
-    g.i = n.sequence_of(n.first_split, item);
-    const int before = n.first_split[g.i], count = n.first_split[g.i + 1] - before;
-    const int head = (item - before * n.heads) / count;
-    g.kv_head = head / n.tiles, g.tile = head - g.kv_head * n.tiles, g.item = before * n.heads + head * count;
-    te__decode_complete<GROUP, F>(g, n);
-    return g;
-}
-/* The group behind a group that is not the last. */
-template <int KV_HEADS, int GROUP, class F> TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
-    g.item += g.count;
-    if (++g.tile == n.tiles) g.tile = 0, g.kv_head++;
-    if (g.kv_head == KV_HEADS) {
-        g.kv_head = 0;
-        do g.i++;
-        while (n.first_split[g.i + 1] == n.first_split[g.i]);
-    }
-    te__decode_complete<GROUP, F>(g, n);
-}
-
-/* The slot of the partial results of a group that is not one block's. There is room for TE__DECODE_MAX_BLOCKS groups; if
- * the batch has more, a group has the number of the block that has its first split, because no two such groups share
- * that block. block: that block, or a later one. */
-TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
-    if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
-    while (n.begin(block, blocks) > g.item) block--;
-    return block;
-}
-TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
-    return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
-}
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
 
-struct te__decode_ring { int stage, phase; };
-template <int STAGES> TE_FN void te__decode_advance(te__decode_ring &r) {
+struct te__decode_ring {
+    int stage, phase;
+};
+template <int STAGES>
+TE_FN void te__decode_advance(te__decode_ring &r) {
     if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
 }
 /* Keys of one split that lie in as many of the smallest pages as a warp has lanes. */
@@ -276,9 +114,9 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 }
 /* Shared memory of a block. */
 struct te__decode_memory {
-    uint32_t stages, full, empty;     /* the ring: its stages, [stages] barriers of each kind */
-    uint32_t q, q_full, q_empty;      /* [TE__DECODE_PLACES] each: queries of a group, plain; barriers */
-    te__decode_group *groups;         /* [TE__DECODE_PLACES] */
+    uint32_t stages, full, empty; /* the ring: its stages, [stages] barriers of each kind */
+    uint32_t q, q_full, q_empty;  /* [TE__DECODE_PLACES] each: queries of a group, plain; barriers */
+    te__decode_group *groups;     /* [TE__DECODE_PLACES] */
 };
 /* The queries of a tile to shared memory: the heads of a query are contiguous. One thread. */
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -295,7 +133,8 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
     }
 }
 /* What the producer has handed over and copied. */
-template <int HEADS, int KV_HEADS, int D, class F> struct te__decode_producer {
+template <int HEADS, int KV_HEADS, int D, class F>
+struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
     typedef te__decode_traits<D, V, te__decode_tile_rows(GROUP)> traits;
     const te_attention_args *a;
@@ -361,8 +200,10 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__decode_producer {
         for (bool has_next = true; has_next;) {
             const te__decode_run now = next;
             const int kv_head = g.kv_head;
-            if (now.end < g.end(at)) next = te__decode_run_at(a->cache, slot, now.end, g.end(at));
-            else if (at++, has_next = find()) next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
+            if (now.end < g.end(at))
+                next = te__decode_run_at(a->cache, slot, now.end, g.end(at));
+            else if (at++, has_next = find())
+                next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
             copy(now, kv_head);
         }
     }
@@ -371,7 +212,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__decode_producer {
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
 /* Row r of a tile: its query, counted in its sequence, and its head. */
-template <int HEADS, int KV_HEADS> struct te__decode_row {
+template <int HEADS, int KV_HEADS>
+struct te__decode_row {
     int query, head;
     __device__ __forceinline__ te__decode_row(const te__decode_group &w, int r) {
         constexpr int GROUP = HEADS / KV_HEADS;
@@ -381,14 +223,18 @@ template <int HEADS, int KV_HEADS> struct te__decode_row {
 };
 /* The address of chunk `chunk` (16 bytes, at most 7) of row `row` of a matrix [., D] in shared memory, whose rows are
  * stored in the order chunk ^ (row % 8). */
-template <int D> TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
+template <int D>
+TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
 /* That of chunk c + chunk, for a constant c whose lowest bits are not chunk's. Rows are multiples of 128 bytes. */
-TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) { return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128); }
+TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
+    return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
+}
 /* The tile's queries as fragments B of Q^T, in NT parts of 8 rows; fragment k has the columns 16 k to 16 k + 15. Rows
  * beyond the tile are zeros. Wide ones stay in shared memory. */
-template <int D, int NT> struct te__decode_q {
+template <int D, int NT>
+struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
     int rows;
@@ -410,10 +256,11 @@ template <int D, int NT> struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* What a warp has of the rows n * 8 + 2 t and n * 8 + 2 t + 1, t = lane % 4: the maximum of its keys' scores, in units of
- * log 2; the sum over this lane's keys; O^T in fragments C of 16 columns, element e of row n * 8 + 2 t + e % 2 and column
- * m * 16 + g + e / 2 * 8, g = lane / 4. */
-template <int M, int NT> struct te__decode_result {
+/* What a warp has of the rows n * 8 + 2 t and n * 8 + 2 t + 1, t = lane % 4: the maximum of its keys' scores, in units
+ * of log 2; the sum over this lane's keys; O^T in fragments C of 16 columns, element e of row n * 8 + 2 t + e % 2 and
+ * column m * 16 + g + e / 2 * 8, g = lane / 4. */
+template <int M, int NT>
+struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
     __device__ __forceinline__ void clear(void) {
         TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -423,8 +270,8 @@ template <int M, int NT> struct te__decode_result {
     }
 };
 
-/* S^T of this warp's 16 keys from a stage of K, in units of log 2, masked: s[n][e] is the score of key g + e / 2 * 8 and
- * row n * 8 + 2 t + e % 2. key: the first of the keys; stop: behind the last of the split. */
+/* S^T of this warp's 16 keys from a stage of K, in units of log 2, masked: s[n][e] is the score of key g + e / 2 * 8
+ * and row n * 8 + 2 t + e % 2. key: the first of the keys; stop: behind the last of the split. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int NT>
 TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, const te_attention_args *a,
                              const te__decode_group &w, int stop, uint32_t stage, int key) {
@@ -446,19 +293,18 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
     te__attn_apply_softcap<F, 1, NT>(even, a->scale);
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     const int needs_mask = te__attn_needs_mask(w.seen, key, 16);
-    TE_UNROLL for (int n = 0; n < NT; n++)
-        TE_UNROLL for (int row = 0; row < 2; row++) {
-            const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
-            TE_UNROLL for (int half = 0; half < 2; half++) {
-                const int k = key + g + half * 8;
-                float v = even[0][n][2 * half + row];
-                if constexpr (F::ALIBI)
-                    v = te__attn_with_alibi<F>(
-                        v, te__attn_alibi_at<HEADS, F>(of.head, a->scale, of.query + w.mask.shift - k), 0);
-                if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
-                s[n][2 * half + row] = v * unit;
-            }
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+        const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
+        TE_UNROLL for (int half = 0; half < 2; half++) {
+            const int k = key + g + half * 8;
+            float v = even[0][n][2 * half + row];
+            if constexpr (F::ALIBI)
+                v = te__attn_with_alibi<F>(
+                    v, te__attn_alibi_at<HEADS, F>(of.head, a->scale, of.query + w.mask.shift - k), 0);
+            if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
+            s[n][2 * half + row] = v * unit;
         }
+    }
 }
 /* Transpose an 8 x 8 matrix of 16-bit elements whose row g the lanes 4 g to 4 g + 3 hold. */
 TE_FN uint32_t te__transposed(uint32_t pair) {
@@ -494,7 +340,8 @@ TE_FN void te__decode_softmax(uint32_t (&p)[NT][2], float (&s)[NT][4], te__decod
     }
     if (__any_sync(~0u, changed))
         TE_UNROLL for (int m = 0; m < M; m++)
-            TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
+            TE_UNROLL for (int n = 0; n < NT; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
 }
 /* O^T += V^T P^T for this warp's 16 keys, from a stage of V. left: how many of the keys the split has; behind them the
  * stage holds what was there before, which may be no number. */
@@ -514,7 +361,8 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][
 /* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Element `chunk` * 8 of new row
  * `row`. */
 template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row, int chunk) {
+TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
+                                  int chunk) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
@@ -537,8 +385,8 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the producer's next copy comes after these stores */
     te__decode_consumers_sync();
 }
-/* Store in the cache the keys and values of the new rows whose first query is in this tile. All consumers, once for each
- * tile. */
+/* Store in the cache the keys and values of the new rows whose first query is in this tile. All consumers, once for
+ * each tile. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -573,10 +421,9 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     constexpr int V = te__attn_value_dim<D, F>();
     typedef te__decode_traits<D, V, te__decode_tile_rows(HEADS / KV_HEADS)> traits;
     const uint32_t stages = memory.stages, full = memory.full, empty = memory.empty;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int warp = (int)threadIdx.x / 32;
     const auto release = [&] {
-        __syncwarp();
-        if (lane == 0) te__barrier_arrive(empty + ring.stage * 8);
+        te__decode_release(empty + ring.stage * 8);
         te__decode_advance<traits::STAGES>(ring);
     };
     const int past = w.keys - w.mask.queries;
@@ -623,12 +470,11 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
     te__decode_result<M, NT> all;
     all.clear();
-    TE_UNROLL for (int n = 0; n < NT; n++)
-        TE_UNROLL for (int row = 0; row < 2; row++) {
-            const float sum = te__decode_sum_of_keys(r.sum[n][row]);
-            const int at = warp * ROWS + n * 8 + 2 * t + row;
-            if (lane < 4) x.max[at] = r.max[n][row], x.sum[at] = sum;
-        }
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+        const float sum = te__decode_sum_of_keys(r.sum[n][row]);
+        const int at = warp * ROWS + n * 8 + 2 * t + row;
+        if (lane < 4) x.max[at] = r.max[n][row], x.sum[at] = sum;
+    }
     te__decode_consumers_sync();
     TE_UNROLL for (int n = 0; n < NT; n++) {
         float factor[2];
@@ -638,44 +484,45 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
             TE_UNROLL for (int k = 0; k < WARPS; k++) max = fmaxf(max, x.max[k * ROWS + at]);
             const float offset = max == -INFINITY ? 0.0f : max;
             TE_UNROLL for (int k = 0; k < WARPS; k++)
-                all.sum[n][row] = __fmaf_rn(x.sum[k * ROWS + at], te_exp2(x.max[k * ROWS + at] - offset), all.sum[n][row]);
+                all.sum[n][row] =
+                    __fmaf_rn(x.sum[k * ROWS + at], te_exp2(x.max[k * ROWS + at] - offset), all.sum[n][row]);
             all.max[n][row] = max, factor[row] = te_exp2(r.max[n][row] - offset);
         }
         TE_UNROLL for (int m = 0; m < FRAGMENTS; m++)
             x.o[(warp * FRAGMENTS + m) * 32 + lane] = make_float4(r.o[m][n][0] * factor[0], r.o[m][n][1] * factor[1],
                                                                   r.o[m][n][2] * factor[0], r.o[m][n][3] * factor[1]);
         te__decode_consumers_sync();
-        TE_UNROLL for (int m = 0; m < M; m++)
-            TE_UNROLL for (int k = 0; k < WARPS; k++) {
-                const float4 o = x.o[(k * FRAGMENTS + warp * M + m) * 32 + lane];
-                all.o[m][n][0] += o.x, all.o[m][n][1] += o.y, all.o[m][n][2] += o.z, all.o[m][n][3] += o.w;
-            }
+        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int k = 0; k < WARPS; k++) {
+            const float4 o = x.o[(k * FRAGMENTS + warp * M + m) * 32 + lane];
+            all.o[m][n][0] += o.x, all.o[m][n][1] += o.y, all.o[m][n][2] += o.z, all.o[m][n][3] += o.w;
+        }
         te__decode_consumers_sync();
     }
     return all;
 }
 /* Merge the next split of a group. The first one merges with a maximum of -inf, which leaves it as it is. */
-template <int M, int NT> TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
-    TE_UNROLL for (int n = 0; n < NT; n++)
-        TE_UNROLL for (int row = 0; row < 2; row++) {
-            const te__decode_factors f(group.max[n][row], split.max[n][row]);
-            group.max[n][row] = f.max, group.sum[n][row] = f.merge(group.sum[n][row], split.sum[n][row]);
-            TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int e = row; e < 4; e += 2)
-                    group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
-        }
+template <int M, int NT>
+TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+        const te__decode_factors f(group.max[n][row], split.max[n][row]);
+        group.max[n][row] = f.max, group.sum[n][row] = f.merge(group.sum[n][row], split.sum[n][row]);
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
+    }
 }
-/* What a thread has of a group's splits so far lies in shared memory, [numbers, threads], because registers are scarce. */
-template <int M, int NT> struct te__decode_held {
+/* What a thread has of a group's splits so far lies in shared memory, [numbers, threads], because registers are scarce.
+ */
+template <int M, int NT>
+struct te__decode_held {
     enum { THREADS = TE__DECODE_WARPS * 32 };
     float *at;
-    template <class G> __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
+    template <class G>
+    __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
         float *p = at + threadIdx.x;
-        TE_UNROLL for (int n = 0; n < NT; n++)
-            TE_UNROLL for (int e = 0; e < 4; e++) {
-                if (e < 2) f(r.max[n][e], p[0]), f(r.sum[n][e], p[THREADS]), p += 2 * THREADS;
-                TE_UNROLL for (int m = 0; m < M; m++, p += THREADS) f(r.o[m][n][e], *p);
-            }
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
+            if (e < 2) f(r.max[n][e], p[0]), f(r.sum[n][e], p[THREADS]), p += 2 * THREADS;
+            TE_UNROLL for (int m = 0; m < M; m++, p += THREADS) f(r.o[m][n][e], *p);
+        }
     }
     __device__ __forceinline__ void put(te__decode_result<M, NT> &r) const {
         each([](float &x, float &place) { place = x; }, r);
@@ -694,10 +541,11 @@ TE_FN float te__decode_scale(float max, float sum, float sink) {
     const float all = sum + te_exp2(sink - max);
     return all > 0 ? 1.0f / all : 0.0f;
 }
-/* Store a group's output; the first fragment of `result` is fragment `fragment` of O^T. Lanes of neighbouring columns exchange elements, so that each stores two columns of a row. */
+/* Store a group's output; the first fragment of `result` is fragment `fragment` of O^T. Lanes of neighbouring columns
+ * exchange elements, so that each stores two columns of a row. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
-TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w, const te__decode_result<M, NT> &result,
-                            int fragment) {
+TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
+                            const te__decode_result<M, NT> &result, int fragment) {
     constexpr int V = te__attn_value_dim<D, F>();
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
@@ -713,13 +561,12 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
         const int odd = g % 2, r = n * 8 + 2 * t + odd;
         const te__decode_row<HEADS, KV_HEADS> of(w, r);
         uint16_t *const to = (uint16_t *)a->out + (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
-        TE_UNROLL for (int m = 0; m < M; m++)
-            TE_UNROLL for (int half = 0; half < 2; half++) {
-                const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
-                const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-                const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
-                if (r < w.rows) *(uint32_t *)(to + (fragment + m) * 16 + half * 8 + g - odd) = pair;
-            }
+        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int half = 0; half < 2; half++) {
+            const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
+            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+            const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
+            if (r < w.rows) *(uint32_t *)(to + (fragment + m) * 16 + half * 8 + g - odd) = pair;
+        }
     }
 }
 /* A split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
@@ -783,18 +630,20 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
                 te__decode_merge(all, split);
                 split = all;
             }
-            if (at + 1 < g.count) held.put(split);
-            else te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
+            if (at + 1 < g.count)
+                held.put(split);
+            else
+                te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
         }
         if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) te__barrier_arrive(memory.q_empty + place * 8);
+        te__decode_release(memory.q_empty + place * 8);
     }
 }
 
-/* Grid: at most TE__DECODE_MAX_BLOCKS, so many that all are resident. Shared memory: the stages, Q, O of four warps, their
- * maxima and sums, the batch. The producer does not wait for the kernel in front: te_cache_begin has made the tables and
- * the keys and values of earlier batches visible, and the consumers replace what it copies of the new rows. */
+/* Grid: at most TE__DECODE_MAX_BLOCKS, so many that all are resident. Shared memory: the stages, Q, O of four warps,
+ * their maxima and sums, the batch. The producer does not wait for the kernel in front: te_cache_begin has made the
+ * tables and the keys and values of earlier batches visible, and the consumers replace what it copies of the new rows.
+ */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -806,44 +655,45 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
                          *const o = q + PLACES * traits::Q_BYTES, *const merged = o + traits::O_BYTES,
                          *const stats = merged + traits::MERGED_BYTES;
     const uint32_t full = te__shared_address(bars), empty = full + 8 * STAGES, q_full = empty + 8 * STAGES;
-    const te__decode_memory memory = {te__shared_address(stages), full, empty, te__shared_address(q), q_full,
-                                      q_full + 8 * PLACES, groups};
+    const te__decode_memory memory = {te__shared_address(stages), full,  empty, te__shared_address(q), q_full,
+                                      q_full + 8 * PLACES,        groups};
     const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
-    te_kernel_trigger();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_WARPS);
+            te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_ARRIVALS);
         }
         for (int p = 0; p < PLACES; p++) {
-            te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_WARPS);
+            te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)(stats + traits::STATS_BYTES));
     const int begin = n.begin((int)blockIdx.x, (int)gridDim.x), end = n.begin((int)blockIdx.x + 1, (int)gridDim.x);
-    if (begin >= end) return te_kernel_wait();
+    if (begin >= end) return te_kernel_begin();
     const te__decode_group first = te__decode_group_of<GROUP, F>(n, begin);
     if (threadIdx.x >= TE__DECODE_WARPS * 32) {
-        te__decode_producer<HEADS, KV_HEADS, D, F> producer = {a, n, memory, first, begin - first.item, end, 0, 0, {0, 0}};
+        te__decode_producer<HEADS, KV_HEADS, D, F> producer = {a,   n, memory, first, begin - first.item,
+                                                               end, 0, 0,      {0, 0}};
         return producer.run();
     }
-    te_kernel_wait();
+    te_kernel_begin();
     if (threadIdx.x == 0) te__decode_copy_q<HEADS, KV_HEADS, D, F>(memory.q, memory.q_full, a, first);
     te__decode_consume<T, HEADS, KV_HEADS, D, F>(a, memory, x, (float *)merged);
 }
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), a warp for each fragment of O^T. Block b merges the
- * group that lies across the end of the first kernel's block b, if its first split is in that block. Memory traffic: the
- * partial results are read once. */
+/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), a warp for each fragment of O^T. Block b merges
+ * the group that lies across the end of the first kernel's block b, if its first split is in that block. Memory
+ * traffic: the partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
-    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = te__decode_tile_rows(GROUP), NT = ROWS / 8;
-        constexpr int AHEAD = 8 / NT; /* splits whose loads are in flight */
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = te__decode_tile_rows(GROUP),
+                  NT = ROWS / 8;
+    constexpr int AHEAD = 8 / NT; /* splits whose loads are in flight */
     constexpr int FLOATS = te__decode_partial_floats(ROWS, V);
-    __shared__ int lengths[te__decode_traits<D, V, ROWS>::LENGTHS_BYTES / 4];
-    te_kernel_trigger();
+    __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
+    te_kernel_trigger(); /* the kernel behind this one may be a decoding one, which has copies to begin with */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
     const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
     const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
@@ -854,15 +704,17 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
-    const float *const partials =
-        te__decode_partials(a, te__decode_slot_of(n, g, (int)blockIdx.x, blocks), FLOATS);
+    const float *const partials = te__decode_partials(a, te__decode_slot_of(n, g, (int)blockIdx.x, blocks), FLOATS);
     te__decode_result<1, NT> group, split[AHEAD];
     for (int k0 = 0; k0 < g.count; k0 += AHEAD) {
         TE_UNROLL for (int j = 0; j < AHEAD; j++)
-            te__decode_load_partial<V / 16, NT>(split[j], partials + (k0 + j < g.count ? k0 + j : k0) * FLOATS, fragment);
-        TE_UNROLL for (int j = 0; j < AHEAD; j++) 
-            if (k0 + j == 0) group = split[0];
-            else if (k0 + j < g.count) te__decode_merge(group, split[j]);
+            te__decode_load_partial<V / 16, NT>(split[j], partials + (k0 + j < g.count ? k0 + j : k0) * FLOATS,
+                                                fragment);
+        TE_UNROLL for (int j = 0; j < AHEAD; j++)
+            if (k0 + j == 0)
+                group = split[0];
+            else if (k0 + j < g.count)
+                te__decode_merge(group, split[j]);
     }
     te__decode_store<T, HEADS, KV_HEADS, D, F, 1, NT>(a, g, group, fragment);
 }
@@ -872,16 +724,17 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* Whether there are such kernels: rows are multiples of 128 bytes, because only these are stored in an order that has
  * no bank conflicts. */
-template <te_dtype T, int D, class F> TE_BOTH constexpr bool te__decode_exists(void) {
+template <te_dtype T, int D, class F>
+TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
     return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
-struct te__attn_sm90_decode
-    : te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> {
+struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> {
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> traits;
     typedef te_attention_args args;
-    /* fewer registers than these blocks could have, so that blocks of the merge and of the next kernel fit beside them */
+    /* fewer registers than these blocks could have, so that blocks of the merge and of the next kernel fit beside them
+     */
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -905,12 +758,14 @@ struct te__attn_sm90_decode
     }
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
-        const int all = ctx->processors * traits::BLOCKS, blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
+        const int all = ctx->processors * traits::BLOCKS,
+                  blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
         const te_launch launch =
             te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS, traits::SHARED, 1);
         TE_TRY(te__cuda_launch(ctx, launch, a, sizeof *a));
         if (a->cache.capacity <= TE_CACHE_SPLIT) return TE_OK;
-        return te__cuda_launch_plain(ctx, merge_kernel, name, te__grid_of(blocks - 1, te__attn_value_dim<D, F>() / 16 / TE__DECODE_WARPS),
+        return te__cuda_launch_plain(ctx, merge_kernel, name,
+                                     te__grid_of(blocks - 1, te__attn_value_dim<D, F>() / 16 / TE__DECODE_WARPS),
                                      merge::THREADS, a, sizeof *a);
     }
 };

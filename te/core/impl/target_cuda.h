@@ -30,10 +30,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* The same, but no later kernel starts before this one has ended. Later kernels may read what it stored before they call
- * te_kernel_wait. */
+/* The same, but no later kernel starts before this one has ended. Later kernels may therefore read what it stored
+ * before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__; __threadfence())
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
+                  __threadfence())
 /* For a kernel template `name`: name_if<..>() returns the kernel if `exists`, else null without instantiating it. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
@@ -72,7 +73,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel is
  * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
  * waits, and only then allows the blocks of the next kernel to start. Because of this order, when a kernel starts, all
- * earlier kernels except the one directly before it are done. */
+ * earlier kernels except the one directly before it are done. There is one exception: a kernel behind the merge of
+ * attention_sm90_decode.h may start while both decoding kernels run. They write nothing that any kernel reads before
+ * it has waited: weights, and what te__cache_begin has stored. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

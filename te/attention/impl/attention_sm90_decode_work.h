@@ -1,0 +1,202 @@
+/* attention_sm90_decode_work.h -- the work list of the decoding kernels (attention_sm90_decode.h): which keys each
+ * sequence of a batch has, in which splits, and which block processes which of them.
+ *
+ * The query heads that share one head of keys form tiles of 8 or 16 rows, (query, head of the group). A group is a tile
+ * with all its keys, which are divided into splits (te__cache_split_shift). The items of the list are the splits of all
+ * groups, ordered by sequence, head of keys, tile. Each block has a contiguous range of the list, of about as many
+ * stages of 64 keys as every other block. Only the device knows the sequences' lengths, so each block finds its range
+ * itself.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_DECODE_WORK_H
+#define TE_ATTENTION_SM90_DECODE_WORK_H
+
+#include "../attention_options.h" /* te_attention_args, te__cache_split_shift */
+#include "attention_mask.h"       /* te__attn_keys_of */
+
+enum {
+    TE__DECODE_KEYS_SHIFT = 6,
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* of a stage */
+    TE__DECODE_MAX_SEQUENCES = 512,               /* of a batch, whose lengths each block has in shared memory */
+    /* of te__decode_batch in shared memory, in bytes */
+    TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
+};
+
+/* Keys of a sequence that some of `count` queries from `query` on see, in splits. */
+struct te__decode_keys {
+    int keys;  /* of the sequence, including those of the new rows */
+    int shift; /* a split has 1 << shift keys */
+    te__attn_mask mask;
+    te__attn_range seen;
+    int first, splits; /* the first split with such keys, and the number of splits; without keys one empty split */
+};
+/* queries, past: the new rows of the sequence, and the tokens that the cache had of it before (-1: refused). */
+template <class F>
+TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
+    te__decode_keys w;
+    w.keys = past < 0 ? 0 : past + queries;
+    w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
+    w.seen = te__attn_keys_of(w.mask, query, count);
+    if (w.seen.end > w.keys) w.seen.end = w.keys;
+    w.shift = te__cache_split_shift(w.keys);
+    w.first = w.seen.first >> w.shift;
+    w.splits = w.seen.end > w.seen.first ? ((w.seen.end - 1) >> w.shift) + 1 - w.first : 1;
+    return w;
+}
+
+/* The batch, in a block's shared memory. A sequence has first_split[i + 1] - first_split[i] splits, those that any of
+ * its queries sees, and in these first_stage[i + 1] - first_stage[i] stages, in each tile of each head of keys. */
+struct te__decode_batch {
+    const int *first_split, *first_stage, *past, *first_row; /* [count + 1], past: [count] */
+    int count, heads; /* sequences; groups of a sequence: heads of keys times tiles */
+    int tiles, items; /* tiles of a sequence; splits of all groups */
+    int longest;      /* new rows of a sequence at most, also where cu_seqlens says more */
+    __device__ __forceinline__ int rows(int i) const {
+        const int n = first_row[i + 1] - first_row[i];
+        return n < longest ? n : longest;
+    }
+    /* The sequence of element `at` of a list in which sequence i has heads * (first[i + 1] - first[i]) elements. */
+    __device__ __forceinline__ int sequence_of(const int *first, int at) const {
+        int low = 0, high = count;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (first[middle] * heads <= at)
+                low = middle;
+            else
+                high = middle;
+        }
+        return low;
+    }
+    /* Block b has the items from begin(b) to begin(b + 1): those that begin in its share of all stages. */
+    __device__ __forceinline__ int begin(int b, int blocks) const {
+        if (b == blocks) return items;
+        const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
+        const int i = sequence_of(first_stage, stage), in_sequence = stage - first_stage[i] * heads;
+        const int stages = first_stage[i + 1] - first_stage[i], splits = first_split[i + 1] - first_split[i];
+        if (stages <= 0) return first_split[i] * heads;
+        const int shift = te__cache_split_shift((past[i] < 0 ? 0 : past[i]) + rows(i)) - TE__DECODE_KEYS_SHIFT;
+        const int head = in_sequence / stages, split = (in_sequence - head * stages + (1 << shift) - 1) >> shift;
+        return first_split[i] * heads + head * splits + (split < splits ? split : splits);
+    }
+};
+/* Fill the arrays at `memory` (TE__DECODE_BATCH_BYTES). All threads of the block. It reads only what
+ * te_cache_begin has read or written, so it may run before te_kernel_wait (see te__cache_begin); the loads do not go
+ * through L1, which may hold an earlier batch. */
+template <int KV_HEADS, int GROUP, class F>
+TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
+    constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
+    int *const first_split = memory, *const first_stage = memory + LENGTH, *const past = memory + 2 * LENGTH;
+    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH; /* [2, warps] */
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x, lane = thread % 32, warp = thread / 32;
+    const te_sequences s = te__attn_sequences(a);
+    const int tiles = te__decode_tiles(a->seq, GROUP);
+    te__decode_batch n = {first_split, first_stage, past, first_row, a->batch, KV_HEADS * tiles, tiles, 0, a->seq};
+    for (int i = thread; i <= n.count; i += threads) {
+        const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
+        first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;
+        if (i < n.count) past[i] = __ldcg(a->cache.past + i);
+    }
+    __syncthreads();
+    const auto add = [&](int i, int(&sum)[2]) { /* the splits and stages of sequence i */
+                                                const int rows = n.rows(i);
+                                                if (rows <= 0) return;
+                                                const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
+                                                const int first = w.first << (w.shift - TE__DECODE_KEYS_SHIFT);
+                                                const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
+                                                sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
+    };
+    /* each thread has consecutive sequences; a prefix sum over the threads */
+    const int each = (n.count + threads - 1) / threads, from = thread * each;
+    const int to = from + each < n.count ? from + each : n.count;
+    int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
+    for (int i = from; i < to; i++) add(i, sum);
+    TE_UNROLL for (int k = 0; k < 2; k++) {
+        before[k] = sum[k];
+        TE_UNROLL for (int o = 1; o < 32; o *= 2) {
+            const int other = __shfl_up_sync(~0u, before[k], o);
+            if (lane >= o) before[k] += other;
+        }
+        if (lane == 31) warp_sums[k * 8 + warp] = before[k];
+        before[k] -= sum[k];
+    }
+    __syncthreads();
+    for (int w = 0; w < threads / 32; w++) TE_UNROLL for (int k = 0; k < 2; k++) {
+        if (w < warp) before[k] += warp_sums[k * 8 + w];
+        total[k] += warp_sums[k * 8 + w];
+    }
+    for (int i = from; i < to; i++) first_split[i] = before[0], first_stage[i] = before[1], add(i, before);
+    if (thread == 0) first_split[n.count] = total[0], first_stage[n.count] = total[1];
+    __syncthreads();
+    n.items = total[0] * n.heads;
+    return n;
+}
+
+/* A group, and one of its splits. */
+struct te__decode_group : te__decode_keys {
+    int i, kv_head, tile; /* sequence, head of keys, tile */
+    int item, count;      /* the group's first item; its items, which are splits first_split, first_split + 1, .. */
+    int first_split;
+    int first_row, rows; /* of the sequence in the batch; of the tile, which may be none */
+    int from, to;        /* the block processes the group's splits from `from` to `to` */
+    int is_last;         /* this is the block's last group */
+    int slot;            /* where its partial results are, te__decode_slot_of */
+    /* The keys of split `at` of the group that the tile sees: from begin, a multiple of TE__DECODE_KEYS, to end. */
+    __device__ __forceinline__ int begin(int at) const {
+        const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
+        return of_split > of_tile ? of_split : of_tile;
+    }
+    __device__ __forceinline__ int end(int at) const {
+        const int of_split = (first_split + at + 1) << shift;
+        return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
+    }
+};
+/* Complete a group whose i, kv_head, tile and item are known. */
+template <int GROUP, class F>
+TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
+    constexpr int ROWS = te__decode_tile_rows(GROUP);
+    const int queries = n.rows(g.i), row = g.tile * ROWS, left = queries * GROUP - row, past = n.past[g.i];
+    g.count = n.first_split[g.i + 1] - n.first_split[g.i], g.first_row = n.first_row[g.i];
+    g.rows = left < 0 ? 0 : left < ROWS ? left : ROWS;
+    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, 0, queries);
+    g.first_split = g.first;
+    if (n.tiles == 1) return;
+    const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
+    static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
+}
+/* The group of an item. */
+template <int GROUP, class F>
+TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
+    te__decode_group g;
+    g.i = n.sequence_of(n.first_split, item);
+    const int before = n.first_split[g.i], count = n.first_split[g.i + 1] - before;
+    const int head = (item - before * n.heads) / count;
+    g.kv_head = head / n.tiles, g.tile = head - g.kv_head * n.tiles, g.item = before * n.heads + head * count;
+    te__decode_complete<GROUP, F>(g, n);
+    return g;
+}
+/* The group behind a group that is not the last. */
+template <int KV_HEADS, int GROUP, class F>
+TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
+    g.item += g.count;
+    if (++g.tile == n.tiles) g.tile = 0, g.kv_head++;
+    if (g.kv_head == KV_HEADS) {
+        g.kv_head = 0;
+        do g.i++;
+        while (n.first_split[g.i + 1] == n.first_split[g.i]);
+    }
+    te__decode_complete<GROUP, F>(g, n);
+}
+
+/* The slot of the partial results of a group that is not one block's. There is room for TE__DECODE_MAX_BLOCKS groups;
+ * if the batch has more, a group has the number of the block that has its first split, because no two such groups share
+ * that block. block: that block, or a later one. */
+TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
+    if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
+    while (n.begin(block, blocks) > g.item) block--;
+    return block;
+}
+TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
+    return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
+}
+
+#endif
