@@ -62,7 +62,7 @@ typedef struct te_cache_layer {
 
 /* The sizes of a cache, and its arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages per table row */
+    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages of a row of `table` */
     int32_t *length;    /* [sequences]: tokens of each sequence, including those of the last te_cache_begin */
     int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in the order of its tokens */
     int32_t *use_count; /* [pages]: the number of sequences that use a page */
@@ -75,8 +75,8 @@ typedef struct te_cache_tables {
     /* For each sequence of the current batch: */
     int32_t *slot;      /* [sequences]: the index of the sequence in the cache */
     int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence did not fit */
-    int32_t *first_split; /* [sequences + 1]: the number of splits (parts of TE_CACHE_SPLIT keys) of all sequences before
-                           * it; the last entry: of all sequences */
+    int32_t *first_split; /* [sequences + 1]: the number of splits (parts of TE_CACHE_SPLIT keys) of all sequences
+                           * before it; the last entry: of all sequences of the batch */
     /* For the decoding kernel (te_attention_cache): */
     float *partials;
     int decode_rows;
@@ -266,7 +266,8 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         if (accepted) t->length[slot] = length;
         (void)te__cache_scan(taken, &total);
         free_count -= total;
-        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here; /* refused: one, of zeros */
+        /* A sequence that does not fit has one split, in which the decoding kernel writes zeros. */
+        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here;
         const int splits_before = te__cache_scan(splits, &total);
         if (here) t->first_split[i] = first_split + splits_before;
         first_split += total;
