@@ -669,7 +669,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
             break;
         }
         if (task == TE__SAMPLE_TASK_k_digit) {
-            /* whether all tokens whose first digit is at least this one (they include the top k) fit the list */
+            /* fits: whether all tokens with at least this first digit (they include the top k) fit the list */
             const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
             c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
             mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
@@ -679,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* if probabilities are peaked, the candidates fit into the list */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* whether all tokens with at least this first digit (they include the top k) fit into the list */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
