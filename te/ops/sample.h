@@ -679,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* whether all tokens with at least this first digit (they include the top k) fit into the list */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* tokens with at least this digit: if few, into the list */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
