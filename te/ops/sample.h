@@ -59,7 +59,7 @@ enum {
     TE__SAMPLE_STREAM = 0x73616d70, /* a stream of Philox that dropout does not use */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Keys are logits as integers with the same order. A token can be drawn if its key is between these two. */
+/* Keys are logits as integers with the same order. The keys of tokens that can be drawn are between the first two. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
@@ -324,7 +324,7 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
 }
 /* Append an entry to a list with space for `size` entries, in the first block of the row. If the list is full, the
- * entry is dropped, but *listed is incremented once, so that it exceeds `size`. */
+ * entry is dropped, and *listed then exceeds `size`. */
 TE_FN void te__sample_append(uint64_t *list, uint32_t *listed, uint32_t size, uint32_t key, int token) {
     if (*(const volatile uint32_t *)listed > size) return;
     const uint32_t place = te__sample_ticket(listed);
@@ -596,7 +596,7 @@ typedef enum te__sample_task {
 } te__sample_task;
 /* The cuts of a row that is not greedy. */
 typedef struct te__sample_cuts {
-    te__sample_selection k, p; /* what is left to do to find the cut of top-k, and of top-p */
+    te__sample_selection k, p; /* the selections that are left to find the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
     float top_p;               /* 1 or more: no top-p */
     uint64_t uniform;
@@ -679,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* tokens with at least this digit: if few, into the list */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* if few tokens have at least this digit, list them */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
@@ -740,7 +740,7 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     te_status name##_run(te_run *r, const te_step *s);
 
 /* The number of blocks for each row: enough to fill the device, but at most 8 (a larger cluster is not portable), and
- * only if each lane has a vector. The results do not depend on it. */
+ * no more than leave a vector for each lane. The results do not depend on it. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
