@@ -225,21 +225,21 @@ typedef struct te_attention_cache {
     int page_rows, page_shift; /* page_rows = 1 << page_shift, or page_shift is 31: a sequence is one page */
     int table_width;
     /* decoding: */
-    float *partials; /* for TE__DECODE_MAX_BLOCKS groups or all, te__decode_partial_floats for each split */
+    float *partials; /* for TE__DECODE_MAX_BLOCKS groups or all, TE__DECODE_PARTIAL_FLOATS for each split */
     int decode_rows; /* new rows of a sequence for which these suffice */
     int capacity;    /* tokens of a sequence at most */
 } te_attention_cache;
 
 enum {
-    TE_CACHE_MIN_PAGE = 16,   /* rows of a page */
+    TE_CACHE_MIN_PAGE = 16, /* rows of a page */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
      * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16, /* splits grow where a sequence would have more */
-    TE__DECODE_MAX_BLOCKS = 320, /* of the grid: two for each multiprocessor, and some more */
-    TE__DECODE_MAX_TILES = 4  /* of a sequence; with more the keys would be read too often */
+    TE_CACHE_SMALL_SPLITS = 16,  /* of 256 keys that a sequence has at most */
+    TE__DECODE_MAX_BLOCKS = 320, /* of the grid; there are two for each multiprocessor */
+    TE__DECODE_MAX_TILES = 4     /* of a sequence; with more the keys would be read too often */
 };
 /* Keys of a split (1 << shift), and splits of a sequence of `keys` keys. They depend on this number alone, so that a
  * sequence has bitwise identical results in every batch. */
@@ -259,11 +259,12 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     return splits > most ? splits : most;
 }
 /* Rows of a tile, (query, head that shares a head of keys), and tiles of a sequence of `rows` new rows. */
-TE_BOTH constexpr int te__decode_tile_rows(int group) { return group <= 8 ? 8 : 16; }
-TE_BOTH int te__decode_tiles(int rows, int group) { return te_ceil_div(rows * group, te__decode_tile_rows(group)); }
+#define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
+TE_BOTH int te__decode_tiles(int rows, int group) {
+    return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
+}
 /* The floats of a split's partial result: O of the tile, not divided by the sum; maximum and sum of each row. */
-TE_BOTH constexpr int te__decode_partial_floats(int tile_rows, int value_dim) { return tile_rows * (value_dim + 2); }
-
+#define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
 /* Whether the chunks of a row of d elements are stored in another order. */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }

@@ -1,5 +1,6 @@
-/* cache.h -- the key-value cache of inference: keys and values of the tokens that a model has seen, so that a new token
- * costs one row. It lies in the caller's memory, in pages that sequences take as they grow.
+/* cache.h -- the key-value cache of inference. It holds the keys and values of all tokens that a model has processed,
+ * so that a pass computes only the rows of new tokens. The cache is in the caller's memory and divided into pages; a
+ * sequence takes more pages as it grows.
  *
  * Do this, for lists whose attentions are declared with (cache, 1):
  *     te_cache_config config = te_cache_defaults();
@@ -10,13 +11,15 @@
  *     TE_TRY(te_cache_begin(&cache, &batch, &ctx));          // once for each batch, before the first model
  *     for (i = 0; i < count; i++) TE_TRY(block_infer(y, x, &block[i], &batch, &ctx));
  *
- * te_cache_begin takes pages for the batch's tokens and appends them to the lengths; each attention then stores its
- * keys and values, and attends to all of them. Sequence i of the batch is the cache's sequence slots[i] of te_batch
- * (null: i); no sequence may stand in a batch twice. rope and learnt positions count from the cache's length.
+ * te_cache_begin takes pages for the new tokens of the batch and adds these tokens to the lengths of their sequences.
+ * Each attention then stores the keys and values of the new tokens, and attends to all tokens of the sequence. Sequence
+ * i of the batch is sequence te_batch.slots[i] of the cache (slots null: i); no sequence may be in a batch twice. The
+ * positions of new tokens, for rope and learnt positions, continue behind the tokens in the cache.
  *
- * Lengths, pages and free pages are device arrays, which the host never reads: one captured graph of te_cache_begin and
- * the models serves all lengths. A batch that does not fit (no free page, more than `capacity` tokens, a slot that does
- * not exist) leaves those sequences as they were, their rows become zeros, and te_cache_check reports it.
+ * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
+ * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
+ * free page, more than `capacity` tokens, or a slot that does not exist) stay as they were, the results of their rows
+ * are zeros, and te_cache_check reports the error.
  */
 #ifndef TE_CACHE_H
 #define TE_CACHE_H
@@ -32,47 +35,47 @@ enum {
 };
 
 typedef struct te_cache_config {
-    int sequences; /* at a time */
-    int capacity;  /* tokens of one sequence at most */
-    int page_rows; /* rows of a page, a power of two of at least 16; 0: a sequence is one page of `capacity` rows */
-    int pages;     /* in all; 0: as many as all sequences need at their capacity */
-    int decode_rows; /* new rows of a sequence up to which its keys are divided among many blocks: 1, and more for
-                      * speculative decoding */
+    int sequences; /* the number of sequences that the cache can hold at the same time */
+    int capacity;  /* the largest number of tokens of a sequence */
+    int page_rows; /* rows of a page, a power of two of at least 16; 0: each sequence is one page of `capacity` rows */
+    int pages;     /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
+    int decode_rows; /* if no sequence of a batch has more new tokens than this, the decoding kernel runs, which divides
+                      * the keys of a sequence among many blocks. 1, or more for speculative decoding */
 } te_cache_config;
 
-/* 1 sequence of 2048 tokens, contiguous. */
+/* One sequence of up to 2048 tokens, in one page. */
 TE_API te_cache_config te_cache_defaults(void) {
     te_cache_config c;
     c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
     return c;
 }
 
-/* An attention of a model, and where its keys and values lie. A page of the cache has a part for each layer: the keys
- * of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads, page_rows, value_dim], in the dtype of the
- * list. */
+/* A layer: an attention of a model, and the place of its keys and values in the cache. A page of the cache has a part
+ * for each layer. The part has the keys of all heads, [kv_heads, page_rows, head_dim], and behind them the values,
+ * [kv_heads, page_rows, value_dim], in the dtype of the list. */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
-    int64_t page_elements; /* from one page to the next, in elements of the list's dtype */
-    char *pages;           /* the layer's part of page 0 */
+    int64_t page_elements; /* the distance from one page to the next, in elements of the list's dtype */
+    char *pages;           /* the address of this layer's part of page 0 */
 } te_cache_layer;
 
 /* The sizes of a cache, and its arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages of a sequence at most */
-    int32_t *length;    /* [sequences]: tokens, those of the last te_cache_begin included */
-    int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in order */
-    int32_t *use_count; /* [pages]: sequences that a page belongs to */
-    int32_t *free_page; /* [pages]: a stack of pages that belong to none */
-    int32_t *free_count;
-    int32_t *status;    /* TE_CACHE_FULL, ... */
-    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: no copy */
+    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages of a row of `table` */
+    int32_t *length;    /* [sequences]: tokens of each sequence, including those of the last te_cache_begin */
+    int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in the order of its tokens */
+    int32_t *use_count; /* [pages]: the number of sequences that use a page */
+    int32_t *free_page; /* [pages]: a stack of the pages that no sequence uses */
+    int32_t *free_count; /* the number of pages on that stack */
+    int32_t *status;    /* the errors since the last te_cache_check: bits TE_CACHE_FULL, ... */
+    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: none */
     char *pages_memory; /* [pages, page_bytes] */
     int64_t page_bytes;
-    /* Of the current batch, by its sequences. */
-    int32_t *slot;      /* [sequences] */
-    int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence was refused */
-    /* of decoding, te_attention_cache: */
+    /* For each sequence of the current batch: */
+    int32_t *slot;      /* [sequences]: the index of the sequence in the cache */
+    int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence did not fit */
+    /* For the decoding kernel (te_attention_cache): */
     float *partials;
     int decode_rows;
 } te_cache_tables;
@@ -81,12 +84,13 @@ enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits
 
 typedef struct te_cache {
     te_cache_tables t;
-    const struct te_cache *at; /* where it was initialised: it may not be moved */
+    const struct te_cache *at; /* its own address when it was initialised; a te_cache must not be moved */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
 
-/* Of a batch's sequences: tokens in the cache before the batch. Null: the batch has no cache. */
+/* te_cache_tables.past: for each sequence of the batch, the number of its tokens in the cache before the batch. Null:
+ * the batch has no cache. */
 TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -94,18 +98,19 @@ TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ?
 TE_API const te_attention_options *te__cached_options(const te_op *op) {
     return op->flags & TE_IS_CACHED ? (const te_attention_options *)op->options : 0;
 }
-/* Elements that an attention stores for a token. */
+/* The number of elements that an attention stores in the cache for each token. */
 TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
     return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
 }
-/* Complete a config: pages, and rows of a page. */
+/* Replace the zeros of a config (page_rows, pages) by the numbers that they stand for. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
     const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out what decoding needs: the partial results of all splits of the largest attention. */
+/* Lay out the memory of the decoding kernel, from memory + at on: the partial results of all splits, for the attention
+ * that needs the most. Returns the offset at which it ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -115,7 +120,7 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
             const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
-            const int64_t partial = te__decode_partial_floats(te__decode_tile_rows(group), o->value_dim);
+            const int64_t partial = TE__DECODE_PARTIAL_FLOATS(TE__DECODE_TILE_ROWS(group), o->value_dim);
             if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
                 floats = te_max(floats, longest * partial *
                                             te_min((int64_t)complete->sequences * o->kv_heads * tiles,
@@ -125,7 +130,8 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
     if (memory) t->partials = (float *)(void *)(memory + at);
     return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
 }
-/* Lay the arrays and the layers' pages out from *c's first array on. Returns the bytes; memory null: only that. */
+/* Lay out the arrays of the cache and behind them its pages, from `memory` on, and set the pointers in *c. Returns the
+ * bytes. memory null: only compute the bytes. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
                                 const te_cache_config *complete) {
     const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
@@ -175,7 +181,8 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
         TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
     return TE_OK;
 }
-/* Bytes of memory that te_cache_init needs, aligned to TE_ALIGN. 0: the config or a model is not valid. */
+/* The bytes of memory that te_cache_init needs; the memory must be aligned to TE_ALIGN. Returns 0 if the config or a
+ * model is not valid. */
 TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
     te_cache c;
     if (te__cache_check(config, models, count, 0) != TE_OK) return 0;
@@ -189,12 +196,13 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* begin: the batch */
+    te_sequences of;      /* begin: the sequences of the batch */
     const int32_t *slots; /* begin: te_batch.slots */
-    int slot, from, length; /* truncate and fork */
+    int slot, from, length; /* truncate and fork: their arguments */
 } te_cache_args;
 
-/* The sum of `value` over the block's threads before this one; *total: over all. */
+/* Exclusive scan: returns the sum of `value` over the threads of the block before this one; *total is the sum over all
+ * threads. */
 TE_FN int te__cache_scan(int value, int *total) {
 #if TE_CUDA
     __shared__ int te_warp_sums[TE_CACHE_THREADS / 32];
@@ -228,7 +236,8 @@ TE_FN void te__cache_report(const te_cache_tables *t, int bit) {
 TE_FN int te__cache_pages_of(const te_cache_tables *t, int length) {
     return (length + t->page_rows - 1) / t->page_rows;
 }
-/* One block, a thread for each sequence of the batch, TE_CACHE_THREADS at a time. */
+/* The kernel of te_cache_begin. One block processes TE_CACHE_THREADS sequences of the batch at a time, one in each
+ * thread. */
 TE_FN void te__cache_begin_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -255,12 +264,18 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         if (accepted) t->length[slot] = length;
         (void)te__cache_scan(taken, &total);
         free_count -= total;
+        /* A sequence that does not fit has one split, in which the decoding kernel writes zeros. */
+        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here;
+        const int splits_before = te__cache_scan(splits, &total);
+        if (here) t->first_split[i] = first_split + splits_before;
+        first_split += total;
     }
-    te_block_sync(); /* every thread has read free_count */
-    if (g.id == 0) *t->free_count = free_count;
+    te_block_sync(); /* all threads have read free_count */
+    if (g.id == 0) *t->free_count = free_count, t->first_split[a->of.count] = first_split;
 }
-/* Give sequence `slot` a page of its own for the last `rest` tokens of `length`, which are now in page `from`, and have
- * te__cache_copy copy them. Without a free page the sequence keeps its full pages alone. One thread. */
+/* Take a free page for the tokens of sequence `slot` that are behind its last full page, if it has `length` tokens in
+ * all. These tokens are now in page `from`, which is shared; te__cache_copy will copy them to the new page. If no page
+ * is free, the sequence keeps only its full pages, and the error is recorded. Called by one thread. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
     if (has_page) {
@@ -270,9 +285,9 @@ TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int lengt
     } else te__cache_report(t, TE_CACHE_FULL);
     t->length[slot] = has_page ? length : full * t->page_rows;
 }
-/* Sequence `slot` keeps its first `length` tokens. Its other pages are used by one sequence less, and are free again if
- * no other sequence uses them. The last page that it keeps becomes its own if it is shared and not full, because new
- * tokens will be written behind the old ones. One block. */
+/* The kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens. The use counts of
+ * its other pages are decremented, and pages that no other sequence uses become free. If the last page that it keeps is
+ * shared and not full, the sequence gets a copy of this page, because new tokens will be written to it. */
 TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -289,7 +304,7 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
         free_count += total;
     }
     const int length = t->length[a->slot], keeps_tokens = a->length < length ? a->length : length;
-    te_block_sync(); /* every thread has read free_count and the length */
+    te_block_sync(); /* all threads have read free_count and the length */
     if (g.id != 0) return;
     *t->free_count = free_count, t->copy[0] = t->copy[1] = -1, t->length[a->slot] = keeps_tokens;
     const int last = keeps ? t->table[(int64_t)a->slot * t->table_width + keeps - 1] : 0;
@@ -297,8 +312,8 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     t->use_count[last]--;
     te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
-/* Sequence `slot`, which is empty, gets the tokens of sequence `from`. They share full pages; for a last page that is
- * not full the new sequence gets a page of its own. One block. */
+/* The kernel of te_cache_fork, with one block. Sequence `slot`, which is empty, gets the tokens of sequence `from`. The
+ * two sequences share all full pages; of a last page that is not full, the new sequence gets a copy. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -317,7 +332,7 @@ TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 
-/* Copies page copy[0] to page copy[1]. Grid: blocks of TE_CACHE_COPY numbers of 4 bytes. */
+/* Copies page copy[0] to page copy[1]. Grid: a block for each TE_CACHE_COPY numbers of 4 bytes of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -331,7 +346,8 @@ TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
-/* The beginning: all pages are free, the first one on top. Grid: blocks of TE_CACHE_THREADS pages or sequences. */
+/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid: a
+ * block for each TE_CACHE_THREADS pages or sequences, whichever are more. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -365,7 +381,8 @@ TE_API te_cache_args te__cache_args(const te_cache *c) {
 TE_API te_grid te__cache_copy_grid(const te_cache *c) {
     return te__grid_of(te_ceil_div(c->t.page_bytes / 4, TE_CACHE_COPY), 1);
 }
-/* An empty cache for the attentions with (cache, 1) of these models, in `memory` of the target, te_cache_bytes long. */
+/* Initialise *c as an empty cache for all attentions with (cache, 1) of these models. memory: target memory of at least
+ * te_cache_bytes bytes, aligned to TE_ALIGN. */
 TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models,
                                           int count, const te_cache_config *config, te_context *ctx) {
     TE_REQUIRE(c && memory, ctx, TE_ERROR_NULL, "te_cache_init: the cache or its memory is null");
@@ -390,8 +407,8 @@ TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t byte
     const int64_t most = te_max(complete.pages, complete.sequences);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
-/* Prepare a batch, whose te_batch.cache is c: once, before its models run. The batch's tokens count as the cache's from
- * here on. */
+/* Prepare a batch whose te_batch.cache is c. Call it once for each batch, before the models run. From then on the
+ * tokens of the batch count as tokens of the cache. */
 TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
     TE_REQUIRE(b && b->cache == c, ctx, TE_ERROR_STATE, "te_cache_begin: batch.cache is not this cache");
@@ -404,9 +421,9 @@ TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b,
                a.of.count, c->t.sequences);
     return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Sequence `slot` keeps its first `length` tokens (0: none), and gives back the pages of the others. A sequence of
- * fewer tokens stays as it is. If the last page that it keeps is shared and not full, the sequence gets a copy of that
- * page. */
+/* Shorten sequence `slot` to its first `length` tokens (0: none), and free the pages of its other tokens. A sequence
+ * that has no more than `length` tokens keeps them all. If the last page that the sequence keeps is shared and not
+ * full, the sequence gets a copy of that page. */
 TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
     TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);
@@ -415,8 +432,8 @@ TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int l
     TE_TRY(te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Sequence `slot` becomes a copy of sequence `from`, whose full pages they share from now on: a prefix of several
- * prompts, or a beam. */
+/* Make sequence `slot` a copy of sequence `from`. From then on the two share the full pages. This serves for a common
+ * prefix of several prompts, or for beam search. */
 TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_fork", ctx));
     TE_TRY(te__cache_check_slot(c, from, "te_cache_fork", ctx));
@@ -427,16 +444,16 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
+/* Copy the lengths of all sequences to lengths[sequences] on the host. Waits for the stream. */
 TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_lengths", ctx));
     TE_REQUIRE(lengths, ctx, TE_ERROR_NULL, "te_cache_lengths: lengths is null");
     TE_TRY(te_copy(ctx, lengths, c->t.length, (size_t)c->t.sequences * sizeof *lengths));
     return te_synchronize(ctx);
 }
-/* Report what went wrong in a te_cache_begin or te_cache_fork since the last check, and forget it. Waits for the
- * stream. Errors: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than the capacity),
- * TE_ERROR_MEMORY (no free page). */
+/* Return the error, if there was one, of the calls of te_cache_begin, te_cache_truncate and te_cache_fork since the
+ * last check, and clear it: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than the capacity)
+ * or TE_ERROR_MEMORY (no free page). Waits for the stream. */
 TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
     int32_t status = 0, none = 0;
     TE_TRY(te__cache_check_ready(c, "te_cache_check", ctx));
@@ -455,7 +472,7 @@ TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
 
 /* ---- for ops ----------------------------------------------------------------------------------------------------- */
 
-/* The layer of op i of a model; null: the cache was made without that model. */
+/* The layer of the cache for op i of a model; null: the cache was initialised without that model. */
 TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
     for (int k = 0; k < c->layer_count; k++)
         if (c->layer[k].model == m && c->layer[k].op == i) return &c->layer[k];

@@ -1,6 +1,6 @@
-/* sample.h -- (sample, name, vocabulary): one token for each row of logits; ends a list for inference. x [rows,
- * vocabulary] logits; the tokens go to te_batch.sampling->token [rows], y [rows, 1] in f32 is the log-probability of
- * each token under the model: log softmax of the logits as they are.
+/* sample.h -- (sample, name, vocabulary), the last op of a list for inference: chooses a token for each row of logits.
+ * x: the logits, [rows, vocabulary]. The tokens are stored to te_batch.sampling->token [rows]. y [rows, 1], in f32, is
+ * the log-probability of each token under the model: log softmax of the unmodified logits.
  *
  * Do this:
  *     TE_INFERENCE(head, bf16, (rmsnorm, norm, H), (last_token, last), (linear, lm, H, V), (sample, next, V))
@@ -8,16 +8,17 @@
  *     sampling.token = tokens, sampling.temperature = temperature, sampling.seed = seeds, sampling.counter = counters;
  *     batch.sampling = &sampling;
  *
- * A row's filters, in this order: the mask of allowed tokens, repetition, frequency and presence penalty, temperature,
- * top-k, top-p, min-p; then a draw. Nothing is sorted and nothing approximated: each cut is found by radix selection on
- * the bits of the logits, by counts for top-k and by probability mass for top-p. Masses are integers, 2^44 for the most
- * likely token, so their sums do not depend on the order: both targets, any number of blocks and any batch choose the
- * same token. docs/inference.md says what each parameter does and how exact the masses are.
+ * The filters of a row apply in this order: the mask of allowed tokens, repetition, frequency and presence penalty,
+ * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is sorted or approximated. Each cut (the least
+ * likely token that a filter keeps) is found by radix selection on the bits of the logits: by counts for top-k, by
+ * probability mass for top-p. Masses are integers (2^44 for the most likely token), so sums do not depend on the order,
+ * and the token is the same on both targets, with any number of blocks and in any batch. docs/inference.md has the
+ * parameters and the exactness.
  *
- * Two passes read the logits: largest logits and counts, then the sum for y; the second stores the tokens that top-k
- * may keep, and all else works on those. Without top-k, or where more than TE__SAMPLE_LIST tokens come near its cut,
- * each digit of a cut and the draw are passes of their own, from the caches. On CUDA a row has 1 to 8 blocks, a
- * cluster. Bytes: the logits once from memory, 33.6 MB for 128 rows of 131072 in bf16: 7.3 us at 4.6 TB/s.
+ * Two passes read the logits. The first finds the largest and counts keys; the second computes the sum for y and lists
+ * the tokens that top-k may keep, on which all else works. Without top-k, or if it may keep more than TE__SAMPLE_LIST
+ * tokens, each digit of a cut and the draw are further passes, from the caches. On CUDA a cluster of 1 to 8 blocks
+ * processes a row. Bytes: the logits once, 33.6 MB for 128 rows of 131072 in bf16: 7.3 us at 4.6 TB/s.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -52,47 +53,47 @@ enum {
 
 enum {
     TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
-    TE__SAMPLE_BINS = 2048,  /* of a histogram: a digit of 11 bits */
-    TE__SAMPLE_LIST = 2048,  /* tokens in shared memory, instead of the row */
-    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens: an entry of the histogram that the draw makes */
-    TE__SAMPLE_STREAM = 0x73616d70, /* Philox: apart from the streams of dropout */
+    TE__SAMPLE_BINS = 2048,  /* bins of a histogram: one for each value of a digit of 11 bits */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the list of tokens in shared memory, which is used instead of the row */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk: a bin of the histogram that the draw makes */
+    TE__SAMPLE_STREAM = 0x73616d70, /* a stream of Philox that dropout does not use */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Logits as integers in the same order, and what lies below and above all that can be drawn. */
+/* Keys are logits as integers with the same order. The keys of tokens that can be drawn are between the first two. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
-#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* tokens are counted from here where the lowest come first: 21 bits */
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* 21 bits; this minus a token is descending if tokens ascend */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
     const void *x;  /* [rows, width] */
     te_sampling of;
-    int rows, blocks; /* blocks of a row */
+    int rows, blocks; /* blocks: the number of blocks that work on a row */
 } te__sample_args;
 
-/* Where a cumulative sum of a histogram reaches the wish. */
+/* The bin of a histogram at which its cumulative sum reaches the wish (te__sample_wish). */
 typedef struct te__sample_found {
-    uint64_t rest, inside; /* of the wish, without what lies before the bin; what the bin holds */
+    uint64_t rest, inside; /* rest: the wish minus the sum of all bins before; inside: the sum of this bin */
     int bin;
 } te__sample_found;
 
-/* Shared memory of a block. A bin's sum is low + 2^32 high. */
+/* Shared memory of a block. The sum of a bin is low + 2^32 high. */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; that of a row's first block is used */
-    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the same for te_sampling.top_token */
+    uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; used only in the first block of a row */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the same for the most likely tokens (te_sampling.top_token) */
     uint64_t published[3];
     te__sample_found found;
-    uint32_t listed, top_listed; /* entries of list and of top; more than TE__SAMPLE_LIST: the list is not complete */
+    uint32_t listed, top_listed; /* entries of list and of top; more than their capacity: they are incomplete */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
 
-/* The lanes that work on a row: those of `blocks` blocks, of which this is number `rank`. */
+/* The lanes that work on a row. They belong to `blocks` blocks; this lane's block has the number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
-    te_lanes g; /* this block */
+    te_lanes g; /* the lanes of this block */
     int rank, blocks;
 } te__sample_team;
 
@@ -141,22 +142,23 @@ TE_FN float te__sample_divide(float a, float b) { return a / b; }
 #endif
 enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
 
-/* ---- arithmetic with the same bits on both targets --------------------------------------------------------------- */
+/* ---- arithmetic that is bitwise identical on both targets -------------------------------------------------------- */
 
-/* No product here feeds a sum unless fmaf says so: a compiler that contracts the two would change the bits. */
+/* A sum never has a product as operand, except in fmaf: a compiler that fuses the two would change the result. */
 
-/* Larger logits have larger keys; -0 has the key of 0. */
+/* The key of a logit. Larger logits have larger keys; -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
-/* Whether a row with this largest key has tokens that can be drawn. */
+/* Whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* 2^44 * 2^(d * scale) for d <= 0 and scale >= 0, rounded down; the exponential has a relative error of 1e-7. 0 below
- * 2^-44. The integer part of d * scale moves to the low bits of a float, the rest goes through a Taylor series. */
+/* 2^44 * 2^(d * scale), rounded down to an integer, 0 if less than 1; d <= 0, scale >= 0. The exponential has a
+ * relative error of 1e-7. The integer part of d * scale is taken from the low bits of a float; a Taylor series computes
+ * the rest. */
 TE_FN uint64_t te__sample_mass(float d, float scale) {
     const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
     if (!(n >= -45.0f)) return 0;
@@ -168,15 +170,15 @@ TE_FN uint64_t te__sample_mass(float d, float scale) {
     const int exponent = (int)(te_bits_of_float(shifted) - 0x4b400000u) + (int)(bits >> 23) - 127; /* 0 at most */
     return (uint64_t)((bits & 0x7fffffu) | 0x800000u) << 22 >> (1 - exponent);
 }
-/* The mass of a logit where `top` is the largest. Two infinities have the same mass. */
+/* The mass of the token with this key, in a row whose largest key is `top`. Logits of +infinity have equal masses. */
 TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
     return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
 }
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
-/* A logit with penalties, of a token that was generated `count` times or is of the prompt. A call, because few tokens
- * need it and a pass would have its code eight times. */
+/* The logit x of a token with its penalties; the token was generated `count` times or is in the prompt. The function is
+ * not inlined: few tokens need it, and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -187,12 +189,13 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
     return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
 }
 
-/* A row as a pass sees it. A cut keeps the keys above cut_key, and of those equal to it the tokens up to cut_token. */
+/* A row and its cut. The cut keeps all tokens whose key is above cut_key, and those whose key equals cut_key if the
+ * token is at most cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* the row's first element */
     int width, first;        /* columns; the first column of the first vector of eight, at most 0 */
-    int vectors, begin, end; /* of the row, and this block's */
+    int vectors, begin, end; /* the vectors of the row; this block has the vectors [begin, end) */
     te_dtype dtype;
     int row, penalised, listed;
     te__sample_penalties penalties;
@@ -202,8 +205,8 @@ typedef struct te__sample_row {
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
-    uint64_t min_mass; /* of a token that can be drawn */
-    uint64_t least_mass; /* tokens below it cannot be where top-p cuts */
+    uint64_t min_mass; /* min-p: tokens with a smaller mass are not drawn */
+    uint64_t least_mass; /* the cut of top-p is not at a token with a smaller mass */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -227,20 +230,20 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* The same row as the model left it: without mask and penalties. */
+/* The row as the model produced it: the same row without mask and penalties. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.listed = 0, r.top = top;
     return r;
 }
 
-/* Bits from .. from + 7 of a mask, of which n exist. */
+/* Returns the bits from .. from + 7 of a mask; only n of them exist. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
     uint32_t bits = mask[word] >> shift;
     if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
     return bits;
 }
-/* The keys of vector v, which begins at token *token; 0: not allowed, or behind the row's end. */
+/* The keys of vector v. *token: its first token. A key is 0 if its token is not allowed or is behind the row's end. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
     const te_columns c = te_columns_at(r->first + 8 * v, r->width);
     float x[8];
@@ -259,12 +262,12 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
     allowed &= 0xffu >> (8 - c.n);
     TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
 }
-/* A vector's token and key, as the order of their key, and among equal ones the reverse order of the token. */
+/* Key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
-/* What a pass sums: the tokens that the cut keeps, those of them that have the cut's key, their masses, and the masses
- * that can be drawn. */
+/* What a pass adds up over the tokens that the cut keeps: their number (COUNT), the number of those whose key is
+ * cut_key (TIES), their masses (MASS), or the masses of those that can be drawn (DRAW). */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
 TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int token, te__sample_sum sum) {
     if (key < r->cut_key || (key == r->cut_key && token > r->cut_token)) return 0;
@@ -276,13 +279,13 @@ TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int toke
 
 /* ---- the passes over a row --------------------------------------------------------------------------------------- */
 
-/* Fetch this block's part of the row into the L2, all at once: the pass over it has few loads in flight. */
+/* Prefetch this block's part of the row to the L2 at once, because the pass over it has few loads in flight. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
     for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
         te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
 }
-/* The maximum over all blocks of the row; `place` is one of te__sample_shared.published that nothing else uses. */
+/* The maximum of x over all lanes of the row. place: an index in te__sample_shared.published that has no other use. */
 TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
     x = te_lanes_max_u64(x, &t->g);
     if (!t->g.id) t->s->published[place] = x;
@@ -293,8 +296,9 @@ TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_tea
     }
     return x;
 }
-/* The largest logits, as te__sample_best: of the model, and with penalties among the allowed ones. With `counts` also
- * the histogram of the first digit of the keys that can be drawn. Bytes: the logits; history and masks if used. */
+/* The largest logit and its token, as a te__sample_best: *raw of the unmodified logits, *best of the allowed tokens
+ * with penalties. counts 1: also computes the histogram of the first digit of the keys that can be drawn. Bytes: the
+ * logits; history and masks if used. */
 TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_row *r, int counts,
                               const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, 0);
@@ -319,14 +323,14 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
     *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
 }
-/* Append to a list of `size` entries in the row's first block. The first entry behind its end is dropped and counted,
- * all others are dropped. */
+/* Append an entry to a list with space for `size` entries, in the first block of the row. If the list is full, the
+ * entry is dropped, and *listed then exceeds `size`. */
 TE_FN void te__sample_append(uint64_t *list, uint32_t *listed, uint32_t size, uint32_t key, int token) {
     if (*(const volatile uint32_t *)listed > size) return;
     const uint32_t place = te__sample_ticket(listed);
     if (place < size) list[place] = (uint64_t)key << 32 | (uint32_t)token;
 }
-/* Append the tokens that r keeps, with keys from `least` on. */
+/* Append all tokens that the cut of r keeps and whose keys are at least `least` to the list. */
 TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, const te__sample_row *r, uint32_t least,
                              const te__sample_team *t) {
     TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
@@ -339,8 +343,8 @@ TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, co
     }
     te__sample_sync(t);
 }
-/* The sum of the model's masses, in every block. The tokens of r with keys from `least` on go to the list (0: none
- * do). Behind it no block reads the shared memory of another one until the next te__sample_sync. */
+/* Returns, in every block, the sum of all masses of the unmodified logits. The tokens of r whose keys are at least
+ * `least` are appended to the list (least 0: none). No block accesses another's shared memory when it returns. */
 TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                      const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -367,15 +371,16 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     return total;
 }
 
-/* A digit of a number of 32 bits (a key) or 21 bits (a token, counted from the end): its bits 21 to 31, 10 to 20 or 0
- * to 9. */
+/* A digit of a key (32 bits) or of TE__SAMPLE_LAST_TOKEN - token (21 bits): bits 21 to 31, 10 to 20 or 0 to 9. prefix:
+ * the digits before it. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* Adds an entry (key << 32 | token) to the histogram. Returns what it leaves out because the mass is too small. */
+/* Adds an entry (key << 32 | token) to the histogram, unless its mass is below least_mass; then its mass is
+ * returned. */
 TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
                                     te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
@@ -385,9 +390,9 @@ TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d,
     if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
     return 0;
 }
-/* The histogram of a digit: of the keys or, for a list, of the tokens. Of the tokens of a row a bin is a chunk of
- * vectors, and the vectors of a warp lie in one. What is left out of the first digit of the keys goes to bin 0, which
- * no key of a number has: the total is right, and the cut lies above. */
+/* Computes the histogram of a digit of the keys or of the tokens. For tokens of a whole row, a bin is a chunk of
+ * vectors instead; a warp's vectors are in one chunk. Masses below least_mass are added to bin 0 of the first digit of
+ * the keys, which no number's key has, so that the total is right; the cut is at a larger key. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
     uint64_t left_out = 0;
@@ -423,14 +428,15 @@ TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* How much is wished for: fraction / 2^64 of the total, and `amount`. At least 1, at most the total. */
+/* The sum that a selection shall reach: `fraction` / 2^64 of the total, plus `amount`; at least 1, at most the
+ * total. */
 typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
 TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
     w.fraction = fraction, w.amount = amount;
     return w;
 }
-/* The sum of a bin over all blocks. */
+/* The sum of a bin over the histograms of all blocks of the row. */
 TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     uint64_t sum = 0;
     for (int k = 0; k < t->blocks; k++) {
@@ -439,13 +445,13 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* The bin in which the cumulative sum of the histogram reaches the wish; from the last bin on (descending) or from the
- * first. Every lane of every block gets the same. An empty histogram: bin 0, inside 0. */
+/* The bin in which the cumulative sum of the histogram reaches the wish. descending 1: the sum begins at the last bin.
+ * All lanes of all blocks get the same result. If the histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
     const int each = (TE__SAMPLE_BINS + t->g.count - 1) / t->g.count, last = TE__SAMPLE_BINS - 1;
     const int from = t->g.id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
     uint64_t mine = 0, total;
-    te__sample_sync(t); /* the histograms of all blocks are complete */
+    te__sample_sync(t); /* wait: the histograms of all blocks are complete */
     for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
     uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
     uint64_t wish = te_mul_high(w.fraction, total) + w.amount;
@@ -459,15 +465,15 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
                 t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
             before += inside;
         }
-    te__sample_sync(t); /* nobody reads another block's histogram any more */
+    te__sample_sync(t); /* wait: no block reads the histogram of another one any more */
     return t->s->found;
 }
-/* What is to be found: the number (a key, or a token) at which the sum reaches the wish, over larger keys or lower
- * tokens and itself. Levels [level, end) of its digits, behind those of the prefix. */
+/* A selection finds the key or token at which the sum reaches the wish: the sum over all larger keys (or lower tokens)
+ * and itself. It finds the digits [level, end) of this number; prefix has the digits before them. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
-    int counted; /* the histogram of the first level is there */
+    int counted; /* 1: the histogram of the first level has been computed */
     uint32_t prefix;
     te__sample_wish wish;
 } te__sample_selection;
@@ -478,11 +484,11 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* bits 21 to 31 of a token are 0 */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* a token has 21 bits: no level 0 */
     s.of_tokens = 1;
     return s;
 }
-/* The token in chunk f.bin of the row at which the sum reaches f.rest. Every block does this: the chunk is short. */
+/* The token in chunk f.bin of the row at which the sum reaches f.rest. All blocks compute it; a chunk is short. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -509,7 +515,7 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Runs a selection. *value: the key, or the token. found.inside is 0 where all amounts are 0. */
+/* Runs a selection. *value: the key or token that it finds. The result's `inside` is 0 if all amounts are 0. */
 TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, te__sample_selection s,
                                          const te__sample_team *t) {
     te__sample_found f = {0, 0, 0};
@@ -528,8 +534,8 @@ TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *
     *value = s.of_tokens ? TE__SAMPLE_LAST_TOKEN - digits : digits;
     return f;
 }
-/* Move the cut of r to the key that a selection has found. Of equal logits those with the lowest tokens are kept:
- * returns how many; 0: all. */
+/* Move the cut of r to the key that a selection has found. If not all tokens with this key are to be kept, returns how
+ * many of them are: those with the lowest numbers. 0: all are kept. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
@@ -541,12 +547,12 @@ TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* log of the probability of a logit, of the largest one and of the sum of masses. */
+/* The log-probability of a token. key: its key; top: the largest key; mass: the sum of all masses of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* The most likely tokens of the model, which r keeps, in order. */
+/* Store the most likely tokens of the model, in order of their probability. The cut of r keeps just these tokens. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     te__sample_shared *first = te__sample_peer(t, 0);
@@ -557,7 +563,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
     TE_UNROLL_1 for (int i = t->g.id; i < o->top && !t->rank; i += t->g.count) {
         int place = i;
         if (i < found) {
-            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* of equal keys the lowest token comes first */
+            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* if keys are equal, the lowest token comes first */
             place = 0;
             TE_UNROLL_1 for (int j = 0; j < found; j++) place += (t->s->top[j] ^ 0xffffffffu) > entry;
         }
@@ -566,7 +572,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
                                       : usable ? -INFINITY : NAN;
     }
 }
-/* Store the results of a row; one lane does. */
+/* Store the results of a row. Called by one lane. */
 TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
     const te_sampling *o = &r->a->of;
     o->token[r->row] = token;
@@ -577,9 +583,9 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
 
-/* What the selections of a row are for, in their order; those that a row does not need are left out. One loop runs
- * them all, so that the code of a selection is there once. A cut by keys is followed by one by tokens if it goes
- * through equal logits. */
+/* The tasks of a row that need a selection, in their order; a row skips those that it does not need. One loop runs them
+ * all, so that the kernel contains the code of a selection once. After a selection of a key, a selection of a token
+ * follows if the cut keeps only some of the tokens with this key. */
 typedef enum te__sample_task {
     TE__SAMPLE_TASK_k_digit, /* the first digit of the cut of top-k, from the counts of the first pass */
     TE__SAMPLE_TASK_top,     /* the most likely tokens of the model */
@@ -590,9 +596,9 @@ typedef enum te__sample_task {
 } te__sample_task;
 /* The cuts of a row that is not greedy. */
 typedef struct te__sample_cuts {
-    te__sample_selection k, p; /* as far as they are known */
-    int top_k;                 /* 0: there is none */
-    float top_p;               /* 1 or more: there is none */
+    te__sample_selection k, p; /* the selections that are left to find the cuts of top-k and top-p */
+    int top_k;                 /* 0: no top-k */
+    float top_p;               /* 1 or more: no top-p */
     uint64_t uniform;
 } te__sample_cuts;
 TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int width, int greedy) {
@@ -610,7 +616,7 @@ TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int widt
     }
     return c;
 }
-/* The task behind `task`, and its selection. */
+/* Returns the task that follows `task`, and sets *s to its selection. */
 TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task task, const te__sample_cuts *c,
                                       const te__sample_row *r) {
     if (task < TE__SAMPLE_TASK_k && c->top_k) return *s = c->k, TE__SAMPLE_TASK_k;
@@ -624,7 +630,7 @@ TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task t
     *s = te__sample_token_selection(TE__SAMPLE_DRAW, te__sample_wish_of(c->uniform, 1));
     return TE__SAMPLE_TASK_draw;
 }
-/* A row, or this block's part of it. */
+/* The body of the kernel: processes this block's part of a row. */
 TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *shared, int width,
                            te_dtype dtype) {
     const te_sampling *o = &a->of;
@@ -650,7 +656,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     int token = usable ? te__sample_best_token(best) : -1;
     if (!draws) c.top_k = 0;
 
-    te__sample_row v = r; /* as the current task sees the row */
+    te__sample_row v = r; /* the row as the current task reads it: with the cuts so far */
     te__sample_task task = TE__SAMPLE_TASK_k_digit;
     te__sample_selection s = c.k;
     TE_UNROLL_1 for (int runs = c.top_k != 0;;) {
@@ -663,7 +669,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
             break;
         }
         if (task == TE__SAMPLE_TASK_k_digit) {
-            /* how many tokens there are down to this digit, or more where there are fewer than top_k */
+            /* fits: whether all tokens with at least this first digit (they include the top k) fit the list */
             const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
             c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
             mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
@@ -673,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* of a peaked distribution the tokens down to it fit the list */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* if few tokens have at least this digit, list them */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
@@ -690,17 +696,17 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         if (!draws) break;
         if (task <= TE__SAMPLE_TASK_top) {
             v = r, v.scale = te__sample_divide(1.4426950408889634f, temperature);
-            /* all tokens below it together have less than 1 - p of the likeliest token's mass */
+            /* All tokens with a smaller mass together have less than 1 - p of the mass of the likeliest token. */
             v.least_mass = te_mul_high(~c.p.wish.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
             if (min_p > 0) v.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
         }
-        if (v.listed) { /* the rest is the work of the row's first block */
+        if (v.listed) { /* from here on only the first block of the row works, on the list */
             if (t.rank) return;
             t.blocks = 1;
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* history is written when no block reads it any more */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* history may be written: no block reads it now */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 
@@ -708,7 +714,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
 
 typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sample_args *);
 
-/* The kernel's launch, in clusters of te__sample_args.blocks blocks. */
+/* Launches the kernel, in clusters of te__sample_args.blocks blocks. */
 #if TE_CUDA
 #define TE__SAMPLE_LAUNCH(name)                                                                                      \
     TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args) {                   \
@@ -733,8 +739,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* Blocks of a row: as many as fill the device, up to the 8 that a cluster has everywhere, while each has a vector a
- * lane. The result does not depend on it. */
+/* The number of blocks for each row: enough to fill the device, but at most 8 (a larger cluster is not portable), and
+ * no more than leave a vector for each lane. The results do not depend on it. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -749,7 +755,7 @@ TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
     return (void)ctx, (void)rows, (void)width, 1;
 #endif
 }
-/* The pointers of te_sampling: which have to be there, and their alignment. */
+/* Check the members of te_sampling: required pointers, alignment and ranges. */
 TE_API te_status te__sample_check(const te_sampling *s, int vocabulary, const char *name, te_context *ctx) {
     TE_REQUIRE(s, ctx, TE_ERROR_NULL, "%s: the batch brings no sampling; its member token is where tokens go", name);
     TE_REQUIRE(s->token, ctx, TE_ERROR_NULL, "%s: sampling.token is null", name);

@@ -1,21 +1,23 @@
-/* op_list.h -- how the preprocessor reads a list: an op is a tuple, its family states facts about it.
+/* op_list.h -- macros by which the preprocessor reads a list of ops. An op of a list is a tuple (kind, name, ..). Its
+ * kind belongs to a family of ops, and the family defines facts about its ops, such as the width of an op's output.
  *
  * Do this:
  *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, then options
- *     TE_ARG1(op, 0)               32: the first shape; the second argument if the op has none
- *     TE_OPTION(op, causal, 1)     0: the option's value, a constant; 1 if the op does not have the option
- *     TE_IN(op)                    the fact TE_IN_<family>(op), or its default
+ *     TE_ARG1(op, 0)               here 32: the first shape of the op; 0 if the op has no shapes
+ *     TE_OPTION(op, causal, 1)     here 0: the value of the option `causal`; 1 if the op does not have this option
+ *     TE_IN(op)                    the fact TE_IN_<family>(op) (the width of the op's input), or its default
  *
- * A kind is registered by #define TE_OP_<kind> (family, class), class being one of te_class. The facts that a family
- * may define are listed below ("facts").
+ * #define TE_OP_<kind> (family, class) registers a kind; the class is one of te_class. The facts that a family may
+ * define are listed below ("facts").
  */
 #ifndef TE_OP_LIST_H
 #define TE_OP_LIST_H
 
 /* ---- tuples ---------------------------------------------------------------------------------------------------- */
 
-/* TE_STRIP (a, b): a, b, for a tuple that is written out; TE_UNWRAP(t): the same for an argument that becomes one. The
- * others take the members as arguments. */
+/* TE_STRIP (a, b) expands to a, b: it removes the parentheses of a tuple that stands behind it. TE_UNWRAP(t) does the
+ * same for an argument t that is a macro which expands to a tuple. The other macros get the members of a tuple as
+ * arguments, without its parentheses: TE_FIRST(a, b) is a, TE_REST(a, b, c) is b, c. */
 #define TE_STRIP(...)  __VA_ARGS__
 #define TE_UNWRAP(t)   TE_STRIP t
 #define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
@@ -36,17 +38,18 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* `yes` if the name `mark` is defined as a comma, else `no`. That is how the preprocessor asks whether a name is in a
- * set: the set's members are names #defined as a comma. */
+/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. This is how the macros test whether a name
+ * is in a set: all names in the set are #defined as a comma. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
-/* `yes` if x is in parentheses, else `no`. */
+/* Expands to `yes` if x is in parentheses, else to `no`. */
 #define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
 #define TE_COMMA(...) ,
 #define TE_SECOND_X(x) x
-/* x if it is in parentheses, else `otherwise`. */
+/* Expands to x if x is in parentheses, else to `otherwise`. */
 #define TE_TUPLE_OR(x, otherwise) TE_IF_TUPLE(x, x, otherwise)
 
-/* TE_JOINn(prefix, a, b, ...): the names a, b, ... joined by underscores behind the prefix. */
+/* TE_JOINn(prefix, a, b, ...) expands to one name: the prefix and behind it the n names a, b, ..., joined by
+ * underscores. */
 #define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
 #define TE_JOIN1_(l, a)                        l##a
 #define TE_JOIN2(l, a, b)                      TE_JOIN2_(l, a, b)
@@ -64,8 +67,8 @@
 #define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
 #define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
-/* A member of an initialiser, by its name. C++17 has no designated initialisers: members must be in the struct's
- * order. */
+/* Initialises the member `name` of a struct. In C++17, which has no designated initialisers, only the value remains;
+ * therefore the members must be initialised in the order of the struct. */
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define TE_MEMBER(name, ...) .name = __VA_ARGS__
 #else
@@ -74,7 +77,7 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
-/* Parts of an op's tuple. TE_ARGi(op, d): the i-th shape, d if there are fewer. */
+/* Parts of an op's tuple. TE_ARGi(op, d) is the i-th shape, or d if the op has fewer than i shapes. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
@@ -91,8 +94,8 @@
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
 
-/* The names of all options: TE_SAME_a_b is a comma only if a and b are the same name, so it compares names. A custom op
- * adds the names of its options in the same way. */
+/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name; so TE_IF_MARKED on
+ * TE_SAME_a_b tests whether two names are equal. A custom op adds the names of its options in the same way. */
 #define TE_SAME_eps_eps ,
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
@@ -136,8 +139,8 @@
 #define TE_SAME_first_part_first_part ,
 #define TE_SAME_ranks_ranks ,
 
-/* `yes` if the argument a is an option, that is, a tuple of two with nothing behind it. 8, (H) and (A + B) * C are
- * none. */
+/* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
+ * behind it, such as (causal, 0); 8, (H) and (A + B) * C are no options. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -145,8 +148,8 @@
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
-/* The value of the op's option `name`, or `otherwise`. An op has up to twelve arguments behind its kind and name: the
- * macro tries each. */
+/* The value of the op's option `name`, or `otherwise` if the op does not have this option. An op may have up to twelve
+ * arguments behind its kind and name; the macro compares each of them. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
 #define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
@@ -159,7 +162,7 @@
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* 1 if the op has the option, else 0; a constant for expressions. */
+/* 1 if the op has the option, else 0; a constant expression. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
@@ -169,7 +172,8 @@
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
-/* `yes` if the op has the option, whatever its value; for the preprocessor. */
+/* Expands to `yes` if the op has the option, whatever its value, else to `no`. Unlike TE_HAS_OPTION, the preprocessor
+ * itself decides. */
 #define TE_IF_HAS(op, name, yes, no) \
     TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
@@ -180,8 +184,9 @@
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
-/* static_asserts that refuse each option that the family `as` does not take, or takes with another type of value, and
- * more shapes than the family has. Their messages name the model, the op and the option. */
+/* static_asserts that check the arguments of an op. as: the family whose facts list the permitted options and the
+ * number of shapes. An error is: an option that the family does not have, an option whose value has the wrong type, or
+ * too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
@@ -218,7 +223,8 @@
 #define TE_NUMBER (number)   /* an integer or a float */
 #define TE_TOKEN (name)      /* a name that becomes an enumerator: bf16 -> TE_bf16; the compiler reports others */
 #define TE_IS_name(value) 1
-/* A static_assert of a condition on floats, which C does not take for an integer constant expression. */
+/* A static_assert for a condition that compares floats. (In C such a condition is not an integer constant expression,
+ * so a plain static_assert does not accept it.) */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -237,7 +243,7 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-/* A number format that an op produces, or reads best. */
+/* The number format of an op's output, or the format in which an op's input should be stored. */
 typedef enum te_produces {
     TE_PRODUCES_list,     /* the list's format */
     TE_PRODUCES_same,     /* the format of its input */
@@ -245,27 +251,27 @@ typedef enum te_produces {
     TE_PRODUCES_f32
 } te_produces;
 
-/* A family may define these facts, each in parentheses; on the right the default. `in`: the width, rows or layout of
- * its input.
- *     TE_IN_<family>(op)                  width of its input                                      (0): any
+/* The facts that a family may define, each as a macro whose value is in parentheses. The last column is the default.
+ * "Its" refers to an op of the family; `in` is the width, the rows or the layout of that op's input.
+ *     TE_IN_<family>(op)                  width of its input                                      (0): any width
  *     TE_OUT_<family>(op, in)             width of its output                                     (in)
  *     TE_ROWS_<family>(op, in)            rows of its output, a te_rows                           (in)
  *     TE_PRODUCES_<family>(op)            number format of its output                             (TE_PRODUCES_list)
- *     TE_WANTS_<family>(op)               number format of its input that it reads best           (TE_PRODUCES_list)
+ *     TE_WANTS_<family>(op)               number format in which its input should be stored       (TE_PRODUCES_list)
  *     TE_FLAGS_<family>(op)               TE_SAVES_INPUT, ... (model.h)                           (0)
- *     TE_RECIPE_<family>(model, op)       recipe of its product, a te_recipe                      (TE_RECIPE_none)
- *     TE_STATS_<family>(op)               f32 numbers a row that forward saves for backward       (0)
+ *     TE_RECIPE_<family>(model, op)       FP8 recipe of its GEMM, a te_recipe                     (TE_RECIPE_none)
+ *     TE_STATS_<family>(op)               how many f32 numbers forward saves for each row         (0)
  *     TE_PARAMS_<family>(op, in, out)     ((weight, rows, cols, init), ...)                       no parameters
  *     TE_OPTIONS_<family>(op)             (te_<family>_options, values of its members...)         no options
- *     TE_CHECK_<family>(model, op)        (static_assert(..); ...)                                nothing to check
+ *     TE_CHECK_<family>(model, op)        (static_assert(..); ...): checks of the op              no checks
  *     TE_EDGE_<family>(model, op)         (index, format) of the fork whose value it uses         (-1, list's format)
  *     TE_LAYOUT_<family>(op, in)          layout of its output over ranks, a te_rank_layout       (in)
  *     TE_LAYOUT_FITS_<family>(op, in)     whether it takes an input of this layout                see list_checks.h
- *     TE_PARTS_<family>(op)               parts of its output, side by side (q, k, v)             (1)
- *     TE_FIRST_PART_<family>(op)          width of the first part / width of another              (1)
- *     TE_RANKS_<family>(op)               ranks over which its vocabulary is sharded              (0): it is not
- *     TE_SHAPES_<family>(op)              how many shapes it has at most                          (12)
- *     TE_TAKES_<family>_<option>          TE_INTEGER, TE_NUMBER or TE_TOKEN, for each of its options */
+ *     TE_PARTS_<family>(op)               number of parts of an output row (3 for q, k and v)     (1)
+ *     TE_FIRST_PART_<family>(op)          width of the first part / width of each other part      (1)
+ *     TE_RANKS_<family>(op)               number of ranks that shard its vocabulary               (0): not sharded
+ *     TE_SHAPES_<family>(op)              the largest number of shapes that it may have           (12)
+ *     TE_TAKES_<family>_<option>          type of one of its options: TE_INTEGER, TE_NUMBER or TE_TOKEN */
 
 #define TE_FACT(fact, op) TE_JOIN1(TE_##fact##_, TE_FAMILY(op))
 #define TE_IN(op)         TE_TUPLE_OR(TE_FACT(IN, op)(op), 0)
@@ -285,28 +291,31 @@ typedef enum te_produces {
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* The enumerator of the token that an option of an op or of a list has: a te_dtype, a te_recipe. `otherwise`, a
- * constant: the op does not have the option. */
+/* The enumerator for the value of an option, which is a token: for example (dtype, bf16) yields TE_bf16, a te_dtype,
+ * and (recipe, fp8_block) yields a te_recipe. op: an op, or the options of a list. otherwise: the enumerator if the op
+ * does not have the option. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* (inputs, saved) of a list: forward saves the inputs of FP8 products even where backward could recompute them. */
+/* (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could recompute
+ * them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* (rounding, stochastic) of a list: how gradients are rounded to FP8, a te_rounding. */
+/* (rounding, stochastic), an option of a list: how gradients are rounded to FP8 (a te_rounding). */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* (rows, shard) of a list, a te_rows; (shard, columns) of a product, a te_shard. */
+/* (rows, shard), an option of a list (a te_rows); (shard, columns), an option of a linear (a te_shard). */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
-/* (ranks, N) of an op with a vocabulary: each of N ranks has 1 / N of it. TE_OF_RANKS: this rank's part of `all`. */
+/* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
+ * the size of a rank's part if all ranks together have `all`. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
@@ -322,13 +331,15 @@ typedef struct te_no_options { int none; } te_no_options;
 
 /* ---- constants of a list ----------------------------------------------------------------------------------------- */
 
-/* The ops (begin, begin), before the first op of a list, and (end, ~), behind its last; `yes` if op is that end. */
+/* The macros add two pseudo-ops to a list: (begin, begin) in front of its first op, and (end, ~) behind its last op.
+ * TE_IF_END expands to `yes` if op is (end, ~), else to `no`. */
 #define TE_OP_begin (begin, begin)
 #define TE_OP_end (end, end)
 #define TE_IS_END_end ,
 #define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
-/* Enumerators that te/fuse/impl/declare.h makes for each op of a model, called model_family_name_...: its index, and
- * the width, number format, rows and layout of its input and output. TE_EDGE_..: of the fork whose value it uses. */
+/* The names of the enumerators that te/fuse/impl/declare.h defines for each op of a model, of the form
+ * model_family_name_index: the index of the op, and the width, number format, rows and layout of its input and output.
+ * TE_EDGE_INDEX and TE_EDGE_DTYPE are the index and the format of the fork whose value the op uses. */
 #define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
 #define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
 #define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
@@ -343,7 +354,8 @@ typedef struct te_no_options { int none; } te_no_options;
 
 /* ---- the ops of one step ----------------------------------------------------------------------------------------- */
 
-/* TE_EACH_OP(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
+/* TE_EACH_OP(M, x, ops...) expands to M(x, 0, first op) M(x, 1, second op) ... for the ops of a step. A step has at
+ * most eight ops. */
 #define TE_EACH_OP(M, x, ...)                                                                                          \
     TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~))
 #define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                 \
@@ -351,8 +363,10 @@ typedef struct te_no_options { int none; } te_no_options;
     TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
 #define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 
-/* Of a step's ops, as arguments: the first, the last, the pattern's name (their kinds joined by _), and their number.
- * TE_BY_OP_COUNT(ops..., eight, .., one, ~): the one of the eight that stands for their number. */
+/* These macros get the ops of a step as arguments: TE_FIRST_OP is the first op, TE_LAST_OP the last one,
+ * TE_PATTERN_NAME the name of the pattern (the kinds of all ops, joined by underscores), and TE_OP_COUNT the number of
+ * ops. They are implemented by TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to
+ * `two` for two ops, and so on. */
 #define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
 #define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
     TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
@@ -369,7 +383,7 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_LAST6(a, b, c, d, e, f, ...) f
 #define TE_LAST7(a, b, c, d, e, f, g, ...) g
 #define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
-/* All of a step's ops but the last. */
+/* All ops of a step except the last one. */
 #define TE_BUT_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
     TE_NOTHING, ~)(__VA_ARGS__)
 #define TE_BUT2(a, b) a

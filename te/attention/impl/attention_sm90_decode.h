@@ -123,7 +123,7 @@ template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args *a, const te__decode_group &g) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     constexpr int GROUP = HEADS / KV_HEADS;
-    const int first = g.tile * te__decode_tile_rows(GROUP);
+    const int first = g.tile * TE__DECODE_TILE_ROWS(GROUP);
     for (int r = 0, count; r < g.rows; r += count) {
         const int query = (first + r) / GROUP, head = (first + r) % GROUP;
         count = GROUP - head < g.rows - r ? GROUP - head : g.rows - r;
@@ -136,7 +136,7 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
-    typedef te__decode_traits<D, V, te__decode_tile_rows(GROUP)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(GROUP)> traits;
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
@@ -217,7 +217,7 @@ struct te__decode_row {
     int query, head;
     __device__ __forceinline__ te__decode_row(const te__decode_group &w, int r) {
         constexpr int GROUP = HEADS / KV_HEADS;
-        const int row = w.tile * te__decode_tile_rows(GROUP) + r;
+        const int row = w.tile * TE__DECODE_TILE_ROWS(GROUP) + r;
         query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
     }
 };
@@ -390,7 +390,7 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
-    constexpr int ROWS = te__decode_tile_rows(GROUP);
+    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
     const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
     const int32_t *const pages = te__cache_pages(&a->cache, w.i);
     for (int j = (int)threadIdx.x; w.keys > 0; j += TE__DECODE_WARPS * 32) {
@@ -419,7 +419,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
                                const te__decode_q<D, NT> &q, te__decode_ring &ring, const te__decode_memory &memory,
                                te__decode_result<M, NT> &r) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, te__decode_tile_rows(HEADS / KV_HEADS)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
     const uint32_t stages = memory.stages, full = memory.full, empty = memory.empty;
     const int warp = (int)threadIdx.x / 32;
     const auto release = [&] {
@@ -601,8 +601,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
     constexpr int V = te__attn_value_dim<D, F>(), M = V / 16 / TE__DECODE_WARPS, GROUP = HEADS / KV_HEADS;
-    constexpr int ROWS = te__decode_tile_rows(GROUP), NT = ROWS / 8;
-    constexpr int FLOATS = te__decode_partial_floats(ROWS, V);
+    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP), NT = ROWS / 8;
+    constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     const te__decode_held<M, NT> held = {merged};
     te__decode_ring ring = {0, 0};
     int is_last = 0;
@@ -647,7 +647,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, te__decode_tile_rows(HEADS / KV_HEADS)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
     constexpr int GROUP = HEADS / KV_HEADS, STAGES = traits::STAGES, PLACES = TE__DECODE_PLACES;
     __shared__ __align__(8) uint64_t bars[2 * STAGES + 2 * PLACES];
     __shared__ te__decode_group groups[PLACES];
@@ -688,10 +688,10 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
  * traffic: the partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
-    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = te__decode_tile_rows(GROUP),
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
                   NT = ROWS / 8;
     constexpr int AHEAD = 8 / NT; /* splits whose loads are in flight */
-    constexpr int FLOATS = te__decode_partial_floats(ROWS, V);
+    constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
     te_kernel_trigger(); /* the kernel behind this one may be a decoding one, which has copies to begin with */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
@@ -730,8 +730,8 @@ TE_BOTH constexpr bool te__decode_exists(void) {
     return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
-struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> {
-    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), te__decode_tile_rows(HEADS / KV_HEADS)> traits;
+struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> {
+    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
     typedef te_attention_args args;
     /* fewer registers than these blocks could have, so that blocks of the merge and of the next kernel fit beside them
      */

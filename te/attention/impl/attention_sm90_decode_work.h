@@ -153,7 +153,7 @@ struct te__decode_group : te__decode_keys {
 /* Complete a group whose i, kv_head, tile and item are known. */
 template <int GROUP, class F>
 TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
-    constexpr int ROWS = te__decode_tile_rows(GROUP);
+    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
     const int queries = n.rows(g.i), row = g.tile * ROWS, left = queries * GROUP - row, past = n.past[g.i];
     g.count = n.first_split[g.i + 1] - n.first_split[g.i], g.first_row = n.first_row[g.i];
     g.rows = left < 0 ? 0 : left < ROWS ? left : ROWS;

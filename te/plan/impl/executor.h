@@ -1,8 +1,9 @@
-/* executor.h -- a call of a model (forward, inference, backward): its arguments are checked, and its plan runs twice.
+/* executor.h -- runs a call of a model (forward, inference or backward): it checks the arguments, and then runs the
+ * steps of the plan twice.
  *
- * The first, dry run launches nothing: it checks, and measures the workspace that the second takes. So a refused call
- * has changed nothing, and <model>_workspace_bytes(), which is a dry run as well, cannot disagree with what a call
- * needs.
+ * The first run is a dry run. It launches nothing, but makes all checks and measures the workspace that the second run
+ * needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a dry run, so
+ * the size that it returns is always the size that a call needs.
  */
 #ifndef TE_EXECUTOR_H
 #define TE_EXECUTOR_H
@@ -13,8 +14,9 @@
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
-/* Backward goes through the list from its end up to the first op with a gradient that anybody wants: of a parameter
- * that trains, of x, or of an extra input. */
+/* Backward goes through the list from its last op backwards, and stops at the first op of the list (the "backward
+ * stop") that computes a gradient that is needed: the gradient of a parameter that trains, of x, or of an extra
+ * input. */
 
 /* Whether op i computes the gradient of an extra input that the caller wants. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
@@ -23,8 +25,8 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* te_run.backward_stop. A loss that forward has left to backward is computed by the last op. The number of ops: there
- * is nothing to compute. */
+/* The value of te_run.backward_stop. If no gradient is needed, it is the number of ops (backward has nothing to
+ * compute); or, if forward has left the computation of the loss to backward, the last op, which computes the loss. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -35,7 +37,7 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* How many steps of the backward that are. */
+/* The number of backward steps up to and including the one with the backward stop. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -58,11 +60,12 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 
 /* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
-/* Between the marks of te/ops/recompute.h. What the ops of a region save, all but its last one, lies in the workspace,
- * and only while the region is open: forward opens it for its own steps, backward for a second run of them. */
+/* A recompute region is the ops between the two marks of te/ops/recompute.h. What its ops save (except its last op) is
+ * stored in the workspace, and only while the region is open. Forward opens a region while it runs the region's steps;
+ * backward opens it, and runs the region's forward steps again to fill it. */
 
-/* Reserve memory for what region k saves. Forward does it too, because its steps store what they would save, whether or
- * not somebody reads it. */
+/* Acquire the memory in which region k saves values. Forward needs this memory too, because its steps store the values
+ * that are to be saved without knowing whether anything will read them. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
@@ -72,18 +75,19 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Free it. Of what the region's ops saved only the forks at its begin have an address then: that of its input. */
+/* Release the memory of region k. Its saved values then have no address any more, except forks at the beginning of the
+ * region, whose value is the input of the region. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* A backward that stops before the beginning of the list may leave a region open. */
+/* A backward whose backward stop is inside a region has left this region open. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
 }
-/* The forward steps [*from, *to) that backward runs again for region k: up to the last one whose ops save something in
- * the region. */
+/* The forward steps [*from, *to) that backward runs again for region k: from its first step up to the last step whose
+ * ops save something in the memory of the region. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -92,9 +96,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k and fill its memory, by a forward run that shares all addresses with this run. The output
- * of the region's last op is saved already: if its step runs again, the output goes to the workspace, and its row
- * statistics are not stored. */
+/* In backward: open region k and fill its memory. For this, a copy of te_run, which has the same addresses, runs the
+ * forward steps of the region. The output of the region's last op is saved already; so if the step of this op runs
+ * again, it stores the output in the workspace, and stores no row statistics. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -113,8 +117,8 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Before a step: open the regions that it has ops of. A forward step lies within one region or outside of all; a
- * backward step may have ops of several. */
+/* Before a step: open all regions that contain an op of the step. A forward step is either entirely in one region or
+ * outside of all; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && !r->region[k].data; j++)
@@ -122,7 +126,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* After a step: close the regions that end with it, in the order of the pass. */
+/* After a step: close the regions that this step has completed (in forward, the step has the last op of the region; in
+ * backward, the first). */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -132,8 +137,8 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a kernel of its own, if no kernel has done it along the way: before step `next` if that
- * draws, and at the end of the pass (null). */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. This
+ * happens before the step `next` if it has an op that draws random numbers; next null: at the end of the pass. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -146,7 +151,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* this step's sums may not fit behind them */
+        TE_TRY(te__reduce_columns_now(r)); /* the sums of this step may not fit in the list behind them */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -189,25 +194,28 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the last value to y, or dx, if the last step has left it elsewhere: it does where its ops change nothing (a
- * fork; in backward `positions`), or where y has another format than the last op stores. */
+/* Copy the result of the pass to y, or in backward to dx, if the last step has not stored it there. That happens in two
+ * cases: the ops of the step do not change the value and so write nothing (a fork; in backward `positions`), or y has a
+ * different format from the one that the last op stores. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
     return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
-/* Run the pass from its first value on. */
+/* Run the whole pass. now: the value that its first step reads. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
-/* The dry run. The workspace may have been measured for more rows than this call has, and still be too small for it:
- * blocks of fewer rows can leave gaps in which others do not fit (te__pool_take). So where it does not suffice, blocks
- * are sized for more and more rows, up to the number for which it was measured: then they lie as they lay then. */
-enum { TE__MAX_CAPACITY = 8 }; /* up to so many times the rows of the call */
+/* The dry run. A workspace that was measured for more rows than this call has may nevertheless be too small for the
+ * call, because smaller blocks can leave gaps that are too small for other blocks (te__pool_take). Therefore, if the
+ * workspace does not suffice, the run is repeated with blocks that are sized for more and more rows. At the latest when
+ * they are sized for the number of rows of the measurement, all blocks have the same offsets as in the measurement, and
+ * so fit. */
+enum { TE__MAX_CAPACITY = 8 }; /* blocks are sized for at most this many times the rows of the call */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));
@@ -222,7 +230,8 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->plan->name, (long long)r->tokens, needs, there);
     return TE_OK;
 }
-/* Run dry, then for real. A forward that draws advances the random state in the second run: a refused call does not. */
+/* Make the dry run, then run the pass. A forward that draws random numbers advances the random state only in the second
+ * run, so a call that returns an error does not advance it. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
@@ -264,7 +273,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     r->x.data = te__from_tokens(plan) ? 0 : x.data, r->y.data = y.data;
     return TE_OK;
 }
-/* y[rows, out] of x[rows, in]. call_checks.h says which tensors may share memory. */
+/* Inference: compute y[rows, out] from x[rows, in]. call_checks.h says which tensors may share memory. */
 TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
                                te_context *ctx) {
     te_run r;
@@ -272,7 +281,8 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* The same, saving in *saved what backward needs. saved null: inference. */
+/* Forward: compute y from x, and save in *saved the values that backward needs. If saved is null, this is
+ * te_plan_infer. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -296,7 +306,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     return TE_OK;
 }
 
-/* Refuse a `saved` that no forward has filled, or a forward with another batch, other dims or another recipe. */
+/* Return an error if no forward has filled `saved`, or if that forward had another batch, other dims or another
+ * recipe. */
 TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
     const te_plan *plan = r->plan;
     const te_batch *b = r->batch;
@@ -322,9 +333,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* dx[rows, in] (te_none(): not wanted) and the gradients of the parameters that train (freeze.h), from dy[rows, out].
- * An instance that was bound without gradients computes only dx. A list that ends in cross_entropy takes dy[rows, 1]
- * in f32, or te_none(), which stands for batch.loss_scale in every row. */
+/* Backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If dx
+ * is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list ends
+ * in cross_entropy, dy is [rows, 1] in f32, or te_none(), which stands for batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -345,16 +356,17 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a call can have so many rows (batch times seq). */
+/* Whether a call can have this many rows (batch times seq). */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
     te_run r = te__run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. 0: widths are not
- * known yet, no call can have so many rows, or the list is for inference alone. Here and below `rows` is, of a list
- * with an (input, .., (rows, memory)), the larger of the batch's rows and the memory's. */
+/* The bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. Returns 0 if
+ * the widths are not known yet (dims.h), if no call can have this many rows, or if the list is for inference only. Here
+ * and in the functions below, `rows` of a list with an (input, .., (rows, memory)) is the larger one of the number of
+ * rows of the batch and the number of rows of that input. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
@@ -363,16 +375,17 @@ TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* The same for forwards with the recipe switched off, or not yet on: all in the list's format. */
+/* The same if the recipe is switched off or not yet on, so that forward saves all values in the list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
-/* The same without it, for a rank of the context's tensor group. */
+/* The same as te_plan_saved_bytes_without_recipe, for a rank of the context's tensor group. */
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* Bytes of workspace that any pass of this many rows, or fewer, needs on the context's device, with the recipe on or
- * off. 0, and the text of an error in ctx, if ctx was not created, m is not bound, or no call can have so many rows. */
+/* The bytes of workspace that suffice on the context's device for any pass with at most this many rows, with the recipe
+ * on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound, or if no call can
+ * have this many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t max_bytes = 0;
     if (!plan || te__check_target(ctx, plan->name) != TE_OK) return 0;

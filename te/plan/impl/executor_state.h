@@ -83,12 +83,12 @@ typedef struct te_run {
     te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the gradient of its value,
                                     * summed over the uses that backward has passed */
     te_deferred_work deferred;     /* the work that is left to do on `current`, unless that is TE_VALUE_ready */
-    const te_recompute_target *recompute; /* not null: the forward step that runs recomputes the output of its last op
-                                           * for backward, and stores it to this target */
+    const te_recompute_target *recompute; /* not null: the current forward step runs again for backward: it recomputes
+                                           * the output of its last op and stores it to this target */
     struct te_kernel_shape *describe; /* not null: the step runs nothing, but stores the shape of its pointwise kernel
                                        * here */
-    const void *pass_input, *last_step_input; /* addresses that the first and the last step of the pass read
-                                               * (call_checks.h) */
+    const void *pass_input, *last_step_input; /* the addresses of the inputs of the first and of the last step of the
+                                               * pass (for te__in_place) */
     te_pool pool;                  /* the workspace */
 
     /* values that forward saves: addresses in te_saved or, in an open recompute region, in the workspace */
@@ -160,7 +160,7 @@ TE_API int64_t te__capacity_rows(const te_run *r) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* Take scratch memory from the workspace, which is freed when the step ends. */
+/* Take scratch memory from the workspace. It is freed when the step ends. */
 TE_API te_status te__scratch(te_run *r, void **p, size_t bytes) {
     TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);

@@ -1,5 +1,5 @@
-/* storage.h -- where each value of a call lies: in the caller's memory, in te_saved, or in the workspace; and what a
- * product in FP8 saves of its input.
+/* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
+ * It also has the layout of te_saved, including the FP8 inputs of GEMMs that forward saves.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H
@@ -10,8 +10,8 @@
 
 /* Whether backward computes the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* The op that reads the output of op i or, in backward, the gradient of its input: the next one in this pass or, where
- * that passes it through, the one behind. */
+/* The op that reads the result of op i: its output in forward, the gradient of its input in backward. That is the next
+ * op in the order of the pass, or the one after it if the next op only passes the value through. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -20,8 +20,8 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* The product that reads, in FP8, what op i gathers from all ranks (an all_gather, in backward a reduce_scatter); -1:
- * op i gathers nothing, or in the list's format. */
+/* The GEMM that reads, in FP8, the rows that op i gathers from all ranks. (In forward an all_gather gathers rows, in
+ * backward a reduce_scatter does.) -1: op i gathers no rows, or gathers them in the list's format. */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -30,8 +30,9 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     if (back && !te__needs_input_grad(r, i)) return -1;
     return te__policy(r, next)->gathered ? next : -1;
 }
-/* Whether the kernel that produces the operand of product i, stored as `dtype`, finds its amax. Not in a forward that
- * backward runs again: it may end before the product that would read the amax. */
+/* Whether the kernel that produces the operand of GEMM i and stores it as `dtype` also computes its amax. It does not
+ * when backward runs the forward steps of a recompute region again, because these may end before the GEMM that would
+ * read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -39,13 +40,14 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 
 /* ---- what a product in FP8 saves of its input -------------------------------------------------------------------- */
 
-/* Null in inference, and of a frozen_linear. */
+/* The input of an FP8 GEMM as forward saves it. Both pointers are null in inference, and for a frozen_linear. */
 typedef struct te_saved_input {
-    float *inverse; /* 1 / scale of the input and the scale, or 1 / the scales of the transpose's tiles */
-    void *x;        /* the input in e4m3: [rows, in] or, where te_run.saved_transposed says so, [in, rows up to a
-                     * multiple of 16]; null: backward has it from elsewhere (te_operand_policy.input) */
+    float *inverse; /* tensorwise: two numbers, 1 / scale and the scale of the input; fp8_block: 1 / scale of each tile
+                     * of the transpose */
+    void *x;        /* the input in e4m3: [rows, in] or, if te_run.saved_transposed says so, the transpose [in, rows
+                     * rounded up to a multiple of 16]; null: not saved (te_operand_policy.input) */
 } te_saved_input;
-/* Bytes of those scales; of both. */
+/* The bytes of te_saved_input.inverse for GEMM i; the bytes of `inverse` and x together. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_input_source input = (te_input_source)r->policy[0][i].input;
@@ -68,13 +70,14 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Whether the input of product i is saved transposed; its forward says so. */
+/* A bit for each GEMM: whether its input is saved transposed. The forward of the GEMM sets the bit. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of product i once more, for `to` alone. */
+/* Run the forward step that produced the input of GEMM i again. This time it stores only that input, to the destination
+ * `to`. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -86,14 +89,15 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- values of ops, and in other formats ------------------------------------------------------------------------- */
 
-/* What op i produced in forward, and what it read. */
+/* The output of op i in forward, and its input. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
 }
 TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(r, i - 1) : r->x; }
 
-/* The same value in this format: itself, or a copy converted for this step. */
+/* Make *v a value of the format `dtype`: if it has another format, it is replaced by a converted copy, which exists
+ * until the end of the step. */
 TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te__value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->data) return TE_OK;
@@ -102,8 +106,9 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* A kernel stores `dtype` alone, and v may have another format: `made` is where it stores, v itself or scratch memory;
- * te__end_converted, behind the kernel, converts that to v. */
+/* For a kernel that can store its result only in the format `dtype`, while the value v may have another format.
+ * te__begin_converted sets *made to the destination of the kernel: v itself, or scratch memory if the formats differ.
+ * te__end_converted, called after the kernel, then converts *made to v. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
@@ -117,22 +122,25 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The recompute region whose memory has what op i saves; -1: te_saved has. The last op's output is for ops behind. */
+/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. The latter includes the last op of a
+ * region, because its output is read by the ops behind the region. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* Where the output of a load lies: where its fork has it or, of an input, the caller. While sizes are measured at x's
- * address. */
+/* The address of the output of a load, which is the value of a fork or of an extra input. A fork's value is where
+ * forward saves it; an input's value is in the caller's memory. When only sizes are computed, there is no batch, and
+ * any address serves (that of x). */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Place what the ops [from, to) save, those of recompute region `region` alone (-1: of none): from base + at on.
- * Returns where it ends. */
+/* Assign addresses, from base + at on, to everything that the ops [from, to) save. Only the ops whose saved values
+ * belong to `region` get memory: a recompute region, or -1, te_saved. Returns the offset at which the last value
+ * ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
@@ -172,9 +180,10 @@ TE_API int te__last_step(const te_run *r, const te_step *s) {
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
-/* Whether forward saves the output of op i: its memory is then not the step's own. */
+/* Whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region, and the
+ * step need not acquire any. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
-/* Forward: memory for the output of op i, the last of step s. */
+/* Forward: set *v to memory for the output of op i, the last op of step s. */
 TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = te__output_of(r, i);
@@ -182,7 +191,8 @@ TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     else if (!te__saves_output(r, i)) v->data = 0;
     return v->data ? TE_OK : te__acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
-/* Backward: memory for the gradient of op i's input, i the last of step s. data is null if nobody wants it. */
+/* Backward: set *v to memory for the gradient of the input of op i, the last op of step s. v->data is null if this
+ * gradient is dx and the caller does not want it. */
 TE_API te_status te__gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = r->dx;

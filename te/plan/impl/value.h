@@ -1,8 +1,10 @@
-/* value.h -- what flows along the edges of a plan, and the workspace that it lies in during a call.
+/* value.h -- te_value, a value that one step of a plan produces and another one reads; and te_pool, the workspace that
+ * holds such values during a call.
  *
- * A te_value knows itself: where its matrix lies and in which format, how it is scaled, whether its transpose is stored
- * as well, and whether work is left before it can be read. Steps hand one to the next (te_run.current), keep some for
- * the other end of a fork (te_run.edge), and never ask how the value came to be.
+ * A te_value describes a matrix completely: its address and format, how it is scaled, whether its transpose is stored
+ * as well, and whether work is left to do before it can be read. A step passes its result to the next step in
+ * te_run.current; te_run.edge holds the values of forks for later steps. So a step needs to know nothing about the step
+ * that produced its input.
  */
 #ifndef TE_VALUE_H
 #define TE_VALUE_H
@@ -13,27 +15,29 @@
 /* What is left to do before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* fp8_current: its producer found only its amax; once the scale is known it runs again,
-                               * and stores FP8 */
-    TE_VALUE_deferred_gather, /* this rank's rows are there; the next step gathers the others beside its product */
-    TE_VALUE_deferred_product /* a product that has not run: the next step runs it, and overlaps what it does itself */
+    TE_VALUE_amax_only,       /* fp8_current: the producer has computed only the value's amax; once the scale is known,
+                               * it runs again and stores the value in FP8 */
+    TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the rows of the other ranks
+                               * while its GEMM runs */
+    TE_VALUE_deferred_product /* the GEMM that computes the value has not run; the next step runs it, and overlaps it
+                               * with its own work */
 } te_value_state;
 
-/* A matrix [rows, cols] of dtype. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
+/* A matrix [rows, cols] of dtype. It is in the caller's memory, in te_saved, or in a block of the workspace. */
 typedef struct te_value {
-    void *data;  /* null: there is none, or nobody wants it */
+    void *data;  /* null: there is no value, or no later step needs it */
     int64_t rows;
     int cols;
     te_dtype dtype;
-    int block;   /* of the workspace; -1: it lies elsewhere */
+    int block;   /* the id of its workspace block; -1: it is not in the workspace */
     te_value_state state;
-    te_scaling scaling;   /* of FP8; none: it is in the list's format */
-    float *inverse_scale; /* 1 / scale for each row, or each 1 x 128; null: one scale, which the product's te_scales
-                           * have */
-    const float *amax;    /* its largest magnitude, as its producer found it; null: nobody has looked */
-    void *transposed;     /* the same matrix as [cols, rows up to a multiple of 16], in FP8; null: not stored */
-    float *transposed_inverse_scale;
-    int transposed_block;
+    te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: it is in the list's format */
+    float *inverse_scale; /* 1 / scale for each row, or for each 1 x 128; null: there is one scale, in the te_scales of
+                           * the GEMM that reads the value */
+    const float *amax;    /* the amax of the value, computed by its producer; null: it has not been computed */
+    void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
+    float *transposed_inverse_scale; /* fp8_block: 1 / scale for each 1 x 128 of it */
+    int transposed_block; /* the id of the transpose's workspace block; -1: it is not in the workspace */
 } te_value;
 
 TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
@@ -45,7 +49,8 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Attach a transpose: a value of its own up to here, with the block that it lies in. */
+/* Make `transposed`, which so far was a separate te_value, the transpose of v. Its workspace block then belongs to
+ * v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -58,11 +63,12 @@ enum { TE_MAX_LIVE = 48 }; /* blocks in use at a time */
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* how many values that outlive the step lie in it; 0: scratch, freed when the step ends */
+    int roots; /* the number of values in it that outlive the step; 0: scratch memory, freed when the step ends */
 } te_block_info;
 
-/* First fit; blocks are sorted by address. A step acquires blocks and releases none. A block stays as long as a value
- * of the run lies in it (te__set_current, te__set_edge, te_defer_column_sum); all others are freed when the step ends.
+/* The workspace, from which blocks are allocated by first fit; `block` is sorted by address. A step acquires blocks,
+ * but does not release them. When a step ends, all blocks are freed except those with a value that outlives the step
+ * (te__set_current, te__set_edge, te_defer_column_sum).
  */
 typedef struct te_pool {
     char *base;  /* null in the dry run, where addresses are offsets that are never 0 */
@@ -71,7 +77,8 @@ typedef struct te_pool {
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
 
-/* Returns the block's id; -1: more than TE_MAX_LIVE are in use. */
+/* Allocate a block of `bytes` bytes, and set *memory to its address. Returns the id of the block, or -1 if TE_MAX_LIVE
+ * blocks are already in use. */
 TE_API int te__pool_take(te_pool *p, void **memory, size_t bytes) {
     size_t at = 0;
     int i = 0;
@@ -85,13 +92,14 @@ TE_API int te__pool_take(te_pool *p, void **memory, size_t bytes) {
     *memory = p->base ? p->base + at : (char *)(uintptr_t)(at + TE_ALIGN);
     return p->block[i].id;
 }
-/* The block that begins there; -1: none. */
+/* The id of the block that begins at `memory`; -1: there is none. */
 TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
     const uintptr_t base = p->base ? (uintptr_t)p->base : (uintptr_t)TE_ALIGN;
     for (int i = 0; i < p->count; i++)
         if (base + p->block[i].at == (uintptr_t)memory) return p->block[i].id;
     return -1;
 }
+/* Add `by` to the number of values that hold block `id`. -1, no block, is permitted. */
 TE_API void te__pool_root(te_pool *p, int id, int by) {
     for (int i = 0; id >= 0 && i < p->count; i++)
         if (p->block[i].id == id) {
@@ -99,7 +107,7 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
             return;
         }
 }
-/* The end of a step. */
+/* Free all blocks that no value holds. Called at the end of each step. */
 TE_API void te__pool_sweep(te_pool *p) {
     int live = 0;
     for (int i = 0; i < p->count; i++)
