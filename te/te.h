@@ -22,6 +22,7 @@
 #include "fuse/sequential.h"        /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "gemm/gemm.h"          /* te_gemm_fp8_run */
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
+#include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/checkpoint.h"          /* te_checkpoint_save, te_checkpoint_load */
 #include "io/fp8_weights.h"         /* te_fp8_weights_load: FP8 weights without a 16-bit copy */
 #include "io/json.h"          /* te_json_open, te_json_find */
