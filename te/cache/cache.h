@@ -12,7 +12,8 @@
  *
  * te_cache_begin takes pages for the batch's tokens and appends them to the lengths; each attention then stores its
  * keys and values, and attends to all of them. Sequence i of the batch is the cache's sequence slots[i] of te_batch
- * (null: i); no sequence may stand in a batch twice. rope and learnt positions count from the cache's length.
+ * (null: i); no sequence may stand in a batch twice. rope and learnt positions count from the cache's length. Where
+ * slots[i] is TE_CACHE_PADDING, the rows stand for no sequence: they become zeros, and nothing is stored or reported.
  *
  * Lengths, pages and free pages are device arrays, which the host never reads: one captured graph of te_cache_begin and
  * the models serves all lengths. A batch that does not fit (no free page, more than `capacity` tokens, a slot that does
@@ -28,7 +29,8 @@
 
 enum {
     TE_CACHE_MAX_LAYERS = 256,
-    TE_CACHE_MAX_PAGES = 1 << 24
+    TE_CACHE_MAX_PAGES = 1 << 24,
+    TE_CACHE_PADDING = -1 /* te_batch.slots: of rows that only fill a batch up, such as that of a captured graph */
 };
 
 typedef struct te_cache_config {
@@ -244,7 +246,7 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         int total;
         const int before = te__cache_scan(needs, &total), has_pages = before + needs <= free_count;
         const int taken = fits && has_pages ? needs : 0;
-        if (here && !exists) te__cache_report(t, TE_CACHE_NO_SLOT);
+        if (here && !exists && slot != TE_CACHE_PADDING) te__cache_report(t, TE_CACHE_NO_SLOT);
         if (here && exists && !fits) te__cache_report(t, TE_CACHE_TOO_LONG);
         if (fits && !has_pages) te__cache_report(t, TE_CACHE_FULL);
         for (int p = 0; p < taken; p++) {

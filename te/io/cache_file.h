@@ -301,10 +301,10 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
 }
 /* Sequence `slot` becomes the one that te_cache_save has put into the file; what it was before is dropped. tokens:
  * [capacity of the cache], in host memory, gets the file's tokens; null: they are not wanted. length: gets their
- * number; may be null. Not between te_cache_begin and the models of its batch. All of the file is checked, and read to host
- * memory, before the cache changes: after an error it is as it was. Waits for the stream. Errors: TE_ERROR_FORMAT and
- * TE_ERROR_IO (not such a file, or damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other lists,
- * or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
+ * number; may be null. Not between te_cache_begin and the models of its batch. All of the file is checked, and read to
+ * host memory, before the cache changes: after an error it is as it was. Waits for the stream. Errors: TE_ERROR_FORMAT
+ * and TE_ERROR_IO (not such a file, or damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other
+ * lists, or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;
