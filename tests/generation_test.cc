@@ -255,7 +255,7 @@ TEST_CASE("a sequence has the same tokens and log-probabilities alone and in any
             context c;
             language_model m(&c.c, dtype);
             server s(m, config_of(7, 100, page_rows, page_rows ? 22 : 0), 7, 16);
-            const int all = brief() ? 12 : 60;
+            const int all = brief() ? 12 : 40;
             std::map<int64_t, wish> wishes;
             std::map<int64_t, bool> cancelled;
             wish next = draw_wish(random, 60, 35);
