@@ -29,8 +29,7 @@
 
 enum {
     TE_GENERATION_MAX_SEQUENCES = 4096,
-    TE__GENERATION_GRAPHS = 14, /* 1, 2, 4, .. sequences, and all */
-    TE__GENERATION_LAG = TE_CUDA ? 1 : 0 /* steps by which the host is behind the device */
+    TE__GENERATION_GRAPHS = 14 /* 1, 2, 4, .. sequences, and all */
 };
 
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
@@ -123,6 +122,7 @@ typedef struct te_generation {
     te__generation_sequence *sequence; /* [sequences] */
     te__generation_step step[2];
     int current;                       /* the step that is filled next */
+    int lag;                           /* steps by which the host is behind the device: 1 on CUDA; tests set it */
     int pages, free_pages, running;
     int64_t next_id;
     te_generation_event *event; /* [sequences]: those of the last step */
@@ -357,7 +357,7 @@ TE_IF_USED TE_API te_status te_generation_init(te_generation *g, const te_genera
                "te_generation_init: %zu bytes of workspace are needed, the context has %zu (te_context_reserve)",
                workspace, ctx->workspace_bytes);
     te__generation_set_sampling(&g->device);
-    g->at = g, g->ctx = ctx, g->next_id = 1;
+    g->at = g, g->ctx = ctx, g->next_id = 1, g->lag = TE_CUDA;
     const te_status status = te__generation_open(g, config, memory, ctx);
     if (status != TE_OK) te_generation_close(g);
     return status;
@@ -641,7 +641,7 @@ TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx
     g->event_count = g->event_next = 0, g->is_broken = 1;
     TE_TRY(te__generation_enqueue(g, ctx));
     TE_TRY(te__generation_collect(g, before, ctx));
-    if (!TE__GENERATION_LAG) TE_TRY(te__generation_collect(g, now, ctx));
+    if (!g->lag) TE_TRY(te__generation_collect(g, now, ctx));
     g->current ^= 1, g->is_broken = 0;
     return TE_OK;
 }
