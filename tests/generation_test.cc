@@ -507,6 +507,49 @@ TEST_CASE("logits that are not finite end a sequence, and no other one") {
     CHECK(differ == 0);
 }
 
+static void received(void *user, int32_t token, te_generation_end end) {
+    text *t = (text *)user;
+    if (token >= 0) t->tokens.push_back(token);
+    t->end = end;
+}
+/* [generation] */
+/* The texts of all requests, as many at a time as there is space for; request[i].user says where the tokens go. */
+static te_status generate_all(te_generation *g, const te_generation_request *request, int count, te_context *ctx) {
+    te_generation_event e;
+    int64_t id;
+    for (int next = 0; next < count || te_generation_running(g);) {
+        te_status status = TE_OK;
+        while (next < count && (status = te_generation_add(g, &request[next], &id, ctx)) == TE_OK) next++;
+        if (status != TE_OK && status != TE_ERROR_MEMORY) return status; /* TE_ERROR_MEMORY: there is no space now */
+        TE_TRY(te_generation_step(g, ctx));
+        while (te_generation_next(g, &e)) received(e.user, e.token, e.end);
+    }
+    return TE_OK;
+}
+/* [generation] */
+
+TEST_CASE("the loop of docs/inference.md") {
+    context c;
+    source random(fresh_seed());
+    language_model m(&c.c, TE_f32);
+    server s(m, config_of(3, 64, 16), 3, 16);
+    std::vector<wish> wishes(8);
+    std::vector<text> texts(8);
+    std::vector<te_generation_request> requests;
+    int differ = 0;
+    for (size_t i = 0; i < wishes.size(); i++) {
+        wishes[i] = draw_wish(random, 30, 20), wishes[i].r.user = &texts[i];
+        requests.push_back(*wishes[i].get());
+    }
+    REQUIRE(generate_all(&s.g, requests.data(), (int)requests.size(), &c.c) == TE_OK);
+    for (size_t i = 0; i < wishes.size(); i++) {
+        text want = reference_text(m, wishes[i], 64);
+        want.log_probs.clear();
+        compare(texts[i], want, &differ);
+    }
+    CHECK(differ <= 1);
+}
+
 namespace {
 int allocations, waits;
 const te_target *real;
