@@ -56,7 +56,7 @@ typedef struct te_generation_memory {
 typedef struct te_generation_request {
     const int32_t *prompt; /* [count], host memory; copied */
     int count;
-    int max_tokens; /* 0: as many as the cache's capacity allows */
+    int max_tokens; /* 0: as many as the cache's capacity, and config.pages, allow */
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
@@ -373,6 +373,18 @@ TE_API int te__generation_find(const te_generation *g, int64_t id) {
         if (g->sequence[i].id == id) return i;
     return -1;
 }
+/* The tokens of the prompt that no step has taken yet; whether the sequence goes on from a token. */
+TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
+    return s->id && s->length < s->of.count ? s->of.count - s->length : 0;
+}
+TE_API int te__generation_decodes(const te__generation_sequence *s) {
+    return s->id && s->length >= s->of.count && s->generated < s->of.max_tokens;
+}
+/* Tokens that a sequence can have in the cache. */
+TE_API int te__generation_limit(const te_generation *g) {
+    const te_cache_tables *t = &g->device.cache->t;
+    return (int)te_min(t->capacity, (int64_t)g->pages * t->page_rows);
+}
 TE_API int te__generation_has_penalty(const te_generation_request *r) {
     return r->repetition_penalty != 1 || r->frequency_penalty != 0 || r->presence_penalty != 0;
 }
@@ -440,7 +452,7 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     const te_cache *c = g->device.cache;
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
-    if (!r.max_tokens) r.max_tokens = (int)te_max(1, c->t.capacity - r.count + 1);
+    if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
     const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the last token is not stored */
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
@@ -479,13 +491,13 @@ TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, c
     const int parent = te__generation_find(g, from);
     TE_REQUIRE(parent >= 0, ctx, TE_ERROR_VALUE, "te_generation_fork: no sequence %lld runs", (long long)from);
     const te__generation_sequence *p = &g->sequence[parent];
-    TE_REQUIRE(p->generated, ctx, TE_ERROR_STATE, "te_generation_fork: sequence %lld has no token yet",
-               (long long)from);
+    TE_REQUIRE(!te__generation_prompt_left(p), ctx, TE_ERROR_STATE,
+               "te_generation_fork: sequence %lld has no token yet", (long long)from);
     te_generation_request r = *request;
     const te_cache *c = g->device.cache;
     r.count = p->of.count, r.prefix_count = 0;
     TE_TRY(te__generation_check_request(g, &r, ctx));
-    if (!r.max_tokens) r.max_tokens = (int)te_max(1, c->t.capacity - p->length);
+    if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - p->length);
     TE_TRY(te__generation_take(&slot, g, &r, (int64_t)p->length + r.max_tokens, 0, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     s->length = p->length, s->is_new = 0, *id = s->id;
@@ -498,13 +510,6 @@ TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, c
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the sequence has tokens left that a step can take: of its prompt, or one that is to be followed. */
-TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
-    return s->id && !s->generated && s->length < s->of.count ? s->of.count - s->length : 0;
-}
-TE_API int te__generation_decodes(const te__generation_sequence *s) {
-    return s->id && s->length >= s->of.count && s->generated < s->of.max_tokens;
-}
 /* Fill row i of the inputs. rows: those that the sequence has in this step; 0: the row is padding. */
 TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int i, int rows) {
     te__generation_sequence *s = &g->sequence[i];

@@ -2,6 +2,7 @@
 // cancels; prompts in parts, prefixes, forks, a full cache, misuse; and what a step allocates and waits for. On the host results are compared bit by bit, which a
 // CBLAS would not have for any number of rows; so this test has the library's own products.
 #undef TE_CBLAS
+#include "folder.h"
 #include "harness.h"
 #include "te/infer.h"
 
@@ -370,6 +371,10 @@ void fork_at(int lag, unsigned seed) {
     again.r.max_tokens = 31, with_seed.r.seed++, with_seed.r.max_tokens = 20;
     REQUIRE(te_generation_fork(&s.g, parent, again.get(), &same, &c.c) == TE_OK);
     REQUIRE(te_generation_fork(&s.g, parent, with_seed.get(), &other, &c.c) == TE_OK);
+    wish third = w;
+    int64_t grandchild = 0;
+    third.r.max_tokens = 4;
+    REQUIRE(te_generation_fork(&s.g, same, third.get(), &grandchild, &c.c) == TE_OK); // before a step of its own
     s.finish();
     int differ = 0;
     compare(s.texts[parent], reference_text(m, w, 100), &differ);
@@ -377,6 +382,7 @@ void fork_at(int lag, unsigned seed) {
     const std::vector<int32_t> &all = s.texts[parent].tokens;
     REQUIRE(all.size() == 40);
     CHECK(s.texts[same].tokens == std::vector<int32_t>(all.begin() + 9, all.end()));
+    CHECK(s.texts[grandchild].tokens == std::vector<int32_t>(all.begin() + 9, all.begin() + 13));
     CHECK(s.texts[same].end == TE_GENERATION_END_length);
     CHECK(s.texts[other].tokens.size() == 20);
     CHECK(!std::equal(s.texts[other].tokens.begin(), s.texts[other].tokens.end(), all.begin() + 9));
@@ -436,6 +442,22 @@ TEST_CASE("prompts that begin with a sequence of the cache") {
         s.finish();
         int differ = 0;
         for (auto &one : wishes) compare(s.texts[one.first], reference_text(m, one.second, 100), &differ);
+        CHECK(differ <= 1);
+        // the prefix in a file, and in the sequence again
+        folder f;
+        const std::string path = f / "prefix.safetensors";
+        std::vector<int32_t> loaded(100);
+        int length = 0;
+        REQUIRE(te_cache_save(&s.cache, 3, w.prompt.data(), path.c_str(), &c.c) == TE_OK);
+        REQUIRE(te_cache_truncate(&s.cache, 3, 0, &c.c) == TE_OK);
+        REQUIRE(te_cache_load(&s.cache, 3, loaded.data(), &length, path.c_str(), &c.c) == TE_OK);
+        REQUIRE((length == 40 && std::equal(w.prompt.begin(), w.prompt.end(), loaded.begin())));
+        wish behind = draw_wish(random, 9, 15);
+        behind.prompt.insert(behind.prompt.begin(), loaded.begin(), loaded.begin() + 40);
+        behind.r.prefix = 3, behind.r.prefix_count = 40;
+        const int64_t of_file = s.must_add(behind);
+        s.finish();
+        compare(s.texts[of_file], reference_text(m, behind, 100), &differ);
         CHECK(differ <= 1);
         // a prefix that is not as long as the request says
         wish wrong = w;
