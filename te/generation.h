@@ -585,18 +585,42 @@ TE_API void te__generation_pack(const te_generation *g, te__generation_input *in
     }
     in->cu_seqlens[b->sequences] = at;
 }
+/* The number of the graph for so many sequences. */
+TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
+    int k = 0;
+    while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
+    return k;
+}
+/* Where the highest sequence makes a graph larger than the number of sequences needs, move it to the lowest row that is
+ * free. */
+TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
+    for (;;) {
+        int from = g->device.sequences - 1, to = 0;
+        while (from >= 0 && !g->sequence[from].id) from--;
+        while (to < from && g->sequence[to].id) to++;
+        if (to >= from || te__generation_graph_of(g, from + 1) == te__generation_graph_of(g, g->running)) return TE_OK;
+        te__generation_sequence *a = &g->sequence[to], *b = &g->sequence[from];
+        int32_t *const free_prompt = a->prompt;
+        *a = *b, a->of.stop = a->stop;
+        b->prompt = free_prompt, b->id = 0;
+        te__generation_args args = te__generation_args_of(&g->device);
+        args.to = to, args.from = from;
+        TE_TRY(te_cache_move(g->device.cache, to, from, ctx));
+        TE_TRY(te__generation_fork_launch(
+            ctx, te__generation_grid(te_max(1, (int64_t)args.vocabulary * 2), TE__GENERATION_FORK), &args));
+    }
+}
 /* Enqueue a step, if there is anything to do. */
 TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context *ctx) {
+    TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
     int32_t *count = s->out.token; /* the results of this step are not there yet */
     te__generation_batch b = te__generation_divide(g, count);
-    int graph = 0;
+    const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;
-    if (b.decodes) {
-        while (g->graph_sequences[graph] < b.sequences) graph++;
-        b = te__generation_decode_batch(g->graph_sequences[graph]);
-    } else te__generation_pack(g, &s->in, &b, count);
+    if (b.decodes) b = te__generation_decode_batch(g->graph_sequences[graph]);
+    else te__generation_pack(g, &s->in, &b, count);
     for (int i = 0; i < b.sequences; i++) {
         te__generation_fill(g, s, i, count[i]);
         if (s->in.flags[i] & TE__GENERATION_NEW) TE_TRY(te__generation_reset(g, s, i, ctx));
@@ -622,15 +646,15 @@ TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generat
     step->is_pending = 0;
     for (int i = 0; i < step->sequences; i++) {
         const te__generation_row *row = &step->row[i];
-        const int code = step->out.code[i], top = g->device.top;
-        if (!row->id || row->id != g->sequence[i].id || code == TE__GENERATION_NOTHING) continue;
+        const int code = step->out.code[i], top = g->device.top, slot = te__generation_find(g, row->id);
+        if (slot < 0 || code == TE__GENERATION_NOTHING) continue;
         te_generation_event *e = &g->event[g->event_count++];
-        e->id = row->id, e->user = g->sequence[i].of.user;
+        e->id = row->id, e->user = g->sequence[slot].of.user;
         e->token = step->out.token[i], e->log_prob = step->out.log_prob[i];
         e->end = te__generation_end_of(code, row->is_last);
         e->top_token = top ? step->out.top_token + (size_t)i * (size_t)top : 0;
         e->top_log_prob = top ? step->out.top_log_prob + (size_t)i * (size_t)top : 0;
-        if (e->end != TE_GENERATION_END_runs) TE_TRY(te__generation_release(g, i, ctx));
+        if (e->end != TE_GENERATION_END_runs) TE_TRY(te__generation_release(g, slot, ctx));
     }
     return TE_OK;
 }

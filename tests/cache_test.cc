@@ -274,6 +274,27 @@ TEST_CASE("a batch that does not fit leaves the cache as it was, and is reported
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
 }
 
+TEST_CASE("a sequence moves with its pages") {
+    for (const int page_rows : {0, 16}) {
+        cached c(plain_f32_subject, config_of(3, 128, page_rows), fresh_seed());
+        c.draw_sequence(70), c.draw_sequence(70);
+        c.step({0, 1}, {37, 20}, {2, 0}, {0, 0});
+        const int free_pages = c.free_pages();
+        REQUIRE(te_cache_move(&c.cache, 1, 2, c.ctx) == TE_OK);
+        CHECK(c.lengths() == std::vector<int32_t>({20, 37, 0}));
+        CHECK(c.free_pages() == free_pages);
+        c.compare(c.step({0}, {10}, {1}, {37, 20}), 0, 0, 37, 10);
+        REQUIRE(te_cache_move(&c.cache, 0, 1, c.ctx) == TE_OK); // the sequence that was there ends
+        REQUIRE(te_cache_move(&c.cache, 0, 0, c.ctx) == TE_OK);
+        CHECK(c.lengths() == std::vector<int32_t>({47, 0, 0}));
+        c.compare(c.step({0}, {23}, {0}, {47, 20}), 0, 0, 47, 23);
+        REQUIRE(te_cache_truncate(&c.cache, 0, 0, c.ctx) == TE_OK);
+        CHECK(c.free_pages() == c.cache.t.pages);
+        CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+        CHECK(te_cache_move(&c.cache, 3, 0, c.ctx) == TE_ERROR_VALUE);
+    }
+}
+
 TEST_CASE("rows of padding change nothing, in a batch and in the cache") {
     for (const subject *s : {&plain_f32_subject, &alone_bf16_subject, &alone_80_subject}) {
         cached c(*s, config_of(4, 64, 16), fresh_seed());

@@ -321,6 +321,37 @@ TEST_CASE("a prompt longer than a step, beside a sequence that decodes") {
     CHECK(differ <= 1);
 }
 
+TEST_CASE("sequences that outlive others move to a smaller graph") {
+    for (const int lag : {0, 1}) {
+        if (TE_CUDA && !lag) continue;
+        context c;
+        source random(fresh_seed());
+        language_model m(&c.c, TE_f32);
+        server s(m, config_of(7, 64, 16), 7, 32);
+        s.g.lag = lag;
+        std::map<int64_t, wish> wishes;
+        for (int i = 0; i < 7; i++) {
+            wish w = draw_wish(random, 4, 1);
+            w.stop.clear(), w.r.max_tokens = i == 6 ? 40 : i == 4 ? 20 : 5, w.r.repetition_penalty = 1.2f;
+            wishes[s.must_add(w)] = w;
+        }
+        const auto sequences = [&] { return s.g.step[s.g.current ^ 1].sequences; };
+        for (int i = 0; i < 5; i++) s.step();
+        CHECK(sequences() == 7);
+        for (int i = 0; i < 5; i++) s.step();
+        CHECK(te_generation_running(&s.g) == 2);
+        CHECK(sequences() == 2);
+        for (int i = 0; i < 15; i++) s.step();
+        CHECK(te_generation_running(&s.g) == 1);
+        CHECK(sequences() == 1);
+        s.finish();
+        int differ = 0;
+        for (auto &w : wishes) compare(s.texts[w.first], reference_text(m, w.second, 64), &differ);
+        CHECK(differ <= 1);
+        CHECK(s.free_pages() == s.cache.t.pages);
+    }
+}
+
 TEST_CASE("the likeliest tokens, stops and a length that the capacity decides") {
     context c;
     source random(fresh_seed());

@@ -318,9 +318,22 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
+/* Sequence `slot`, which is empty, becomes sequence `from`, which is empty then. One block. */
+TE_FN void te__cache_move_body(const te_cache_args *a) {
+    const te_cache_tables *t = &a->t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int length = t->length[a->from], pages = te__cache_pages_of(t, length);
+    const int32_t *from = t->table + (int64_t)a->from * t->table_width;
+    int32_t *to = t->table + (int64_t)a->slot * t->table_width;
+    for (int p = g.id; p < pages; p += g.count) to[p] = from[p];
+    te_block_sync(); /* every thread has read the length */
+    if (g.id == 0) t->length[a->slot] = length, t->length[a->from] = 0;
+}
 TE_KERNEL_IF_USED(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
+TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
 /* Copies page copy[0] to page copy[1]. Grid: blocks of TE_CACHE_COPY numbers of 4 bytes. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
@@ -431,6 +444,16 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     a.slot = slot, a.from = from;
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
+}
+/* Sequence `slot` becomes sequence `from`, which is empty then. Copies no page. */
+TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_move", ctx));
+    TE_TRY(te__cache_check_slot(c, from, "te_cache_move", ctx));
+    if (slot == from) return TE_OK;
+    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
+    te_cache_args a = te__cache_args(c);
+    a.slot = slot, a.from = from;
+    return te__cache_move_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
 TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
