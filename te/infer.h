@@ -22,7 +22,9 @@
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"         /* TE_INFERENCE, TE_DECLARE_INFERENCE, TE_DEFINE_INFERENCE */
 #include "gemm/gemm.h"         /* te_gemm_load */
+#include "generation.h"             /* te_generation: continuous batching */
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
+#include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/safetensors.h"         /* te_safetensors_map, te_safetensors_open_memory */
 #include "io/weights.h"             /* te_weights_load, te_weights_use */
 #include "layers.h"                 /* ready-made lists: TE_LLAMA_BLOCK, ... */

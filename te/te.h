@@ -21,7 +21,9 @@
 #include "linear/impl/linear_cross_entropy.h" /* linear_cross_entropy with a vocabulary split over ranks */
 #include "fuse/sequential.h"        /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "gemm/gemm.h"          /* te_gemm_fp8_run */
+#include "generation.h"             /* te_generation: continuous batching */
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
+#include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/checkpoint.h"          /* te_checkpoint_save, te_checkpoint_load */
 #include "io/fp8_weights.h"         /* te_fp8_weights_load: FP8 weights without a 16-bit copy */
 #include "io/json.h"          /* te_json_open, te_json_find */

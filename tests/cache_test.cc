@@ -295,11 +295,53 @@ TEST_CASE("a batch that does not fit leaves the cache as it was, and is reported
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_ERROR_SHAPE);
     c.step({0}, {1}, {4}, none);
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_ERROR_VALUE);
-    c.step({0}, {1}, {-1}, none);
+    c.step({0}, {1}, {-2}, none);
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_ERROR_VALUE);
     CHECK(c.lengths()[0] == 40);
     c.compare(c.step({0}, {24}, {0}, {40, 0, 0, 0}), 0, 0, 40, 24); // still as it was
     CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+}
+
+TEST_CASE("a sequence moves with its pages") {
+    for (const int page_rows : {0, 16}) {
+        cached c(plain_f32_subject, config_of(3, 128, page_rows), fresh_seed());
+        c.draw_sequence(70), c.draw_sequence(70);
+        c.step({0, 1}, {37, 20}, {2, 0}, {0, 0});
+        const int free_pages = c.free_pages();
+        REQUIRE(te_cache_move(&c.cache, 1, 2, c.ctx) == TE_OK);
+        CHECK(c.lengths() == std::vector<int32_t>({20, 37, 0}));
+        CHECK(c.free_pages() == free_pages);
+        c.compare(c.step({0}, {10}, {1}, {37, 20}), 0, 0, 37, 10);
+        REQUIRE(te_cache_move(&c.cache, 0, 1, c.ctx) == TE_OK); // the sequence that was there ends
+        REQUIRE(te_cache_move(&c.cache, 0, 0, c.ctx) == TE_OK);
+        CHECK(c.lengths() == std::vector<int32_t>({47, 0, 0}));
+        c.compare(c.step({0}, {23}, {0}, {47, 20}), 0, 0, 47, 23);
+        REQUIRE(te_cache_truncate(&c.cache, 0, 0, c.ctx) == TE_OK);
+        CHECK(c.free_pages() == c.cache.t.pages);
+        CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+        CHECK(te_cache_move(&c.cache, 3, 0, c.ctx) == TE_ERROR_VALUE);
+    }
+}
+
+TEST_CASE("rows of padding change nothing, in a batch and in the cache") {
+    for (const subject *s : {&plain_f32_subject, &alone_bf16_subject, &alone_80_subject}) {
+        cached c(*s, config_of(4, 64, 16), fresh_seed());
+        for (int i = 0; i < 4; i++) c.draw_sequence(40);
+        const std::vector<int> none(4, 0), at = {20, 20, 20, 20};
+        c.step({0, 1}, {20, 20}, {2, 1}, none);
+        const int free_pages = c.free_pages();
+        // one token each, and a prompt of padding beside a prompt
+        const reference::vec got = c.step({2, 1, 3, 0}, {1, 1, 1, 1}, {TE_CACHE_PADDING, 1, TE_CACHE_PADDING, 2}, at);
+        c.compare(got, 1, 1, 20, 1), c.compare(got, 3, 0, 20, 1);
+        for (int k = 0; k < c.out; k++) {
+            REQUIRE(std::isfinite(got[(size_t)k]));
+            if (s != &plain_f32_subject) REQUIRE((got[(size_t)k] == 0 && got[(size_t)(2 * c.out + k)] == 0));
+        }
+        c.compare(c.step({2, 0}, {7, 9}, {TE_CACHE_PADDING, 2}, {21, 21, 0, 0}), 7, 0, 21, 9);
+        CHECK(c.lengths() == std::vector<int32_t>({0, 21, 30, 0}));
+        CHECK(c.free_pages() == free_pages);
+        CHECK(te_cache_check(&c.cache, c.ctx) == TE_OK);
+    }
 }
 
 TEST_CASE("what a cache is refused for") {

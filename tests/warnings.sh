@@ -39,6 +39,11 @@ if [[ -x $nvcc ]]; then # for C++20 it warns of more than for C++17, with which 
     grep -v '^int half;' "$source" >"$source.cu"
     "$nvcc" -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -DTE_KEEP_CALLS -gencode arch=compute_90a,code=compute_90a -I. -c "$source.cu" -o /dev/null
     echo "nvcc -std=c++20: clean"
+    # without TE_KEEP_CALLS, as users compile: these lists also have the kernels of te/linear/impl/linear_epilogue.h
+    printf '%s\n' '#include "te/infer.h"' 'TE_INFERENCE(inlined, bf16, (linear, qkv, 64, 256), (rope, r, 4, 2, 32), (linear, l, 256, 64))' \
+        'const te_plan *plan(void) { return inlined_plan(); }' >"$source.cu"
+    "$nvcc" -std=c++17 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -gencode arch=compute_90a,code=compute_90a -I. -c "$source.cu" -o /dev/null
+    echo "nvcc -std=c++17, with all kernels: clean"
 fi
 # gcc inlines differently at each level, and at some levels it may fail to inline a function that is declared always_inline
 for level in -Og -O1 -Os -O2; do

@@ -14,7 +14,8 @@
  * te_cache_begin takes pages for the new tokens of the batch and adds these tokens to the lengths of their sequences.
  * Each attention then stores the keys and values of the new tokens, and attends to all tokens of the sequence. Sequence
  * i of the batch is sequence te_batch.slots[i] of the cache (slots null: i); no sequence may be in a batch twice. The
- * positions of new tokens, for rope and learnt positions, continue behind the tokens in the cache.
+ * positions of new tokens, for rope and learnt positions, continue behind the tokens in the cache. Rows whose slot is
+ * TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing is stored or reported for them.
  *
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
  * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
@@ -31,7 +32,8 @@
 
 enum {
     TE_CACHE_MAX_LAYERS = 256,
-    TE_CACHE_MAX_PAGES = 1 << 24
+    TE_CACHE_MAX_PAGES = 1 << 24,
+    TE_CACHE_PADDING = -1 /* te_batch.slots: of rows that only fill a batch up, such as that of a captured graph */
 };
 
 typedef struct te_cache_config {
@@ -252,7 +254,7 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         int total;
         const int before = te__cache_scan(needs, &total), has_pages = before + needs <= free_count;
         const int taken = fits && has_pages ? needs : 0;
-        if (here && !exists) te__cache_report(t, TE_CACHE_NO_SLOT);
+        if (here && !exists && slot != TE_CACHE_PADDING) te__cache_report(t, TE_CACHE_NO_SLOT);
         if (here && exists && !fits) te__cache_report(t, TE_CACHE_TOO_LONG);
         if (fits && !has_pages) te__cache_report(t, TE_CACHE_FULL);
         for (int p = 0; p < taken; p++) {
@@ -264,14 +266,9 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         if (accepted) t->length[slot] = length;
         (void)te__cache_scan(taken, &total);
         free_count -= total;
-        /* A sequence that does not fit has one split, in which the decoding kernel writes zeros. */
-        const int splits = accepted ? (length + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT : here;
-        const int splits_before = te__cache_scan(splits, &total);
-        if (here) t->first_split[i] = first_split + splits_before;
-        first_split += total;
     }
     te_block_sync(); /* all threads have read free_count */
-    if (g.id == 0) *t->free_count = free_count, t->first_split[a->of.count] = first_split;
+    if (g.id == 0) *t->free_count = free_count;
 }
 /* Take a free page for the tokens of sequence `slot` that are behind its last full page, if it has `length` tokens in
  * all. These tokens are now in page `from`, which is shared; te__cache_copy will copy them to the new page. If no page
@@ -326,11 +323,24 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
+/* Sequence `slot`, which is empty, becomes sequence `from`, which is empty then. One block. */
+TE_FN void te__cache_move_body(const te_cache_args *a) {
+    const te_cache_tables *t = &a->t;
+    int group;
+    const te_lanes g = te_lanes_here(TE_CACHE_THREADS, &group);
+    const int length = t->length[a->from], pages = te__cache_pages_of(t, length);
+    const int32_t *from = t->table + (int64_t)a->from * t->table_width;
+    int32_t *to = t->table + (int64_t)a->slot * t->table_width;
+    for (int p = g.id; p < pages; p += g.count) to[p] = from[p];
+    te_block_sync(); /* every thread has read the length */
+    if (g.id == 0) t->length[a->slot] = length, t->length[a->from] = 0;
+}
 /* Attentions read the tables, and the keys and values of earlier batches, before the kernel in front of them has ended
  * (attention_sm90_decode.h). They may, because no kernel overlaps this one: when it ends, all earlier ones have. */
 TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
+TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
 /* Copies page copy[0] to page copy[1]. Grid: a block for each TE_CACHE_COPY numbers of 4 bytes of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
@@ -444,7 +454,17 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Copy the lengths of all sequences to lengths[sequences] on the host. Waits for the stream. */
+/* Sequence `slot` becomes sequence `from`, which is empty then. Copies no page. */
+TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_move", ctx));
+    TE_TRY(te__cache_check_slot(c, from, "te_cache_move", ctx));
+    if (slot == from) return TE_OK;
+    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
+    te_cache_args a = te__cache_args(c);
+    a.slot = slot, a.from = from;
+    return te__cache_move_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
 TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_lengths", ctx));
     TE_REQUIRE(lengths, ctx, TE_ERROR_NULL, "te_cache_lengths: lengths is null");

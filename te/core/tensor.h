@@ -66,7 +66,8 @@ typedef struct te_batch {
                               * loss_scale (te/ops/cross_entropy.h); null: no division */
     const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
                                    * prepared by te_cache_begin; null: none */
-    const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i */
+    const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i;
+                           * -1: rows of padding */
     int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
                      * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
     const struct te_sampling *sampling; /* the parameters and results of (sample, ..), which ends a list */

@@ -33,7 +33,7 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
  * strategy: a cast, if the result is not yet in FP8, and a transpose, if forward saves the operand for the weight's
  * gradient but the step's kernel did not store it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *saved = te__saved_input_of(r, next).x, *p;
+    void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te__scratch(r, &p, (size_t)(te__capacity_rows(r) * cols)));

@@ -89,7 +89,7 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
         {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
         FORM,
         {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, small_m>(), 0, 0},
-        {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
+        {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}, 0};
     return &kernels;
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \

@@ -125,7 +125,7 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_g
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}};
+        TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}, 0};
     return &kernels;
 }
 

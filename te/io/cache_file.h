@@ -1,0 +1,330 @@
+/* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache of the same lists: a prompt that
+ * many texts begin with, or a conversation that goes on later. What follows has the same bits as if the sequence had
+ * stayed in the cache.
+ *
+ * Do this:
+ *     TE_TRY(te_cache_save(&cache, slot, tokens, "prompt.safetensors", &ctx));           // tokens: may be null
+ *     ...
+ *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
+ *
+ * A safetensors file with a checksum. For each attention of the cache's models, in their order, it has
+ *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype
+ *     layer.0.values    [kv_heads, length, value_dim]
+ *     tokens            [length], I32, where the program passes the tokens that the sequence is made of
+ * and in the metadata the text of each layer's list (te/io/weights.h). The file does not depend on page_rows, nor on
+ * the order in which the target stores a row, so that a host and a GPU can exchange files. It does not name the
+ * weights: a file of other weights is loaded, and is wrong. Of several ranks each saves the heads that it has, to a
+ * file of its own.
+ */
+#ifndef TE_CACHE_FILE_H
+#define TE_CACHE_FILE_H
+
+#include "../cache/cache.h" /* te_cache */
+#include "safetensors.h"    /* te_safetensors_open, te_safetensors_verify */
+#include "weights.h"        /* te__plan_key, te__plan_text, te__weights_check_plan */
+
+enum { TE__CACHE_FILE_NAME = 32 };
+
+/* A file while it is written or read. All arrays lie in host memory. */
+typedef struct te__cache_file {
+    const te_cache *cache;
+    te_safetensor *tensor; /* [2 layers + 1]: keys and values of each layer, then the tokens */
+    char (*name)[TE__CACHE_FILE_NAME];
+    int32_t *page;         /* [pages]: the sequence's pages, in order */
+    char *staging;         /* keys or values of a layer in the order of the pages: [pages, kv_heads, page_rows, dim] */
+    char *rows;            /* saving: the same in the order of the file, [kv_heads, length, dim] */
+    char *memory;          /* loading: all tensors of the file */
+    int length, pages, count;
+} te__cache_file;
+
+/* ---- names and shapes -------------------------------------------------------------------------------------------- */
+
+TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int layer) {
+    const te_cache_layer *l = &c->layer[layer];
+    return te__cached_options(&l->model->plan->op[l->op]);
+}
+TE_API void te__cache_file_free(te__cache_file *f) {
+    free(f->tensor), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
+}
+/* Describe the tensors of a sequence of `length` tokens. The data of each is not null, but not yet memory. */
+TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
+    const te_cache *c = f->cache;
+    f->count = 0;
+    for (int k = 0; k < c->layer_count; k++)
+        for (int value = 0; value < 2; value++) {
+            const te_attention_options *o = te__cache_file_options(c, k);
+            const te_dtype dtype = c->layer[k].model->plan->dtype;
+            int64_t shape[3];
+            char *name = f->name[f->count];
+            shape[0] = o->kv_heads, shape[1] = f->length, shape[2] = value ? o->value_dim : o->head_dim;
+            snprintf(name, sizeof f->name[0], "layer.%d.%s", k, value ? "values" : "keys");
+            f->tensor[f->count++] = te_safetensor_of(name, te__safetensors_dtype_of(dtype), 3, shape, f->name);
+        }
+    if (!has_tokens) return;
+    int64_t shape[1];
+    shape[0] = f->length;
+    snprintf(f->name[f->count], sizeof f->name[0], "tokens");
+    f->tensor[f->count] = te_safetensor_of(f->name[f->count], TE_SAFETENSORS_I32, 1, shape, f->name);
+    f->count++;
+}
+/* Allocate what does not depend on the length. After an error there is nothing to free. */
+TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_context *ctx) {
+    const size_t tensors = 2 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
+    memset(f, 0, sizeof *f);
+    f->cache = c;
+    f->tensor = (te_safetensor *)calloc(tensors, sizeof *f->tensor);
+    f->name = (char(*)[TE__CACHE_FILE_NAME])calloc(tensors, sizeof *f->name);
+    f->page = (int32_t *)calloc(width, sizeof *f->page);
+    if (f->tensor && f->name && f->page) return TE_OK;
+    te__cache_file_free(f);
+    return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
+}
+/* The largest tensor of a layer, and its bytes in the order of the pages. */
+TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_context *ctx) {
+    const te_cache_tables *t = &f->cache->t;
+    size_t rows = 1, staging = 1;
+    f->pages = (f->length + t->page_rows - 1) / t->page_rows;
+    for (int i = 0; i < 2 * f->cache->layer_count; i++) {
+        const te_safetensor *s = &f->tensor[i];
+        const size_t row = (size_t)(s->shape[0] * s->shape[2]) * te_safetensors_dtype_bytes(s->dtype);
+        rows = (size_t)te_max((int64_t)rows, (int64_t)s->bytes);
+        staging = (size_t)te_max((int64_t)staging, (int64_t)f->pages * t->page_rows * (int64_t)row);
+    }
+    f->staging = (char *)malloc(staging), f->rows = with_rows ? (char *)malloc(rows) : 0;
+    TE_REQUIRE(f->staging && (f->rows || !with_rows), ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate %zu bytes",
+               staging + (with_rows ? rows : 0));
+    return TE_OK;
+}
+
+/* ---- between the pages and the file ------------------------------------------------------------------------------ */
+
+/* Copy tensor i between its pages in the cache and the staging memory; to_cache: in that direction. Where a page is not
+ * full, only its rows are copied. */
+TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
+    const te_cache_tables *t = &f->cache->t;
+    const te_cache_layer *l = &f->cache->layer[i / 2];
+    const te_attention_options *o = te__cache_file_options(f->cache, i / 2);
+    const te_safetensor *s = &f->tensor[i];
+    const size_t size = te_safetensors_dtype_bytes(s->dtype), row = (size_t)s->shape[2] * size;
+    const size_t head = (size_t)t->page_rows * row, part = (size_t)o->kv_heads * head;
+    const size_t first = i % 2 ? (size_t)t->page_rows * (size_t)o->kv_heads * (size_t)o->head_dim * size : 0;
+    for (int p = 0; p < f->pages; p++) {
+        char *at = l->pages + (size_t)(f->page[p] * l->page_elements) * size + first, *host = f->staging + p * part;
+        const int left = f->length - p * t->page_rows, is_full = left >= t->page_rows;
+        for (int h = 0; h < (is_full ? 1 : o->kv_heads); h++) {
+            char *there = at + (size_t)h * head, *here = host + (size_t)h * head;
+            const size_t bytes = is_full ? part : (size_t)left * row;
+            TE_TRY(to_cache ? te_copy(ctx, there, here, bytes) : te_copy(ctx, here, there, bytes));
+        }
+    }
+    return te_synchronize(ctx);
+}
+/* Reorder tensor i in host memory between the order of the staging memory and that of the file, and the chunks of each
+ * row between the order of the target (te__cache_is_swizzled) and their own. */
+TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
+    const te_cache_tables *t = &f->cache->t;
+    const te_safetensor *s = &f->tensor[i];
+    const size_t row = (size_t)s->shape[2] * te_safetensors_dtype_bytes(s->dtype);
+    const int swizzled = te__cache_is_swizzled((int)s->shape[2], f->cache->layer[i / 2].model->plan->dtype);
+    const size_t chunk = swizzled ? 16 : row;
+    for (int h = 0; h < (int)s->shape[0]; h++)
+        for (int r = 0; r < f->length; r++) {
+            const int64_t in_pages = ((int64_t)(r / t->page_rows) * s->shape[0] + h) * t->page_rows + r % t->page_rows;
+            char *a = f->staging + (size_t)in_pages * row;
+            char *b = rows + ((size_t)h * (size_t)f->length + (size_t)r) * row;
+            for (size_t c = 0; c * chunk < row; c++) {
+                char *stored = a + (swizzled ? c ^ (size_t)(r % 8) : c) * chunk, *plain = b + c * chunk;
+                memcpy(to_cache ? stored : plain, to_cache ? plain : stored, chunk);
+            }
+        }
+}
+
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
+
+/* Bytes [at, at + n) of a tensor, for te__safetensors_write. */
+TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor *s, uint64_t at, size_t n,
+                                       te_context *ctx) {
+    te__cache_file *f = (te__cache_file *)from;
+    const int i = (int)(s - f->tensor);
+    if (i >= 2 * f->cache->layer_count) return te_copy(ctx, to, (const char *)s->data + at, n);
+    if (!at) {
+        TE_TRY(te__cache_file_copy(f, i, 0, ctx));
+        te__cache_file_reorder(f, i, f->rows, 0);
+    }
+    memcpy(to, f->rows + at, n);
+    return TE_OK;
+}
+TE_API te_named_model te__cache_file_model(const te_cache *c, int k, char name[TE__CACHE_FILE_NAME]) {
+    te_named_model m;
+    snprintf(name, TE__CACHE_FILE_NAME, "layer.%d", k);
+    m.name = name, m.model = (te_model *)(uintptr_t)c->layer[k].model;
+    return m;
+}
+/* Put the key and the text of each layer's list into t, and their places into pairs; t->p null: only count bytes. */
+TE_API void te__cache_file_lists(te__text *t, te_safetensors_pair *pairs, const te_cache *c, te_context *ctx) {
+    const int ranks = te_tensor_group(ctx)->size;
+    char name[TE__CACHE_FILE_NAME];
+    for (int k = 0; k < c->layer_count; k++) {
+        const te_named_model m = te__cache_file_model(c, k, name);
+        if (pairs) pairs[k].key = t->p + t->n;
+        te__plan_key(t, &m);
+        if (pairs) pairs[k].value = t->p + t->n;
+        te__plan_text(t, m.model->plan, ranks), te__text_char(t, 0);
+    }
+}
+TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_context *ctx) {
+    te__safetensors_extra extra = te__safetensors_extra_of(1, 0);
+    te__text text = {0, 0};
+    const int pairs = f->cache->layer_count;
+    te__cache_file_lists(&text, 0, f->cache, ctx);
+    char *memory = (char *)malloc((size_t)pairs * sizeof(te_safetensors_pair) + text.n + 1);
+    TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "te_cache_save: cannot allocate %zu bytes", text.n);
+    te_safetensors_pair *pair = (te_safetensors_pair *)(void *)memory;
+    text.p = memory + (size_t)pairs * sizeof *pair, text.n = 0;
+    te__cache_file_lists(&text, pair, f->cache, ctx);
+    extra.source = te__cache_file_source, extra.from = f;
+    const te_status status = te__safetensors_write(path, f->tensor, f->count, pair, pairs, extra, ctx);
+    free(memory);
+    return status;
+}
+/* Save sequence `slot` with all its tokens' keys and values. tokens [length], in host or target memory: also these, for
+ * a program that will look for a prompt that begins with them; null: none. An old file at the path stays as it is until
+ * the new one is complete on the disk. Waits for the stream. */
+TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
+    te__cache_file f;
+    int32_t length = 0;
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_save", ctx));
+    TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_cache_save: the path is null");
+    TE_TRY(te_copy(ctx, &length, c->t.length + slot, sizeof length));
+    TE_TRY(te_synchronize(ctx));
+    TE_TRY(te__cache_file_begin(&f, c, ctx));
+    f.length = length;
+    te__cache_file_describe(&f, tokens != 0);
+    if (tokens) f.tensor[f.count - 1].data = (void *)(uintptr_t)tokens;
+    te_status status = te__cache_file_reserve(&f, 1, ctx);
+    if (status == TE_OK)
+        status = te_copy(ctx, f.page, c->t.table + (int64_t)slot * c->t.table_width, (size_t)f.pages * sizeof *f.page);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    if (status == TE_OK) status = te__cache_file_write(&f, path, ctx);
+    te__cache_file_free(&f);
+    return status;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* Find the length, and check that the file has the tensors and the lists of this cache, and no others. */
+TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, int wants_tokens, te_context *ctx) {
+    const te_cache *c = f->cache;
+    const te_safetensor *keys = te_safetensors_find(file, "layer.0.keys");
+    const int has_tokens = te_safetensors_find(file, "tokens") != 0;
+    char name[TE__CACHE_FILE_NAME];
+    TE_TRY(te_safetensors_verify(file, ctx));
+    TE_REQUIRE(keys && keys->rank == 3, ctx, TE_ERROR_FORMAT,
+               "%.120s: is no sequence of a cache: it has no tensor layer.0.keys, [heads, length, head_dim]",
+               file->path);
+    TE_REQUIRE(keys->shape[1] >= 0 && keys->shape[1] <= c->t.capacity, ctx, TE_ERROR_SHAPE,
+               "%.120s: has %lld tokens, a sequence of this cache has %d at most", file->path,
+               (long long)keys->shape[1], c->t.capacity);
+    TE_REQUIRE(has_tokens || !wants_tokens, ctx, TE_ERROR_FORMAT, "%.120s: was saved without tokens", file->path);
+    f->length = (int)keys->shape[1];
+    te__cache_file_describe(f, has_tokens);
+    TE_TRY(te_safetensors_check(file, f->tensor, f->count, 1, ctx));
+    for (int i = 0; i < f->count; i++) {
+        const te_safetensor *t = te_safetensors_find(file, f->tensor[i].name);
+        TE_REQUIRE(t->dtype == f->tensor[i].dtype, ctx, TE_ERROR_DTYPE, "%.120s: tensor %s is %s, it should be %s",
+                   file->path, t->name, te__shape_text_of(t).text, te__shape_text_of(&f->tensor[i]).text);
+    }
+    for (int k = 0; k < c->layer_count; k++) {
+        const te_named_model m = te__cache_file_model(c, k, name);
+        TE_TRY(te__weights_check_plan(file, &m, ctx));
+    }
+    return TE_OK;
+}
+/* Read all tensors to host memory: what can fail comes before the cache changes. */
+TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *file, te_context *ctx) {
+    size_t bytes = 0;
+    for (int i = 0; i < f->count; i++) bytes += (size_t)f->tensor[i].bytes;
+    f->memory = (char *)malloc(bytes + 1);
+    TE_REQUIRE(f->memory, ctx, TE_ERROR_MEMORY, "te_cache_load: cannot allocate %zu bytes", bytes);
+    bytes = 0;
+    for (int i = 0; i < f->count; i++) {
+        f->tensor[i].data = f->memory + bytes, bytes += (size_t)f->tensor[i].bytes;
+        const te_safetensor *t = te_safetensors_find(file, f->tensor[i].name);
+        if (t->bytes)
+            TE_TRY(te__safetensors_get(file, (char *)f->tensor[i].data, (size_t)t->bytes, file->data_at + t->offset,
+                                       ctx));
+    }
+    return TE_OK;
+}
+/* Check that the pages suffice: those that are free, and those that only sequence `slot` has. */
+TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, te_context *ctx) {
+    const te_cache_tables *t = &f->cache->t;
+    const size_t uses = (size_t)t->pages;
+    int32_t *use = (int32_t *)malloc(uses * sizeof *use), free_count = 0, length = 0;
+    TE_REQUIRE(use, ctx, TE_ERROR_MEMORY, "te_cache_load: cannot allocate %zu bytes", uses * sizeof *use);
+    te_status status = te_copy(ctx, use, t->use_count, uses * sizeof *use);
+    if (status == TE_OK) status = te_copy(ctx, &free_count, t->free_count, sizeof free_count);
+    if (status == TE_OK) status = te_copy(ctx, &length, t->length + slot, sizeof length);
+    if (status == TE_OK)
+        status = te_copy(ctx, f->page, t->table + (int64_t)slot * t->table_width,
+                         (size_t)t->table_width * sizeof *f->page);
+    const te_status done = te_synchronize(ctx);
+    if (status == TE_OK) status = done;
+    int available = free_count;
+    for (int p = 0; status == TE_OK && p < (length + t->page_rows - 1) / t->page_rows; p++)
+        available += use[f->page[p]] == 1;
+    free(use);
+    if (status != TE_OK) return status;
+    TE_REQUIRE(f->pages <= available, ctx, TE_ERROR_MEMORY,
+               "te_cache_load: %d tokens need %d pages, of the cache's %d pages %d are free", f->length, f->pages,
+               t->pages, available);
+    return TE_OK;
+}
+/* Sequence `slot` becomes the one of the file. */
+TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te_context *ctx) {
+    const te_cache *c = f->cache;
+    const int32_t of_slot = slot;
+    te_cache_args a = te__cache_args(c);
+    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
+    if (!f->length) return te_synchronize(ctx);
+    /* a batch of one sequence takes its pages */
+    TE_TRY(te_copy(ctx, c->t.slot, &of_slot, sizeof of_slot));
+    a.of.count = 1, a.of.max_seqlen = a.of.rows = f->length, a.slots = c->t.slot;
+    TE_TRY(te__cache_begin_launch(ctx, te__grid_of(1, 1), &a));
+    TE_TRY(te_copy(ctx, f->page, c->t.table + (int64_t)slot * c->t.table_width, (size_t)f->pages * sizeof *f->page));
+    TE_TRY(te_synchronize(ctx));
+    for (int i = 0; i < 2 * c->layer_count; i++) {
+        te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
+        TE_TRY(te__cache_file_copy(f, i, 1, ctx));
+    }
+    return TE_OK;
+}
+/* Sequence `slot` becomes the one that te_cache_save has put into the file; what it was before is dropped. tokens:
+ * [capacity of the cache], in host memory, gets the file's tokens; null: they are not wanted. length: gets their
+ * number; may be null. Not between te_cache_begin and the models of its batch. All of the file is checked, and read to
+ * host memory, before the cache changes: after an error it is as it was. Waits for the stream. Errors: TE_ERROR_FORMAT
+ * and TE_ERROR_IO (not such a file, or damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other
+ * lists, or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
+TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
+                                          te_context *ctx) {
+    te__cache_file f;
+    te_safetensors file;
+    TE_TRY(te__cache_check_slot(c, slot, "te_cache_load", ctx));
+    TE_TRY(te__cache_file_begin(&f, c, ctx));
+    te_status status = te_safetensors_open(&file, path, ctx);
+    if (status == TE_OK) {
+        status = te__cache_file_check(&f, &file, tokens != 0, ctx);
+        if (status == TE_OK) status = te__cache_file_reserve(&f, 0, ctx);
+        if (status == TE_OK) status = te__cache_file_check_pages(&f, slot, ctx);
+        if (status == TE_OK) status = te__cache_file_read(&f, &file, ctx);
+        te_safetensors_close(&file);
+    }
+    if (status == TE_OK) status = te__cache_file_store(&f, slot, ctx);
+    if (status == TE_OK && tokens && f.length)
+        memcpy(tokens, f.tensor[f.count - 1].data, (size_t)f.length * sizeof *tokens);
+    if (status == TE_OK && length) *length = f.length;
+    te__cache_file_free(&f);
+    return status;
+}
+
+#endif
