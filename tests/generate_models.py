@@ -26,7 +26,7 @@ SIZES = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_la
              num_key_value_heads=2, max_position_embeddings=160)
 LLAMA3_ROPE = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16,
                    rope_type="llama3")
-GEMMA = dict(SIZES, head_dim=24, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", rms_norm_eps=1e-6,
+GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", rms_norm_eps=1e-6,
              sliding_window=16, attention_bias=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
@@ -47,10 +47,10 @@ MODELS = {
                    attention_bias=False, tie_word_embeddings=False), "F16", 1 << 30, 15),
     "gemma2": (dict(GEMMA, model_type="gemma2", architectures=["Gemma2ForCausalLM"], num_hidden_layers=4,
                     query_pre_attn_scalar=20, rope_theta=10000.0, attn_logit_softcapping=5.0,
-                    final_logit_softcapping=3.0), "BF16", 1 << 30, 16),
+                    final_logit_softcapping=3.0), "BF16", 1 << 30, 26),
     "gemma3": (dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], num_hidden_layers=6,
                     query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
-                    rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3), "F32", 1 << 30, 7),
+                    rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3), "F32", 1 << 30, 257),
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),

@@ -108,11 +108,22 @@ typedef struct sequence {
     int prints;                     /* whether `out` is printed as it grows */
 } sequence;
 
+/* The tokens that end a text: those of config.json or generation_config.json or, if these name none, of the tokenizer;
+ * with --chat also the one that ends a message. */
+static int32_t ends[64];
+static int end_count;
+
+static void find_ends(void) {
+    static const int32_t of_model[] = {MODEL_EOS}; /* -1: none */
+    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0] && end_count < 63; i++)
+        if (of_model[i] >= 0) ends[end_count++] = of_model[i];
+    if (!end_count) end_count = (int)te_min(tokenizer_eos(words, ends, 63), 63);
+    if (format != CHAT_none) ends[end_count++] = tokenizer_token_id(words, chat_end_token(format));
+}
 static int is_end(int32_t id) {
-    static const int32_t of_model[] = {MODEL_EOS};
-    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0]; i++)
-        if (id == of_model[i]) return 1;
-    return format != CHAT_none && id == tokenizer_token_id(words, chat_end_token(format));
+    for (int i = 0; i < end_count; i++)
+        if (id == ends[i]) return 1;
+    return 0;
 }
 static void encode(sequence *s, const char *p, size_t n, int add_special) {
     char says[128];
@@ -515,9 +526,10 @@ static void open_tokenizer(void) {
     snprintf(path, sizeof path, "%s/tokenizer.json", options.folder);
     words = tokenizer_open(path, error);
     if (!words) die("tokenizer", error);
-    if (!options.chat) return;
-    format = chat_format_of(words);
-    if (format == CHAT_none) die("--chat: the tokenizer has no special tokens of a chat format that is known", "");
+    if (options.chat) format = chat_format_of(words);
+    if (options.chat && format == CHAT_none)
+        die("--chat: the tokenizer has no special tokens of a chat format that is known", "");
+    find_ends();
 }
 
 int main(int argc, char **argv) {

@@ -86,7 +86,12 @@ static te_status file_of(const te_safetensors **file, const char *tensor, te_con
     TE_REQUIRE(v && v->text, ctx, TE_ERROR_FORMAT, "model.safetensors.index.json has no tensor %.80s", tensor);
     return open_file(file, v->text, ctx);
 }
-/* Open the files, and find the prefix with which they have the embedding. */
+static int has_tensor(const char *name) {
+    char key[MAX_NAME + 16];
+    snprintf(key, sizeof key, "weight_map.%s", name);
+    return from.index.count ? te_json_find(&from.index, key) != 0 : te_safetensors_find(&from.file[0], name) != 0;
+}
+/* Open the index or the only file, and find the prefix with which it has the embedding. */
 static te_status open_files(te_context *ctx) {
     char path[MAX_PATH], name[MAX_NAME];
     const te_safetensors *file;
@@ -96,7 +101,7 @@ static te_status open_files(te_context *ctx) {
     for (size_t i = 0; i < sizeof name_prefixes / sizeof name_prefixes[0]; i++) {
         from.prefix = name_prefixes[i];
         snprintf(name, sizeof name, "%s%s", from.prefix, embed_tensors[0].name);
-        if (file_of(&file, name, ctx) == TE_OK && te_safetensors_find(file, name)) return TE_OK;
+        if (has_tensor(name)) return TE_OK;
     }
     return te_fail(ctx, TE_ERROR_FORMAT, "%.200s: no file has a tensor %s, with or without \"%s\" in front", from.folder,
                    embed_tensors[0].name, name_prefixes[0]);
