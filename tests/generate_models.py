@@ -1,16 +1,17 @@
 """Small random models of each family of examples/generate/families.h, and the tokens that transformers generates with
 them, for tests/generate_models.sh.
 
-    generate_models.py folder NAME FOLDER    writes the folder of a model: config.json, weights, tokenizer.json (needs numpy)
+    generate_models.py folder NAME FOLDER    writes a model: config.json, weights, tokenizer.json (needs numpy)
     generate_models.py names                 names of the models
     generate_models.py prompts               the prompts, a line each
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
-    generate_models.py check                 generate_models.json is what transformers computes now (torch, transformers)
+    generate_models.py check                 whether transformers computes the tokens of generate_models.json now
     generate_models.py make                  writes generate_models.json
 
-Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored. The
-config.json files are written as they are published, in older and in newer forms. Greedy decoding of a random model could
-hang on a tie: `make` refuses a model whose two likeliest tokens are ever closer than MARGIN of the logits' deviation.
+Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored.
+The config.json files are written as they are published, in older and in newer forms. Greedy decoding of a random model
+could hang on a tie: `make` refuses a model whose two likeliest tokens are ever closer than MARGIN of the logits'
+deviation.
 """
 import json
 import math
@@ -26,13 +27,13 @@ SIZES = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_la
              num_key_value_heads=2, max_position_embeddings=160)
 LLAMA3_ROPE = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16,
                    rope_type="llama3")
-GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", rms_norm_eps=1e-6,
-             sliding_window=16, attention_bias=False)
+GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh",
+             rms_norm_eps=1e-6, sliding_window=16, attention_bias=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
-                   rope_theta=500.0, rope_scaling=LLAMA3_ROPE, attention_bias=False, mlp_bias=False, num_key_value_heads=1,
-                   tie_word_embeddings=False), "BF16", 60000, 21),
+                   rope_theta=500.0, rope_scaling=LLAMA3_ROPE, attention_bias=False, mlp_bias=False,
+                   num_key_value_heads=1, tie_word_embeddings=False), "BF16", 60000, 21),
     "llama_tied": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-6,
                         hidden_act="silu", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
                         tie_word_embeddings=True), "F32", 1 << 30, 2),
@@ -50,7 +51,8 @@ MODELS = {
                     final_logit_softcapping=3.0), "BF16", 1 << 30, 26),
     "gemma3": (dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], num_hidden_layers=6,
                     query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
-                    rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3), "F32", 1 << 30, 257),
+                    rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3),
+               "F32", 1 << 30, 257),
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),
@@ -92,9 +94,11 @@ def text_tokenizer(special):
     merges = merges_of(space)
     for m in merges:
         vocab.setdefault(m.replace(" ", ""), len(vocab))
-    decoder = [{"type": "Replace", "pattern": {"String": space}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    return tokenizer(vocab, merges, special, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": space},
-                     decoder={"type": "Sequence", "decoders": decoder}, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": space}
+    back = {"type": "Replace", "pattern": {"String": space}, "content": " "}
+    decoder = {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return tokenizer(vocab, merges, special, normalizer=normalizer, decoder=decoder, unk_token="<unk>", fuse_unk=True,
+                     byte_fallback=True)
 
 
 def tokenizer(vocab, merges, special, normalizer=None, pre_tokenizer=None, decoder=None, **options):
@@ -108,8 +112,8 @@ def tokenizer(vocab, merges, special, normalizer=None, pre_tokenizer=None, decod
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": normalizer,
             "pre_tokenizer": pre_tokenizer, "post_processor": template, "decoder": decoder,
             "model": dict({"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                           "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                           "vocab": vocab, "merges": merges}, **options)}
+                           "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                           "ignore_merges": False, "vocab": vocab, "merges": merges}, **options)}
 
 
 def tokenizer_of(name):
@@ -128,7 +132,7 @@ def weight(random, name, shape, model_type):
     if len(shape) == 1:
         is_norm = name.endswith("weight")
         return 0.2 * random.standard_normal(shape) + (1 if is_norm and not model_type.startswith("gemma") else 0)
-    if "embed_tokens" in name:  # small where a table is also the head: else the likeliest token is always the last one
+    if "embed_tokens" in name:  # small, because the table is also the head: else each token would repeat itself
         return random.standard_normal(shape) / 32
     return 2.5 / math.sqrt(SIZES["hidden_size"]) * random.standard_normal(shape)
 
@@ -210,7 +214,8 @@ def generate(name, eos):
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = {n: list(t.shape) for n, t in model.state_dict().items() if n not in tied}
         write_folder(name, folder, eos, shapes)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64,
+                                                                  attn_implementation="eager")
         encode = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode
         tokens, margin = [], math.inf
         for prompt in PROMPTS:
@@ -231,9 +236,11 @@ def make(name):
         eos = [tokens[0][TOKENS // 2 + 8], 319]
         shapes, tokens, margin = generate(name, eos)
     distinct = min(len(set(t)) for t in tokens[:2])
-    print(f"{name}: margin {margin:.1e}, {distinct} tokens differ at least, {list(map(len, tokens))} tokens", flush=True)
+    lengths = list(map(len, tokens))
+    print(f"{name}: margin {margin:.1e}, {distinct} tokens differ at least, {lengths} tokens", flush=True)
     long_enough = name == "llama" or min(map(len, tokens[:2])) == TOKENS
-    return {"eos": eos, "shapes": shapes, "tokens": tokens}, margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
+    good = margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
+    return {"eos": eos, "shapes": shapes, "tokens": tokens}, good
 
 
 def dump(expected):

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# examples/generate/generate_model.c, compiled for a small model of each family (tests/generate_models.py), must generate
-# the tokens that transformers generates, greedily: each prompt alone, and all together with fewer slots than prompts.
-# Also: a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments. Prints
-# `skipped: ...` and exits with 0 where numpy or a library is missing. Where torch and transformers are installed, the
-# tokens in tests/generate_models.json are computed again.
+# examples/generate/generate_model.c, compiled for a small model of each family (tests/generate_models.py), must
+# generate the tokens that transformers generates, greedily: each prompt alone, and all together with fewer slots than
+# prompts. Also: a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments.
+# Where there is a GPU, builds of nvcc must generate the same tokens in f32, and run in bf16. Where torch and
+# transformers are installed, the tokens in tests/generate_models.json are computed again. Prints `skipped: ...` and
+# exits with 0 where numpy or a library is missing.
 #
 #     tests/generate_models.sh [NAME...]      models of generate_models.py, default all; PYTHON and CC choose others
 set -euo pipefail
@@ -33,27 +34,53 @@ for name in tokenizer tokenizer_file tokenizer_json tokenizer_regex chat; do
 done
 build() { # FOLDER BINARY OPTION...
     "$python" examples/generate/configure.py "$1" >"$1/model.h"
-    "${compile[@]}" "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" examples/generate/generate_model.c "${objects[@]}" -o "$2" "${flags[@]}" -lm
+    "${compile[@]}" "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" examples/generate/generate_model.c "${objects[@]}" \
+        -o "$2" "${flags[@]}" -lm
+}
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+build_cuda() { # FOLDER BINARY OPTION...
+    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" -I. -x cu -c \
+        examples/generate/generate_model.c -o "$2.o"
+    "$nvcc" "$2.o" "${objects[@]}" -o "$2" -lcublasLt "${flags[@]}"
 }
 
-# ---- the tokens of transformers: a pass has 24 rows, so the longest prompt takes three
+# ---- the tokens of transformers
+generate() { # NAME BINARY: the tokens of each prompt alone, and of all prompts in two slots
+    local folder=$work/$1 prompt
+    while IFS= read -r prompt; do
+        "$2" "$folder" --ids --tokens 64 "$prompt" 2>"$work/log" || bad "$1: $(cat "$work/log")"
+    done <"$work/prompts" >"$work/alone"
+    "$2" "$folder" --ids --tokens 64 --batch "$work/prompts" --slots 2 >"$work/together" 2>"$work/log" ||
+        bad "$1: $(cat "$work/log")"
+}
+same_tokens() { # NAME BINARY
+    generate "$@"
+    cmp "$work/alone" "$work/$1/expected" || bad "$1: other tokens than those of transformers"
+    cmp "$work/together" "$work/$1/expected" || bad "$1: other tokens in a batch"
+    ok "$1: $(wc -w <"$work/together") tokens of $(wc -l <"$work/prompts") prompts, alone and together"
+}
 names=("$@")
 [[ $# -gt 0 ]] || read -ra names <<<"$(models names)"
 models prompts >"$work/prompts"
 for name in "${names[@]}"; do
     folder=$work/$name
     models folder "$name" "$folder"
-    models expected "$name" >"$work/expected"
-    build "$folder" "$folder/f32" -DPREFILL_ROWS=24
-    while IFS= read -r prompt; do
-        "$folder/f32" "$folder" --ids --tokens 64 "$prompt" 2>"$work/log" || bad "$name: $(cat "$work/log")"
-    done <"$work/prompts" >"$work/alone"
-    cmp "$work/alone" "$work/expected" || bad "$name: other tokens than those of transformers"
-    "$folder/f32" "$folder" --ids --tokens 64 --batch "$work/prompts" --slots 2 >"$work/together" 2>"$work/log" ||
-        bad "$name: $(cat "$work/log")"
-    cmp "$work/together" "$work/expected" || bad "$name: other tokens in a batch"
-    ok "$name: $(wc -w <"$work/expected") tokens of $(wc -l <"$work/prompts") prompts, alone and together"
+    models expected "$name" >"$folder/expected"
+    build "$folder" "$folder/f32" -DPREFILL_ROWS=24 # the longest prompt takes three passes
+    same_tokens "$name" "$folder/f32"
 done
+if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
+    for name in "${names[@]}"; do
+        build_cuda "$work/$name" "$work/cuda" -DMODEL_DTYPE=f32 -DPREFILL_ROWS=24
+        same_tokens "$name" "$work/cuda"
+        build_cuda "$work/$name" "$work/cuda"
+        generate "$name" "$work/cuda"
+        [[ $(wc -l <"$work/together") == $(wc -l <"$work/prompts") ]] || bad "$name: no tokens on the GPU in bf16"
+    done
+    ok "the same on the GPU in f32; in bf16 all models run"
+else
+    echo "skipped: no nvcc, or no GPU"
+fi
 if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
     models check "${names[@]}" >"$work/log" 2>&1 || bad "$(tail -n 5 "$work/log")"
     ok "generate_models.json is what transformers computes now"
@@ -65,21 +92,23 @@ fi
 # ---- other dtypes
 model=$work/gemma3
 build "$model" "$work/bf16" -DMODEL_DTYPE=bf16
-"$work/bf16" "$model" --ids --tokens 64 --batch "$work/prompts" >"$work/bf16_tokens" 2>"$work/log" || bad "bf16: $(cat "$work/log")"
-[[ $(wc -w <"$work/bf16_tokens") -gt 64 && $(wc -l <"$work/bf16_tokens") == $(wc -l <"$work/prompts") ]] || bad "bf16: too few tokens"
-ok "a build in bf16 generates $(wc -w <"$work/bf16_tokens") tokens"
+generate gemma3 "$work/bf16"
+[[ $(wc -w <"$work/together") -gt 64 && $(wc -l <"$work/alone") == $(wc -l <"$work/prompts") ]] ||
+    bad "bf16: too few tokens"
+ok "a build in bf16 generates $(wc -w <"$work/together") tokens"
 
 # ---- text, sampling and chats
 model=$work/qwen3 prompt="The quick brown fox"
 run() { "$model/f32" "$model" "$@" 2>"$work/log" || bad "$* returns $?: $(cat "$work/log")"; }
 run --tokens 20 "$prompt" >"$work/argument"
 printf '%s' "$prompt" | run --tokens 20 | cmp - "$work/argument" || bad "another text from the standard input"
-grep -qE '^prefill [0-9]+ tokens, [0-9.]+ tokens/s; decode 19 tokens, [0-9.]+ tokens/s$' "$work/log" || bad "no line with speeds: $(cat "$work/log")"
+grep -qE '^prefill [0-9]+ tokens, [0-9.]+ tokens/s; decode 19 tokens, [0-9.]+ tokens/s$' "$work/log" ||
+    bad "no line with speeds: $(cat "$work/log")"
 [[ $(wc -c <"$work/argument") -gt 10 ]] || bad "no text"
 ok "a text, from an argument or the standard input"
 sampling=(--temperature 1.5 --top-k 100 --top-p 0.95 --min-p 0.001 --ids --tokens 40)
 run "${sampling[@]}" --seed 1 "$prompt" >"$work/seed1"
-run "${sampling[@]}" --seed 1 "$prompt" | cmp - "$work/seed1" || bad "--seed 1 generates another text in the second run"
+run "${sampling[@]}" --seed 1 "$prompt" | cmp - "$work/seed1" || bad "--seed 1 generates another text in another run"
 run "${sampling[@]}" --seed 2 "$prompt" >"$work/seed2"
 ! cmp -s "$work/seed1" "$work/seed2" || bad "--seed 2 generates the text of --seed 1"
 run "${sampling[@]}" --top-k 1 --seed 3 "$prompt" >"$work/likeliest"
@@ -138,6 +167,6 @@ unsupported "an unknown family" "model_type is mamba; supported are llama," 's/"
 unsupported "yarn" "the rope type is yarn; supported are default, linear and llama3" 's/"llama3"/"yarn"/'
 unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
-unsupported "biases" "attention_bias is True; only False is supported" 's/"attention_bias": false/"attention_bias": true/'
+unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
 unsupported "a missing size" "config.json has no intermediate_size" '/intermediate_size/d'
 echo "$passed passed, 0 failed"

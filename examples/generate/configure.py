@@ -11,7 +11,8 @@ import pathlib
 import sys
 
 # Keys that config.json may leave out, with the values that transformers then assumes.
-LLAMA = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=2048, tie_word_embeddings=False)
+LLAMA = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=2048,
+             tie_word_embeddings=False)
 GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_embeddings=True, num_attention_heads=8,
              num_key_value_heads=4, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096)
 FAMILIES = {

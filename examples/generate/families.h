@@ -1,14 +1,14 @@
-/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2 for inference with a key-value cache,
- * and the names of their tensors in the files of Hugging Face.
+/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2, for inference with a key-value
+ * cache, and the names of their tensors in the files of Hugging Face.
  *
  * Do this:
  *     examples/generate/configure.py FOLDER >model.h           sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
- * A model is an embedding, blocks and a head, each of them a list: embed, full (blocks whose attention sees all tokens),
- * sliding (blocks with a window; a model has one kind or both) and head, which ends in `sample`. BLOCK_<family>(KIND) is
- * a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, HEAD_ and TENSORS_ of its name here, and its
- * model_type and defaults in configure.py.
+ * A model is an embedding, blocks and a head, each of them a list: embed, full (blocks whose attention sees all
+ * tokens), sliding (blocks with a window; a model has one kind or both) and head, which ends in `sample`.
+ * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, HEAD_, TENSORS_ and
+ * NAMES_ of its name here, and its model_type and defaults in configure.py.
  */
 #ifndef FAMILIES_H
 #define FAMILIES_H

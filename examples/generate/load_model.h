@@ -103,8 +103,8 @@ static te_status open_files(te_context *ctx) {
         snprintf(name, sizeof name, "%s%s", from.prefix, embed_tensors[0].name);
         if (has_tensor(name)) return TE_OK;
     }
-    return te_fail(ctx, TE_ERROR_FORMAT, "%.200s: no file has a tensor %s, with or without \"%s\" in front", from.folder,
-                   embed_tensors[0].name, name_prefixes[0]);
+    return te_fail(ctx, TE_ERROR_FORMAT, "%.200s: no file has a tensor %s, with or without \"%s\" in front",
+                   from.folder, embed_tensors[0].name, name_prefixes[0]);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
