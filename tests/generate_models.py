@@ -2,6 +2,7 @@
 them, for tests/generate_models.sh.
 
     generate_models.py folder NAME FOLDER    writes a model: config.json, weights, tokenizer.json (needs numpy)
+    generate_models.py vision NAME FOLDER    the same as the text model of one with images: other keys, other names
     generate_models.py names                 names of the models
     generate_models.py prompts               the prompts, a line each
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
@@ -161,7 +162,13 @@ def write_safetensors(path, tensors):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
 
 
-def write_weights(folder, name, shapes):
+def name_in_file(name, tensor, vision):
+    if vision:
+        return "language_model." + tensor
+    return tensor.removeprefix("transformer.") if name == "gpt2" else tensor  # as OpenAI's files have it
+
+
+def write_weights(folder, name, shapes, vision):
     import numpy
 
     config, dtype, limit, seed = MODELS[name]
@@ -172,7 +179,7 @@ def write_weights(folder, name, shapes):
         if size and size + len(data) > limit:
             files.append({})
             size = 0
-        files[-1][tensor] = (dtype, shapes[tensor], data)
+        files[-1][name_in_file(name, tensor, vision)] = (dtype, shapes[tensor], data)
         size += len(data)
     if len(files) == 1:
         return write_safetensors(folder / "model.safetensors", files[0])
@@ -185,14 +192,16 @@ def write_weights(folder, name, shapes):
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def write_folder(name, folder, eos, shapes):
+def write_folder(name, folder, eos, shapes, vision=False):
     folder.mkdir(parents=True, exist_ok=True)
-    config = MODELS[name][0]
-    (folder / "config.json").write_text(json.dumps(dict(config, eos_token_id=eos[0]), indent=2))
+    config = dict(MODELS[name][0], eos_token_id=eos[0])
+    if vision:
+        config = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 1152}}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     if len(eos) > 1:  # as of Llama 3's instruct models
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_of(name)))
-    write_weights(folder, name, shapes)
+    write_weights(folder, name, shapes, vision)
 
 
 # ---- transformers ---
@@ -267,9 +276,9 @@ def main(arguments):
             differs = [name for name in made if made[name] != expected[name]]
             if differs:
                 sys.exit(f"transformers generates other tokens for {differs}")
-    elif command == "folder":
-        expected = json.loads(EXPECTED.read_text())[arguments[1]]
-        write_folder(arguments[1], pathlib.Path(arguments[2]), expected["eos"], expected["shapes"])
+    elif command in ("folder", "vision"):
+        e = json.loads(EXPECTED.read_text())[arguments[1]]
+        write_folder(arguments[1], pathlib.Path(arguments[2]), e["eos"], e["shapes"], command == "vision")
     elif command == "expected":
         for tokens in json.loads(EXPECTED.read_text())[arguments[1]]["tokens"]:
             print(*tokens)

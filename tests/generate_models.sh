@@ -88,6 +88,9 @@ else
     echo "skipped: no Python with torch, transformers and tokenizers to compute generate_models.json again"
 fi
 [[ $# == 0 ]] || exit 0
+models vision gemma3 "$work/vision" && cp "$work/gemma3/expected" "$work/vision"
+build "$work/vision" "$work/vision/f32"
+same_tokens vision "$work/vision/f32"
 
 # ---- other dtypes
 model=$work/gemma3
