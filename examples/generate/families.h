@@ -5,9 +5,9 @@
  *     examples/generate/configure.py FOLDER >model.h           sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
- * A model is an embedding, blocks and a head, each of them a list: embed, full (blocks whose attention sees all
- * tokens), sliding (blocks with a window; a model has one kind or both) and head, which ends in `sample`.
- * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, HEAD_, TENSORS_ and
+ * A model is five lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
+ * has one kind of blocks or both); last, the norm of each sequence's last token; head, which ends in `sample`.
+ * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
  * NAMES_ of its name here, and its model_type and defaults in configure.py.
  */
 #ifndef FAMILIES_H
@@ -77,7 +77,7 @@
     (fork, x2), NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN),         \
     (gelu, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN), (add, x2)
 
-/* ---- embeddings and heads ---------------------------------------------------------------------------------------- */
+/* ---- embeddings, norms and heads --------------------------------------------------------------------------------- */
 
 /* The ops have the names of the files' tensors, so that te_weights_use finds the table: the largest tensor of many
  * models is then used where the file is mapped. */
@@ -91,13 +91,13 @@
 #define EMBED_GPT2                                                                                                   \
     (embedding, wte, MODEL_VOCABULARY, MODEL_HIDDEN), (positions, wpe, MODEL_POSITIONS, MODEL_HIDDEN)
 
-#define HEAD_LLAMA NORM(rmsnorm, norm)
-#define HEAD_MISTRAL NORM(rmsnorm, norm)
-#define HEAD_QWEN2 NORM(rmsnorm, norm)
-#define HEAD_QWEN3 NORM(rmsnorm, norm)
-#define HEAD_GEMMA2 NORM(rmsnorm1p, norm)
-#define HEAD_GEMMA3 NORM(rmsnorm1p, norm)
-#define HEAD_GPT2 NORM(layernorm, norm)
+#define LAST_LLAMA NORM(rmsnorm, norm)
+#define LAST_MISTRAL NORM(rmsnorm, norm)
+#define LAST_QWEN2 NORM(rmsnorm, norm)
+#define LAST_QWEN3 NORM(rmsnorm, norm)
+#define LAST_GEMMA2 NORM(rmsnorm1p, norm)
+#define LAST_GEMMA3 NORM(rmsnorm1p, norm)
+#define LAST_GPT2 NORM(layernorm, norm)
 
 #if MODEL_TIED
 #define LM_HEAD (tied_linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
@@ -121,8 +121,10 @@ TE_INFERENCE(full, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAM
 #if MODEL_HAS_sliding
 TE_INFERENCE(sliding, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
 #endif
-TE_INFERENCE(head, (MODEL_DTYPE, (in, f32)), (last_token, last), OF_FAMILY(HEAD_), LOGITS,
-             (sample, next, MODEL_VOCABULARY))
+/* Apart from each other, because a row of `last` is a token of a prompt, of which there are many, and a row of `head` a
+ * sequence: the workspace then has logits for sequences alone. */
+TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
+TE_INFERENCE(head, MODEL_DTYPE, LOGITS, (sample, next, MODEL_VOCABULARY))
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
 
@@ -163,7 +165,7 @@ TE_INFERENCE(head, (MODEL_DTYPE, (in, f32)), (last_token, last), OF_FAMILY(HEAD_
 
 static const te_packed block_tensors[] = {OF_FAMILY(TENSORS_), END};
 
-/* In which the families differ: names of the embedding's and the head's tensors, and of the layers. */
+/* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
 #define NAMES_QWEN2 0
@@ -174,17 +176,17 @@ static const te_packed block_tensors[] = {OF_FAMILY(TENSORS_), END};
 #if OF_FAMILY(NAMES_)
 static const te_packed embed_tensors[] = {{"wte.weight", "wte", "weight", 0, 0}, {"wpe.weight", "wpe", "weight", 0, 0},
                                           END};
-static const te_packed head_tensors[] = {{"ln_f.weight", "norm", "weight", 0, 0}, {"ln_f.bias", "norm", "bias", 0, 0},
+static const te_packed last_tensors[] = {{"ln_f.weight", "norm", "weight", 0, 0}, {"ln_f.bias", "norm", "bias", 0, 0},
                                          END};
 static const char *const layer_prefix = "h.%d.";
 /* What may stand in front of all names: files of different versions of transformers differ. */
 static const char *const name_prefixes[] = {"transformer.", ""};
 #else
 static const te_packed embed_tensors[] = {{"embed_tokens.weight", "embed_tokens", "weight", 0, 0}, END};
-static const te_packed head_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}, END};
 static const char *const layer_prefix = "layers.%d.";
 static const char *const name_prefixes[] = {"model.", "language_model.model.", "model.language_model.", ""};
 #endif
-static const te_packed lm_head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
+static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
 
 #endif

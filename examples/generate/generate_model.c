@@ -219,9 +219,11 @@ static void make_arrays(int capacity) {
     config.sequences = options.slots, config.capacity = capacity;
     const size_t bytes = te_cache_bytes(models, MODEL_LAYERS, &config);
     check(te_cache_init(&cache, target_memory(bytes), bytes, models, MODEL_LAYERS, &config, &ctx), "cache");
-    for (int i = 0; i < PARTS; i++)
-        workspace = (size_t)te_max((int64_t)workspace, (int64_t)te_plan_workspace_bytes(parts[i].plan, &parts[i].model,
-                                                                                        ROWS, &ctx));
+    for (int i = 0; i < PARTS; i++) {
+        const int rows = i == HEAD ? MAX_SLOTS : ROWS;
+        const size_t needs = te_plan_workspace_bytes(parts[i].plan, &parts[i].model, rows, &ctx);
+        if (needs > workspace) workspace = needs;
+    }
     check(te_context_reserve(&ctx, workspace), "workspace");
     at.token = (int32_t *)target_memory(ROWS * sizeof(int32_t));
     at.slot = (int32_t *)target_memory(MAX_SLOTS * sizeof(int32_t));
@@ -253,15 +255,19 @@ static void make_batch(te_batch *b, te_sampling *s) {
 /* [pass] */
 /* Run the model over the new tokens of a batch, and choose the next token of each of its `count` sequences. */
 static te_status run_pass(const te_batch *b, int count) {
-    const int rows = b->batch * b->seq;
+    te_batch choice; /* of the head, whose rows are sequences */
+    te_tensor x = te_none(), y;
+    memset(&choice, 0, sizeof choice);
+    choice.batch = count, choice.seq = 1, choice.sampling = b->sampling;
     TE_TRY(te_cache_begin(&cache, b, &ctx));
-    for (int i = 0; i < PARTS; i++) {
-        const te_tensor x = i ? te_matrix(at.x[(i + 1) % 2], TE_f32, rows, MODEL_HIDDEN) : te_none();
-        const te_tensor y = i < PARTS - 1 ? te_matrix(at.x[i % 2], TE_f32, rows, MODEL_HIDDEN)
-                                          : te_matrix(at.log_prob, TE_f32, count, 1);
+    for (int i = 0; i < LAST; i++, x = y) {
+        y = te_matrix(at.x[i % 2], TE_f32, b->batch * b->seq, MODEL_HIDDEN);
         TE_TRY(te_plan_infer(y, x, parts[i].plan, &parts[i].model, b, &ctx));
     }
-    return TE_OK;
+    y = te_matrix(at.x[LAST % 2], (te_dtype)DTYPE, count, MODEL_HIDDEN);
+    TE_TRY(te_plan_infer(y, x, parts[LAST].plan, &parts[LAST].model, b, &ctx));
+    x = te_matrix(at.log_prob, TE_f32, count, 1);
+    return te_plan_infer(x, y, parts[HEAD].plan, &parts[HEAD].model, &choice, &ctx);
 }
 static te_status run_decoding(const te_graph *g, const void *arg, te_context *c) {
     const te_batch *b = (const te_batch *)arg;

@@ -2,7 +2,7 @@
  * model.safetensors or several files with model.safetensors.index.json.
  *
  * Do this:
- *     TE_TRY(load_model(folder, &ctx));                // fills the array `parts`: embedding, blocks, head
+ *     TE_TRY(load_model(folder, &ctx));                // fills the array `parts`, in the order of the computation
  *     for (int i = 0; i < PARTS; i++) .. te_plan_infer(y, x, parts[i].plan, &parts[i].model, &batch, &ctx) ..
  *     unload_model(&ctx);
  *
@@ -20,7 +20,9 @@
 #include "te/io/json.h" /* te_json */
 
 enum {
-    PARTS = MODEL_LAYERS + 2, /* embedding, blocks, head */
+    LAST = MODEL_LAYERS + 1, /* parts[0] is the embedding, then there are the blocks, the last norm and the head */
+    HEAD = LAST + 1,
+    PARTS = HEAD + 1,
     DTYPE = TE_JOIN1(TE_, MODEL_DTYPE),
     MAX_PARAMS = 16, /* of a list */
     MAX_FILES = 256,
@@ -146,17 +148,11 @@ static te_status load_embedding(te_context *ctx) {
     TE_TRY(bind_part(&parts[0], 1, ctx));
     return load_tensors(&parts[0], embed_tensors, from.prefix, ctx);
 }
-static te_param *param_of(part *p, const char *op) {
-    for (int i = 0; i < p->model.param_count; i++)
-        if (!strcmp(p->param[i].op, op)) return &p->param[i];
-    return 0;
-}
 static te_status load_head(part *p, te_context *ctx) {
     const char *lm_head_prefix = strncmp(from.prefix, "language_model.", 15) ? "" : "language_model.";
     TE_TRY(bind_part(p, 1, ctx));
-    TE_TRY(load_tensors(p, head_tensors, from.prefix, ctx));
-    if (MODEL_TIED) return te_tie(param_of(p, "lm_head"), &parts[0].param[0], ctx);
-    return load_tensors(p, lm_head_tensors, lm_head_prefix, ctx);
+    if (MODEL_TIED) return te_tie(&p->param[0], &parts[0].param[0], ctx);
+    return load_tensors(p, head_tensors, lm_head_prefix, ctx);
 }
 static const te_plan *block_plan(int layer) {
     static const char is_sliding[MODEL_LAYERS] = {MODEL_SLIDING};
@@ -173,7 +169,7 @@ static te_status load_model(const char *folder, te_context *ctx) {
     from.folder = folder;
     TE_TRY(check_config(ctx));
     TE_TRY(open_files(ctx));
-    parts[0].plan = embed_plan(), parts[PARTS - 1].plan = head_plan();
+    parts[0].plan = embed_plan(), parts[LAST].plan = last_plan(), parts[HEAD].plan = head_plan();
     TE_TRY(load_embedding(ctx));
     for (int i = 0; i < MODEL_LAYERS; i++) {
         part *p = &parts[1 + i];
@@ -183,7 +179,9 @@ static te_status load_model(const char *folder, te_context *ctx) {
         TE_TRY(bind_part(p, 1, ctx));
         TE_TRY(load_tensors(p, block_tensors, prefix, ctx));
     }
-    return load_head(&parts[PARTS - 1], ctx);
+    TE_TRY(bind_part(&parts[LAST], 1, ctx));
+    TE_TRY(load_tensors(&parts[LAST], last_tensors, from.prefix, ctx));
+    return load_head(&parts[HEAD], ctx);
 }
 static void unload_model(te_context *ctx) {
     for (int i = 0; i < PARTS; i++) te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
