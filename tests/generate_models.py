@@ -6,7 +6,8 @@ them, for tests/generate_models.sh.
     generate_models.py names                 names of the models
     generate_models.py prompts               the prompts, a line each
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
-    generate_models.py check                 whether transformers computes the tokens of generate_models.json now
+    generate_models.py check                 whether transformers computes the tokens of generate_models.json now, and
+                                             configure.py reads the config.json that transformers writes
     generate_models.py make                  writes generate_models.json
 
 Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored.
@@ -17,7 +18,9 @@ deviation.
 import json
 import math
 import pathlib
+import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXPECTED = HERE / "generate_models.json"
@@ -209,8 +212,6 @@ def write_folder(name, folder, eos, shapes, vision=False):
 
 def generate(name, eos):
     """(shapes of the tensors, tokens of each prompt, the smallest margin) by transformers."""
-    import tempfile
-
     import tokenizers
     import torch
     import transformers
@@ -252,6 +253,25 @@ def make(name):
     return {"eos": eos, "shapes": shapes, "tokens": tokens}, good
 
 
+def header(folder):
+    """The definitions of configure.py that do not name the file."""
+    tool = [sys.executable, HERE.parent / "examples/generate/configure.py", folder]
+    lines = subprocess.run(tool, check=True, capture_output=True, text=True).stdout.splitlines()[1:]
+    return [line for line in lines if "MODEL_CHECKSUM" not in line]
+
+
+def is_config_read(name):
+    """Whether configure.py makes the same of config.json as it was published and as transformers writes it today."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(MODELS[name][0]))
+        published = header(folder)
+        transformers.AutoConfig.from_pretrained(folder).save_pretrained(folder)
+        return [line for line in header(folder) if "MODEL_EOS" not in line] == [
+            line for line in published if "MODEL_EOS" not in line]
+
+
 def dump(expected):
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in expected.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -276,6 +296,9 @@ def main(arguments):
             differs = [name for name in made if made[name] != expected[name]]
             if differs:
                 sys.exit(f"transformers generates other tokens for {differs}")
+            differs = [name for name in made if not is_config_read(name)]
+            if differs:
+                sys.exit(f"configure.py reads the config.json of transformers differently for {differs}")
     elif command in ("folder", "vision"):
         e = json.loads(EXPECTED.read_text())[arguments[1]]
         write_folder(arguments[1], pathlib.Path(arguments[2]), e["eos"], e["shapes"], command == "vision")

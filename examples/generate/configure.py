@@ -8,6 +8,7 @@ of config.json and its value. Python's standard library is enough.
 """
 import json
 import pathlib
+import struct
 import sys
 
 # Keys that config.json may leave out, with the values that transformers then assumes.
@@ -41,6 +42,12 @@ class Unsupported(Exception):
 def number(x):
     """A C literal of the nearest float."""
     return repr(float(x)) + "f"
+
+
+def bf16(x):
+    """The nearest number of bf16, ties to even."""
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0]
 
 
 def checksum(data):
@@ -163,7 +170,10 @@ def model(folder):
     if config.get("final_logit_softcapping"):
         defines["MODEL_LOGIT_SOFTCAP"] = number(config["final_logit_softcapping"])
     if name.startswith("gemma"):
-        defines["MODEL_EMBEDDING_SCALE"] = number(hidden**0.5)
+        scale = hidden**0.5  # which transformers rounds to the dtype of the weights
+        defines["MODEL_EMBEDDING_SCALE_f32"] = number(scale)
+        defines["MODEL_EMBEDDING_SCALE_bf16"] = number(bf16(scale))
+        defines["MODEL_EMBEDDING_SCALE_f16"] = number(struct.unpack("<e", struct.pack("<e", scale))[0])
     if not gpt2:
         for kind in ("full", "sliding"):
             defines[f"MODEL_ROPE_{kind}"] = rope(config, kind)

@@ -86,7 +86,7 @@
 #define EMBED_MISTRAL EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
-#define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, MODEL_EMBEDDING_SCALE)
+#define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT2                                                                                                   \
     (embedding, wte, MODEL_VOCABULARY, MODEL_HIDDEN), (positions, wpe, MODEL_POSITIONS, MODEL_HIDDEN)
@@ -112,7 +112,9 @@
 
 /* ---- the lists of this model ------------------------------------------------------------------------------------- */
 
-#define OF_FAMILY(prefix) TE_JOIN1(prefix, MODEL_FAMILY)
+#define OF_FAMILY(prefix) FAMILY_JOIN(prefix, MODEL_FAMILY) /* not TE_JOIN1, which the lists use in turn */
+#define FAMILY_JOIN(a, b) FAMILY_JOIN2(a, b)
+#define FAMILY_JOIN2(a, b) a##b
 
 TE_INFERENCE(embed, (MODEL_DTYPE, (out, f32)), OF_FAMILY(EMBED_))
 #if MODEL_HAS_full

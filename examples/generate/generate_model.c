@@ -220,7 +220,7 @@ static void make_arrays(int capacity) {
     const size_t bytes = te_cache_bytes(models, MODEL_LAYERS, &config);
     check(te_cache_init(&cache, target_memory(bytes), bytes, models, MODEL_LAYERS, &config, &ctx), "cache");
     for (int i = 0; i < PARTS; i++) {
-        const int rows = i == HEAD ? MAX_SLOTS : ROWS;
+        const int rows = i == HEAD ? (int)MAX_SLOTS : (int)ROWS;
         const size_t needs = te_plan_workspace_bytes(parts[i].plan, &parts[i].model, rows, &ctx);
         if (needs > workspace) workspace = needs;
     }
