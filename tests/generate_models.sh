@@ -2,9 +2,9 @@
 # examples/generate/generate_model.c, compiled for a small model of each family (tests/generate_models.py), must
 # generate the tokens that transformers generates, greedily: each prompt alone, and all together with fewer slots than
 # prompts. Also: a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments.
-# Where there is a GPU, builds of nvcc must generate the same tokens in f32, and run in bf16. Where torch and
-# transformers are installed, the tokens in tests/generate_models.json are computed again. Prints `skipped: ...` and
-# exits with 0 where numpy or a library is missing.
+# Where there is a GPU, builds of nvcc must generate the same tokens in f32, and run in bf16; else nvcc, where there is
+# one, compiles one of them. Where torch and transformers are installed, the tokens in tests/generate_models.json are
+# computed again. Prints `skipped: ...` and exits with 0 where numpy or a library is missing.
 #
 #     tests/generate_models.sh [NAME...]      models of generate_models.py, default all; PYTHON and CC choose others
 set -euo pipefail
@@ -78,8 +78,13 @@ if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
         [[ $(wc -l <"$work/together") == $(wc -l <"$work/prompts") ]] || bad "$name: no tokens on the GPU in bf16"
     done
     ok "the same on the GPU in f32; in bf16 all models run"
+elif [[ -x $nvcc ]]; then
+    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall -I. \
+        -DMODEL_CONFIG="\"$folder/model.h\"" -x cu -c examples/generate/generate_model.c -o "$work/cuda.o"
+    ok "nvcc compiles it for $name"
+    echo "skipped: the tokens on a GPU, because there is none"
 else
-    echo "skipped: no nvcc, or no GPU"
+    echo "skipped: the tokens on a GPU, because there is no nvcc"
 fi
 if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
     models check "${names[@]}" >"$work/log" 2>&1 || bad "$(tail -n 5 "$work/log")"
