@@ -130,6 +130,7 @@ run --chat --ids --tokens 12 "Hello!" >"$work/turn"
 printf 'Hello!\nWho?\n' | run --chat --ids --tokens 12 >"$work/turns"
 head -n 1 "$work/turns" | cmp - "$work/turn" || bad "another first answer in a conversation"
 [[ $(wc -l <"$work/turns") == 2 ]] || bad "a conversation of two turns has $(wc -l <"$work/turns") answers"
+run --chat --format llama3 --ids --tokens 12 "Hello!" | cmp - "$work/turn" || bad "another answer with --format llama3"
 ok "chats: one message, and a conversation"
 
 # ---- what is refused
@@ -161,7 +162,8 @@ refuses "no batch file" "cannot open: $work/none" "$model" --batch "$work/none"
 model=$work/gpt2
 refuses "a system message without a chat" "--system without --chat" "$model" --system x y
 sed 's/<|start_header_id|>/<|other|>/' "$model/tokenizer.json" >"$work/json" && cp "$work/json" "$model/tokenizer.json"
-refuses "no chat format" "no special tokens of a chat format" "$model" --chat x
+refuses "no chat format" "no special tokens of a known chat format" "$model" --chat x
+refuses "another chat format" "no such chat format: llama9" "$model" --chat --format llama9 x
 "$model/f32" --help | grep -q -- --temperature || bad "--help"
 unsupported() { # WHAT SAYS CHANGE: configure.py refuses the config.json of llama after the change
     local status=0

@@ -32,7 +32,7 @@ enum {
 enum { ROWS = PREFILL_ROWS > MAX_SLOTS ? PREFILL_ROWS : MAX_SLOTS };
 
 typedef struct settings {
-    const char *folder, *prompt, *batch, *system;
+    const char *folder, *prompt, *batch, *system, *format;
     int chat, ids;               /* ids: print numbers of tokens instead of text */
     int tokens, capacity, slots; /* capacity: tokens of a sequence at most, its prompt included */
     int top_k;
@@ -110,14 +110,15 @@ typedef struct sequence {
 
 /* The tokens that end a text: those of config.json or generation_config.json or, if these name none, of the tokenizer;
  * with --chat also the one that ends a message. */
-static int32_t ends[64];
+enum { MAX_ENDS = 64 };
+static int32_t ends[MAX_ENDS];
 static int end_count;
 
 static void find_ends(void) {
     static const int32_t of_model[] = {MODEL_EOS}; /* -1: none */
-    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0] && end_count < 63; i++)
+    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0] && end_count < MAX_ENDS - 1; i++)
         if (of_model[i] >= 0) ends[end_count++] = of_model[i];
-    if (!end_count) end_count = (int)te_min(tokenizer_eos(words, ends, 63), 63);
+    if (!end_count) end_count = (int)te_min(tokenizer_eos(words, ends, MAX_ENDS - 1), MAX_ENDS - 1);
     if (format != CHAT_none) ends[end_count++] = tokenizer_token_id(words, chat_end_token(format));
 }
 static int is_end(int32_t id) {
@@ -467,6 +468,7 @@ static const char usage[] =
     "  PROMPT            the text to continue; without it the standard input\n"
     "  --chat            PROMPT is a message, which the model answers; without it each line of the standard input is\n"
     "  --system TEXT     the system message of --chat\n"
+    "  --format NAME     of --chat, if the tokenizer does not tell: llama3, qwen2, qwen3, gemma, mistral, mistral_v1\n"
     "  --batch FILE      a prompt (or a message) in each line, all at once; prints a line for each\n"
     "  --slots N         with --batch: prompts at work at a time, 8\n"
     "  --tokens N        tokens to generate at most, 256\n"
@@ -503,10 +505,14 @@ static int read_option(char *const *argv) {
     else if (!strcmp(name, "--temperature")) options.temperature = (float)real(value, 0, 100, name);
     else if (!strcmp(name, "--top-p")) options.top_p = (float)real(value, 0, 1, name);
     else if (!strcmp(name, "--min-p")) options.min_p = (float)real(value, 0, 1, name);
-    else if (!strcmp(name, "--batch") || !strcmp(name, "--system")) {
+    else {
+        const char **word = !strcmp(name, "--batch")    ? &options.batch
+                            : !strcmp(name, "--system") ? &options.system
+                            : !strcmp(name, "--format") ? &options.format : NULL;
+        if (!word) return 0;
         if (!value) die("a value is missing after", name);
-        *(name[2] == 'b' ? &options.batch : &options.system) = value;
-    } else return 0;
+        *word = value;
+    }
     return 2;
 }
 static void read_arguments(char *const *argv) {
@@ -525,6 +531,7 @@ static void read_arguments(char *const *argv) {
     if (!options.folder) die("no folder of a model (see --help)", "");
     if (options.batch && options.prompt) die("a prompt besides --batch", options.prompt);
     if (options.system && !options.chat) die("--system without --chat", "");
+    if (options.format && !options.chat) die("--format without --chat", "");
     if (!options.batch) options.slots = 1;
 }
 static void open_tokenizer(void) {
@@ -532,9 +539,10 @@ static void open_tokenizer(void) {
     snprintf(path, sizeof path, "%s/tokenizer.json", options.folder);
     words = tokenizer_open(path, error);
     if (!words) die("tokenizer", error);
-    if (options.chat) format = chat_format_of(words);
+    if (options.chat) format = options.format ? chat_format_named(options.format) : chat_format_of(words);
     if (options.chat && format == CHAT_none)
-        die("--chat: the tokenizer has no special tokens of a chat format that is known", "");
+        die(options.format ? "no such chat format" : "the tokenizer has no special tokens of a known chat format",
+            options.format ? options.format : "");
     find_ends();
 }
 
