@@ -5,8 +5,9 @@
  *     examples/generate/configure.py FOLDER >model.h           sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
- * A model is five lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
- * has one kind of blocks or both); last, the norm of each sequence's last token; head, which ends in `sample`.
+ * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
+ * has one kind of blocks or both); last, the norm of each sequence's last token; head, its logits; choose, the next
+ * token.
  * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
  * NAMES_ of its name here, and its model_type and defaults in configure.py.
  */
@@ -104,10 +105,11 @@
 #else
 #define LM_HEAD (linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
 #endif
+#define SAMPLE (sample, next, MODEL_VOCABULARY)
 #ifdef MODEL_LOGIT_SOFTCAP
-#define LOGITS LM_HEAD, (softcap, cap, MODEL_LOGIT_SOFTCAP)
+#define CHOOSE (softcap, cap, MODEL_LOGIT_SOFTCAP), SAMPLE
 #else
-#define LOGITS LM_HEAD
+#define CHOOSE SAMPLE
 #endif
 
 /* ---- the lists of this model ------------------------------------------------------------------------------------- */
@@ -123,10 +125,11 @@ TE_INFERENCE(full, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAM
 #if MODEL_HAS_sliding
 TE_INFERENCE(sliding, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
 #endif
-/* Apart from each other, because a row of `last` is a token of a prompt, of which there are many, and a row of `head` a
- * sequence: the workspace then has logits for sequences alone. */
+/* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
+ * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
 TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
-TE_INFERENCE(head, MODEL_DTYPE, LOGITS, (sample, next, MODEL_VOCABULARY))
+TE_INFERENCE(head, (MODEL_DTYPE, (out, f32)), LM_HEAD)
+TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
 

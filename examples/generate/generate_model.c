@@ -192,6 +192,7 @@ typedef struct arrays {
     uint64_t *seed, *counter;
     float *temperature, *top_p, *min_p, *log_prob;
     void *x[2]; /* [ROWS, MODEL_HIDDEN]: what one list passes to the next */
+    float *logits; /* [slots, MODEL_VOCABULARY] */
 } arrays;
 
 /* A decode pass over a number of sequences, with its graph. */
@@ -221,7 +222,7 @@ static void make_arrays(int capacity) {
     const size_t bytes = te_cache_bytes(models, MODEL_LAYERS, &config);
     check(te_cache_init(&cache, target_memory(bytes), bytes, models, MODEL_LAYERS, &config, &ctx), "cache");
     for (int i = 0; i < PARTS; i++) {
-        const int rows = i == HEAD ? (int)MAX_SLOTS : (int)ROWS;
+        const int rows = i < HEAD ? (int)ROWS : options.slots;
         const size_t needs = te_plan_workspace_bytes(parts[i].plan, &parts[i].model, rows, &ctx);
         if (needs > workspace) workspace = needs;
     }
@@ -235,6 +236,7 @@ static void make_arrays(int capacity) {
     at.temperature = (float *)target_memory(sizeof temperature), at.top_p = (float *)target_memory(sizeof top_p);
     at.min_p = (float *)target_memory(sizeof min_p), at.log_prob = (float *)target_memory(MAX_SLOTS * sizeof(float));
     for (int i = 0; i < 2; i++) at.x[i] = target_memory((size_t)ROWS * MODEL_HIDDEN * sizeof(float));
+    at.logits = (float *)target_memory((size_t)options.slots * MODEL_VOCABULARY * sizeof(float));
     for (int i = 0; i < MAX_SLOTS; i++) {
         temperature[i] = options.temperature, top_p[i] = options.top_p, min_p[i] = options.min_p;
         top_k[i] = options.top_k;
@@ -256,7 +258,9 @@ static void make_batch(te_batch *b, te_sampling *s) {
 /* [pass] */
 /* Run the model over the new tokens of a batch, and choose the next token of each of its `count` sequences. */
 static te_status run_pass(const te_batch *b, int count) {
-    te_batch choice; /* of the head, whose rows are sequences */
+    const te_tensor logits = te_matrix(at.logits, TE_f32, count, MODEL_VOCABULARY);
+    const te_tensor log_prob = te_matrix(at.log_prob, TE_f32, count, 1);
+    te_batch choice; /* of the lists whose rows are sequences */
     te_tensor x = te_none(), y;
     memset(&choice, 0, sizeof choice);
     choice.batch = count, choice.seq = 1, choice.sampling = b->sampling;
@@ -267,8 +271,8 @@ static te_status run_pass(const te_batch *b, int count) {
     }
     y = te_matrix(at.x[LAST % 2], (te_dtype)DTYPE, count, MODEL_HIDDEN);
     TE_TRY(te_plan_infer(y, x, parts[LAST].plan, &parts[LAST].model, b, &ctx));
-    x = te_matrix(at.log_prob, TE_f32, count, 1);
-    return te_plan_infer(x, y, parts[HEAD].plan, &parts[HEAD].model, &choice, &ctx);
+    TE_TRY(te_plan_infer(logits, y, parts[HEAD].plan, &parts[HEAD].model, &choice, &ctx));
+    return te_plan_infer(log_prob, logits, parts[CHOICE].plan, &parts[CHOICE].model, &choice, &ctx);
 }
 static te_status run_decoding(const te_graph *g, const void *arg, te_context *c) {
     const te_batch *b = (const te_batch *)arg;

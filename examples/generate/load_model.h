@@ -20,9 +20,10 @@
 #include "te/io/json.h" /* te_json */
 
 enum {
-    LAST = MODEL_LAYERS + 1, /* parts[0] is the embedding, then there are the blocks, the last norm and the head */
+    LAST = MODEL_LAYERS + 1, /* parts[0] is the embedding, then there are the blocks and the lists behind them */
     HEAD = LAST + 1,
-    PARTS = HEAD + 1,
+    CHOICE = HEAD + 1,
+    PARTS = CHOICE + 1,
     DTYPE = TE_JOIN1(TE_, MODEL_DTYPE),
     MAX_PARAMS = 16, /* of a list */
     MAX_FILES = 256,
@@ -170,6 +171,7 @@ static te_status load_model(const char *folder, te_context *ctx) {
     TE_TRY(check_config(ctx));
     TE_TRY(open_files(ctx));
     parts[0].plan = embed_plan(), parts[LAST].plan = last_plan(), parts[HEAD].plan = head_plan();
+    parts[CHOICE].plan = choose_plan();
     TE_TRY(load_embedding(ctx));
     for (int i = 0; i < MODEL_LAYERS; i++) {
         part *p = &parts[1 + i];
@@ -181,7 +183,8 @@ static te_status load_model(const char *folder, te_context *ctx) {
     }
     TE_TRY(bind_part(&parts[LAST], 1, ctx));
     TE_TRY(load_tensors(&parts[LAST], last_tensors, from.prefix, ctx));
-    return load_head(&parts[HEAD], ctx);
+    TE_TRY(load_head(&parts[HEAD], ctx));
+    return bind_part(&parts[CHOICE], 0, ctx); /* it has no parameters */
 }
 static void unload_model(te_context *ctx) {
     for (int i = 0; i < PARTS; i++) te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
