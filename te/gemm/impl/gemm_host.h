@@ -3,8 +3,8 @@
  *
  * All multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is rounded at
  * the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory once and
- * stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the epilogue's
- * ops.
+ * stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the
+ * epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
@@ -160,11 +160,11 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 #endif
 }
 
-/* ---- a few rows --------------------------------------------------------------------------------------------------- */
+/* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
 /* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time: it widens TE__SKINNY_K elements of as many
- * rows of the weight into the L1 cache, and multiplies them by each row of A. Bytes: the weight once. The order of a sum
- * depends on k alone, so a row of D is bitwise the same for each m. */
+ * rows of the weight into the L1 cache, and multiplies them by each row of A. Bytes: the weight once. The order of a
+ * sum depends on k alone, so a row of D is bitwise the same for each m. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
