@@ -452,7 +452,7 @@ static int load_added_token(loader *l, const json *item) {
     tokenizer *t = l->t;
     tokenizer_added a;
     tokenizer_text name;
-    int normalized, id;
+    int normalized, id = 0;
     memset(&a, 0, sizeof a);
     if (!get_text(l, item, "content", &name) || !get_count(l, item, "id", MAX_VOCABULARY - 1, &id) ||
         !get_bool(l, item, "special", 0, &a.special) || !get_bool(l, item, "normalized", !a.special, &normalized) ||

@@ -1,8 +1,10 @@
-/* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
+/* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise; a loop of its
+ * own for up to TE__SKINNY_M rows, as in decoding.
  *
- * Both multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is rounded at
- * the end. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the epilogue's
- * ops.
+ * All multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is rounded at
+ * the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory once and
+ * stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the
+ * epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
@@ -23,10 +25,16 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     (void)ctx;
     return g->epilogue == TE_EPILOGUE_NONE;
 }
+enum { TE__SKINNY_M = 8 };
+/* Whether the loop for a few rows, x weight^T, computes the product. */
+TE_API int te__gemm_is_skinny(const te_gemm *g) {
+    return g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
+}
 /* The number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;
     if (te__gemm_has_scale_arrays(g)) return 0;
+    if (te__gemm_is_skinny(g)) return g->dtype == TE_f32 ? 0 : (size_t)g->m * (size_t)g->k;
     if (te__gemm_a_dtype(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
     if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
     return n;
@@ -152,6 +160,72 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 #endif
 }
 
+/* ---- a few rows -------------------------------------------------------------------------------------------------- */
+
+/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time: it widens TE__SKINNY_K elements of as many
+ * rows of the weight into the L1 cache, and multiplies them by each row of A. Bytes: the weight once. The order of a
+ * sum depends on k alone, so a row of D is bitwise the same for each m. */
+enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
+typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
+typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
+
+/* to[0 .. kk] = elements of a row from `at` on, as floats; zeros up to the next multiple of the lanes. */
+TE_FN void te__skinny_widen(float *to, const void *from, int64_t at, int kk, te_dtype dtype) {
+    if (dtype == TE_f32) memcpy(to, (const float *)from + at, (size_t)kk * sizeof(float));
+    else if (dtype == TE_bf16)
+        for (int i = 0; i < kk; i++) to[i] = te_load(from, at + i, TE_bf16);
+    else
+        for (int i = 0; i < kk; i++) to[i] = te_load(from, at + i, TE_f16);
+    for (int i = kk; i % TE__SKINNY_LANES; i++) to[i] = 0.0f;
+}
+TE_FN void te__skinny_micro(te__skinny_sum sum[TE__SKINNY_N], const float *a, const float b[][TE__SKINNY_K], int kk) {
+    te__skinny_sum s0 = sum[0], s1 = sum[1], s2 = sum[2], s3 = sum[3];
+    for (int p = 0; p < kk; p += TE__SKINNY_LANES) {
+        const te__skinny_sum x = *(const te__skinny_sum *)(const void *)(a + p);
+        s0 += x * *(const te__skinny_sum *)(const void *)(b[0] + p);
+        s1 += x * *(const te__skinny_sum *)(const void *)(b[1] + p);
+        s2 += x * *(const te__skinny_sum *)(const void *)(b[2] + p);
+        s3 += x * *(const te__skinny_sum *)(const void *)(b[3] + p);
+    }
+    sum[0] = s0, sum[1] = s1, sum[2] = s2, sum[3] = s3;
+}
+TE_FN void te__skinny_store(const te_gemm *g, int64_t i, int64_t j, const te__skinny_sum *sum) {
+    float total = 0.0f;
+    for (int lane = 0; lane < TE__SKINNY_LANES; lane++) total += (*sum)[lane];
+    const int64_t at = i * g->n + j;
+    te_store(g->d, at, g->alpha * total + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
+}
+TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
+    const te_gemm *g = args->g;
+    const int64_t first = (int64_t)block.x * TE__SKINNY_BLOCK, end = te_min(g->n, first + TE__SKINNY_BLOCK);
+    float b[TE__SKINNY_N][TE__SKINNY_K], last_of_a[TE__SKINNY_K];
+    for (int64_t j = first; j < end; j += TE__SKINNY_N) {
+        te__skinny_sum sum[TE__SKINNY_M][TE__SKINNY_N];
+        memset(sum, 0, sizeof sum);
+        for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
+            const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
+            for (int r = 0; r < TE__SKINNY_N; r++) /* rows beyond the block are not stored */
+                te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
+            for (int i = 0; i < (int)g->m; i++) {
+                const float *a = args->a + i * g->k + k0;
+                if (kk % TE__SKINNY_LANES) te__skinny_widen(last_of_a, a, 0, kk, TE_f32), a = last_of_a;
+                te__skinny_micro(sum[i], a, (const float (*)[TE__SKINNY_K])b, kk);
+            }
+        }
+        for (int i = 0; i < (int)g->m; i++)
+            for (int r = 0; r < TE__SKINNY_N && j + r < end; r++) te__skinny_store(g, i, j + r, &sum[i][r]);
+    }
+}
+TE_KERNEL(te__skinny, 1, te__skinny_args, te__skinny_body(te_args, te_at))
+
+TE_API te_status te__skinny_run(const te_gemm *g, te_context *ctx) {
+    float *scratch = g->scratch;
+    te__skinny_args args;
+    args.g = g, args.a = (const float *)g->a;
+    if (g->dtype != TE_f32) args.a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
+    return te__skinny_launch(ctx, te__grid_of(te_ceil_div(g->n, TE__SKINNY_BLOCK), 1), &args);
+}
+
 /* ---- FP8 with rowwise or blockwise scales ------------------------------------------------------------------------ */
 
 enum { TE__SCALED_M = 64, TE__SCALED_N = 64, TE__SCALED_REG_N = 16, TE__SCALED_REG_M = 4 };
@@ -235,6 +309,7 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
                "te_gemm_run: scratch is null, te__gemm_scratch says how many floats it has");
     TE_TRY(te__gemm_check_blockwise(product, ctx));
     if (te__gemm_has_scale_arrays(product)) return te__scaled_run(product, ctx);
+    if (te__gemm_is_skinny(product)) return te__skinny_run(product, ctx);
     te_gemm scaled = *product, *g = &scaled;
     float *scratch = g->scratch;
     const float *a = (const float *)g->a, *b = (const float *)g->b;

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Writes the sizes of a Hugging Face model as the header that generate_model.c is compiled with.
+
+    examples/generate/configure.py FOLDER >model.h
+
+FOLDER has the model's config.json. A model that families.h cannot compute exactly is refused: the message names the key
+of config.json and its value. Python's standard library is enough.
+"""
+import json
+import pathlib
+import struct
+import sys
+
+# Keys that config.json may leave out, with the values that transformers then assumes.
+LLAMA = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=2048,
+             tie_word_embeddings=False)
+GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_embeddings=True, num_attention_heads=8,
+             num_key_value_heads=4, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096)
+FAMILIES = {
+    "llama": LLAMA,
+    "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
+    "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
+    "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
+    "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
+                   final_logit_softcapping=30.0),
+    "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
+    "gpt2": dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12, layer_norm_epsilon=1e-5,
+                 activation_function="gelu_new", tie_word_embeddings=True, scale_attn_weights=True),
+}
+# What the lists compute. A key with another value is refused; a missing key, or null, is accepted.
+ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale_attn_weights=True,
+            scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, use_bidirectional_attention=False,
+            hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new")
+# Keys of models that these families are not, such as a mixture of experts or quantized weights.
+REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
+
+
+class Unsupported(Exception):
+    pass
+
+
+def number(x):
+    """A C literal of the nearest float."""
+    return repr(float(x)) + "f"
+
+
+def bf16(x):
+    """The nearest number of bf16, ties to even."""
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0]
+
+
+def checksum(data):
+    """FNV-1a in 64 bits; generate_model.c computes it again of the config.json that it finds."""
+    h = 0xCBF29CE484222325
+    for byte in data:
+        h = (h ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return h
+
+
+def family_of(config):
+    """(name of the family, config with the defaults filled in)."""
+    kind = str(config.get("model_type"))
+    if kind == "gemma3" and "text_config" in config:  # with a vision tower, which is left out
+        config = dict(config["text_config"], **{k: v for k, v in config.items() if k != "text_config"})
+    name = {"gemma3_text": "gemma3"}.get(kind, kind)
+    if name not in FAMILIES:
+        raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
+    config = dict(FAMILIES[name], **config)
+    for key in REFUSED:
+        if config.get(key):
+            raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
+    for key, value in ONLY.items():
+        if config.get(key) is not None and config[key] != value and not (
+                key == "hidden_act" and name.startswith("gemma")):
+            raise Unsupported(f"{key} is {config[key]}; only {value} is supported")
+    return name, config
+
+
+def layer_types(name, config, layers):
+    """For each layer whether its attention has the sliding window."""
+    window = config.get("sliding_window")
+    if not window or name in ("llama", "gpt2"):
+        return [False] * layers
+    if "layer_types" in config:
+        types = config["layer_types"]
+        for t in types:
+            if t not in ("full_attention", "sliding_attention"):
+                raise Unsupported(f"layer_types has {t}; only full_attention and sliding_attention are supported")
+        if len(types) != layers:
+            raise Unsupported(f"layer_types has {len(types)} entries for {layers} layers")
+        return [t == "sliding_attention" for t in types]
+    if name == "mistral":
+        return [True] * layers
+    if name == "gemma2":
+        return [i % 2 == 0 for i in range(layers)]
+    if name == "gemma3":
+        pattern = config.get("sliding_window_pattern", 6)
+        return [(i + 1) % pattern != 0 for i in range(layers)]
+    return [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
+
+
+def rope(config, kind):
+    """The options of `rope` in layers of this kind, full or sliding."""
+    given = config.get("rope_parameters") or {}
+    per_layer = given.get("full_attention") or given.get("sliding_attention")
+    local = kind == "sliding" and "rope_local_base_freq" in config and not given
+    if per_layer:
+        given = given.get(f"{kind}_attention") or {}
+    scaling = given or ({} if local else config.get("rope_scaling") or {})
+    theta = scaling.get("rope_theta", config["rope_local_base_freq" if local else "rope_theta"])
+    if scaling.get("partial_rotary_factor", 1) != 1:
+        raise Unsupported(f"partial_rotary_factor is {scaling['partial_rotary_factor']}; only 1 is supported")
+    scaling_type = scaling.get("rope_type", scaling.get("type", "default"))
+    options = [("base", number(theta))]
+    if scaling_type == "linear":
+        options += [("scaling", "linear"), ("factor", number(scaling["factor"]))]
+    elif scaling_type == "llama3":
+        options += [("scaling", "llama3"), ("factor", number(scaling["factor"])),
+                    ("low_freq_factor", number(scaling["low_freq_factor"])),
+                    ("high_freq_factor", number(scaling["high_freq_factor"])),
+                    ("original_length", scaling["original_max_position_embeddings"])]
+    elif scaling_type != "default":
+        raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
+    return ", ".join(f"({name}, {value})" for name, value in options)
+
+
+def ids_of(value):
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def model(folder):
+    """The definitions of the header, name and value."""
+    text = (folder / "config.json").read_bytes()
+    name, config = family_of(json.loads(text))
+    generation = folder / "generation_config.json"
+    eos = ids_of(json.loads(generation.read_bytes()).get("eos_token_id")) if generation.exists() else []
+    eos = eos or ids_of(config.get("eos_token_id"))
+    gpt2 = name == "gpt2"
+    hidden, layers, heads = (config[key] for key in (
+        ("n_embd", "n_layer", "n_head") if gpt2 else ("hidden_size", "num_hidden_layers", "num_attention_heads")))
+    head_dim = config.get("head_dim") or hidden // heads
+    kv_heads = heads if gpt2 else config.get("num_key_value_heads") or heads
+    ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config["intermediate_size"]
+    sliding = layer_types(name, config, layers)
+    scalar = config["query_pre_attn_scalar"] if name.startswith("gemma") else head_dim
+    defines = {
+        "MODEL_FAMILY": name.upper(),
+        "MODEL_TYPE": f'"{name}"',
+        "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of config.json */",
+        "MODEL_LAYERS": layers,
+        "MODEL_HIDDEN": hidden,
+        "MODEL_FFN": ffn,
+        "MODEL_VOCABULARY": config["vocab_size"],
+        "MODEL_HEADS": heads,
+        "MODEL_KV_HEADS": kv_heads,
+        "MODEL_HEAD_DIM": head_dim,
+        "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
+        "MODEL_EPS": number(config["layer_norm_epsilon" if gpt2 else "rms_norm_eps"]),
+        "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
+        "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
+        "MODEL_ATTENTION_SOFTCAP": number(config.get("attn_logit_softcapping") or 0),
+        "MODEL_EOS": ", ".join(map(str, eos)) or "-1",
+        "MODEL_SLIDING": ", ".join(str(int(s)) for s in sliding) + " /* by layer: whether attention has a window */",
+        "MODEL_HAS_full": int(not all(sliding)),
+        "MODEL_HAS_sliding": int(any(sliding)),
+        "MODEL_LEFT_full": -1,
+        "MODEL_LEFT_sliding": config["sliding_window"] - 1 if any(sliding) else -1,
+    }
+    if config.get("final_logit_softcapping"):
+        defines["MODEL_LOGIT_SOFTCAP"] = number(config["final_logit_softcapping"])
+    if name.startswith("gemma"):
+        scale = hidden**0.5  # which transformers rounds to the dtype of the weights
+        defines["MODEL_EMBEDDING_SCALE_f32"] = number(scale)
+        defines["MODEL_EMBEDDING_SCALE_bf16"] = number(bf16(scale))
+        defines["MODEL_EMBEDDING_SCALE_f16"] = number(struct.unpack("<e", struct.pack("<e", scale))[0])
+    if not gpt2:
+        for kind in ("full", "sliding"):
+            defines[f"MODEL_ROPE_{kind}"] = rope(config, kind)
+    return defines
+
+
+def main(arguments):
+    if len(arguments) != 1:
+        sys.exit("usage: configure.py FOLDER >model.h      FOLDER: has the model's config.json")
+    folder = pathlib.Path(arguments[0])
+    try:
+        defines = model(folder)
+    except (Unsupported, OSError, ValueError) as error:
+        sys.exit(f"configure.py: {folder}: {error}")
+    except KeyError as error:
+        sys.exit(f"configure.py: {folder}: config.json has no {error.args[0]}")
+    print(f"/* model.h -- the sizes of {folder.resolve().name}, by examples/generate/configure.py. */")
+    for name, value in defines.items():
+        print(f"#define {name} {value}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,197 @@
+/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2, for inference with a key-value
+ * cache, and the names of their tensors in the files of Hugging Face.
+ *
+ * Do this:
+ *     examples/generate/configure.py FOLDER >model.h           sizes, and which family: MODEL_FAMILY and others
+ *     cc -DMODEL_CONFIG='"model.h"' ..
+ *
+ * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
+ * has one kind of blocks or both); last, the norm of each sequence's last token; head, its logits; choose, the next
+ * token.
+ * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
+ * NAMES_ of its name here, and its model_type and defaults in configure.py.
+ */
+#ifndef FAMILIES_H
+#define FAMILIES_H
+
+#include MODEL_CONFIG        /* MODEL_FAMILY, MODEL_HIDDEN, .. */
+#include "te/infer.h"        /* TE_INFERENCE */
+#include "te/io/packed.h"    /* te_packed */
+
+/* The dtype of weights, keys and values; the residual stream and the logits are f32. */
+#ifndef MODEL_DTYPE
+#define MODEL_DTYPE TE_JOIN1(MODEL_DTYPE_, TE_CUDA)
+#define MODEL_DTYPE_0 f32
+#define MODEL_DTYPE_1 bf16
+#endif
+
+/* ---- parts of the lists ------------------------------------------------------------------------------------------ */
+
+#define MODEL_Q_ROWS (MODEL_HEADS * MODEL_HEAD_DIM)
+#define MODEL_KV_ROWS (MODEL_KV_HEADS * MODEL_HEAD_DIM)
+#define MODEL_QKV_ROWS (MODEL_Q_ROWS + 2 * MODEL_KV_ROWS)
+
+#define QKV (linear, qkv, MODEL_HIDDEN, MODEL_QKV_ROWS)
+#define ROPE(KIND) (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_##KIND)
+#define ATTENTION(KIND)                                                                                              \
+    (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
+     (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, 1))
+#define PROJ (linear, proj, MODEL_Q_ROWS, MODEL_HIDDEN)
+#define NORM(kind, name) (kind, name, MODEL_HIDDEN, (eps, MODEL_EPS))
+#define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))
+#define GATED_MLP(GATED)                                                                                             \
+    (linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN), (GATED, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN)
+#define ATTENTION_PART(KIND) ROPE(KIND), ATTENTION(KIND), PROJ
+
+/* ---- blocks: h = x + attention(norm(x)), y = h + mlp(norm(h)) ---------------------------------------------------- */
+
+#define BLOCK_LLAMA(KIND)                                                                                            \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, ATTENTION_PART(KIND), (add, x1),                                          \
+    (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
+
+#define BLOCK_MISTRAL(KIND) BLOCK_LLAMA(KIND)
+
+/* Qwen 2 and 2.5: a bias is added to q, k and v. */
+#define BLOCK_QWEN2(KIND)                                                                                            \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION_PART(KIND), (add, x1),        \
+    (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
+
+/* Qwen 3: each head of q and k has a norm. */
+#define BLOCK_QWEN3(KIND)                                                                                            \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
+    (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
+
+/* Gemma 2: norms behind attention and MLP as well, all with 1 + weight; scores and logits are softcapped. */
+#define BLOCK_GEMMA2(KIND)                                                                                           \
+    (fork, x1), NORM(rmsnorm1p, norm1), QKV, ATTENTION_PART(KIND), NORM(rmsnorm1p, norm1_after), (add, x1),          \
+    (fork, x2), NORM(rmsnorm1p, norm2), GATED_MLP(geglu), NORM(rmsnorm1p, norm2_after), (add, x2)
+
+/* Gemma 3: norms of the heads of q and k instead of softcaps; rope has another base in blocks with a window. */
+#define BLOCK_GEMMA3(KIND)                                                                                           \
+    (fork, x1), NORM(rmsnorm1p, norm1), QKV, HEAD_NORM(head_norm1p), ATTENTION_PART(KIND),                           \
+    NORM(rmsnorm1p, norm1_after), (add, x1),                                                                         \
+    (fork, x2), NORM(rmsnorm1p, norm2), GATED_MLP(geglu), NORM(rmsnorm1p, norm2_after), (add, x2)
+
+#define BLOCK_GPT2(KIND)                                                                                             \
+    (fork, x1), NORM(layernorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION(KIND), PROJ,                \
+    (bias, proj_bias, MODEL_HIDDEN), (add, x1),                                                                      \
+    (fork, x2), NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN),         \
+    (gelu, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN), (add, x2)
+
+/* ---- embeddings, norms and heads --------------------------------------------------------------------------------- */
+
+/* The ops have the names of the files' tensors, so that te_weights_use finds the table: the largest tensor of many
+ * models is then used where the file is mapped. */
+#define EMBED_TOKENS (embedding, embed_tokens, MODEL_VOCABULARY, MODEL_HIDDEN)
+#define EMBED_LLAMA EMBED_TOKENS
+#define EMBED_MISTRAL EMBED_TOKENS
+#define EMBED_QWEN2 EMBED_TOKENS
+#define EMBED_QWEN3 EMBED_TOKENS
+#define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
+#define EMBED_GEMMA3 EMBED_GEMMA2
+#define EMBED_GPT2                                                                                                   \
+    (embedding, wte, MODEL_VOCABULARY, MODEL_HIDDEN), (positions, wpe, MODEL_POSITIONS, MODEL_HIDDEN)
+
+#define LAST_LLAMA NORM(rmsnorm, norm)
+#define LAST_MISTRAL NORM(rmsnorm, norm)
+#define LAST_QWEN2 NORM(rmsnorm, norm)
+#define LAST_QWEN3 NORM(rmsnorm, norm)
+#define LAST_GEMMA2 NORM(rmsnorm1p, norm)
+#define LAST_GEMMA3 NORM(rmsnorm1p, norm)
+#define LAST_GPT2 NORM(layernorm, norm)
+
+#if MODEL_TIED
+#define LM_HEAD (tied_linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
+#else
+#define LM_HEAD (linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
+#endif
+#define SAMPLE (sample, next, MODEL_VOCABULARY)
+#ifdef MODEL_LOGIT_SOFTCAP
+#define CHOOSE (softcap, cap, MODEL_LOGIT_SOFTCAP), SAMPLE
+#else
+#define CHOOSE SAMPLE
+#endif
+
+/* ---- the lists of this model ------------------------------------------------------------------------------------- */
+
+#define OF_FAMILY(prefix) FAMILY_JOIN(prefix, MODEL_FAMILY) /* not TE_JOIN1, which the lists use in turn */
+#define FAMILY_JOIN(a, b) FAMILY_JOIN2(a, b)
+#define FAMILY_JOIN2(a, b) a##b
+
+TE_INFERENCE(embed, (MODEL_DTYPE, (out, f32)), OF_FAMILY(EMBED_))
+#if MODEL_HAS_full
+TE_INFERENCE(full, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(full))
+#endif
+#if MODEL_HAS_sliding
+TE_INFERENCE(sliding, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
+#endif
+/* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
+ * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
+TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
+TE_INFERENCE(head, (MODEL_DTYPE, (out, f32)), LM_HEAD)
+TE_INFERENCE(choose, f32, CHOOSE)
+
+/* ---- tensors of the files ---------------------------------------------------------------------------------------- */
+
+#define END {0, 0, 0, 0, 0} /* the last entry of a table */
+
+#define TENSORS_ATTENTION                                                                                            \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0},                                                             \
+    {"self_attn.q_proj.weight", "qkv", "weight", MODEL_Q_ROWS, 0},                                                   \
+    {"self_attn.k_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
+    {"self_attn.v_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
+    {"self_attn.o_proj.weight", "proj", "weight", 0, 0}
+#define TENSORS_MLP                                                                                                  \
+    {"mlp.gate_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                         \
+    {"mlp.up_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                           \
+    {"mlp.down_proj.weight", "fc2", "weight", 0, 0}
+#define TENSORS_HEAD_NORM                                                                                            \
+    {"self_attn.q_norm.weight", "heads", "q_weight", 0, 0}, {"self_attn.k_norm.weight", "heads", "k_weight", 0, 0}
+
+#define TENSORS_LLAMA TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP
+#define TENSORS_MISTRAL TENSORS_LLAMA
+#define TENSORS_QWEN2                                                                                                \
+    TENSORS_LLAMA, {"self_attn.q_proj.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                                   \
+    {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
+    {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}
+#define TENSORS_QWEN3 TENSORS_LLAMA, TENSORS_HEAD_NORM
+#define TENSORS_GEMMA2                                                                                               \
+    TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
+    {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
+    {"post_feedforward_layernorm.weight", "norm2_after", "weight", 0, 0}
+#define TENSORS_GEMMA3 TENSORS_GEMMA2, TENSORS_HEAD_NORM
+#define TENSORS_GPT2                                                                                                 \
+    {"ln_1.weight", "norm1", "weight", 0, 0}, {"ln_1.bias", "norm1", "bias", 0, 0},                                  \
+    {"attn.c_attn.weight", "qkv", "weight", 0, 1}, {"attn.c_attn.bias", "qkv_bias", "bias", 0, 0},                   \
+    {"attn.c_proj.weight", "proj", "weight", 0, 1}, {"attn.c_proj.bias", "proj_bias", "bias", 0, 0},                 \
+    {"ln_2.weight", "norm2", "weight", 0, 0}, {"ln_2.bias", "norm2", "bias", 0, 0},                                  \
+    {"mlp.c_fc.weight", "fc1", "weight", 0, 1}, {"mlp.c_fc.bias", "fc1_bias", "bias", 0, 0},                         \
+    {"mlp.c_proj.weight", "fc2", "weight", 0, 1}, {"mlp.c_proj.bias", "fc2_bias", "bias", 0, 0}
+
+static const te_packed block_tensors[] = {OF_FAMILY(TENSORS_), END};
+
+/* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
+#define NAMES_LLAMA 0
+#define NAMES_MISTRAL 0
+#define NAMES_QWEN2 0
+#define NAMES_QWEN3 0
+#define NAMES_GEMMA2 0
+#define NAMES_GEMMA3 0
+#define NAMES_GPT2 1
+#if OF_FAMILY(NAMES_)
+static const te_packed embed_tensors[] = {{"wte.weight", "wte", "weight", 0, 0}, {"wpe.weight", "wpe", "weight", 0, 0},
+                                          END};
+static const te_packed last_tensors[] = {{"ln_f.weight", "norm", "weight", 0, 0}, {"ln_f.bias", "norm", "bias", 0, 0},
+                                         END};
+static const char *const layer_prefix = "h.%d.";
+/* What may stand in front of all names: files of different versions of transformers differ. */
+static const char *const name_prefixes[] = {"transformer.", ""};
+#else
+static const te_packed embed_tensors[] = {{"embed_tokens.weight", "embed_tokens", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}, END};
+static const char *const layer_prefix = "layers.%d.";
+static const char *const name_prefixes[] = {"model.", "language_model.model.", "model.language_model.", ""};
+#endif
+static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
+
+#endif

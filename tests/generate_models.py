@@ -1,0 +1,313 @@
+"""Small random models of each family of examples/generate/families.h, and the tokens that transformers generates with
+them, for tests/generate_models.sh.
+
+    generate_models.py folder NAME FOLDER    writes a model: config.json, weights, tokenizer.json (needs numpy)
+    generate_models.py vision NAME FOLDER    the same as the text model of one with images: other keys, other names
+    generate_models.py names                 names of the models
+    generate_models.py prompts               the prompts, a line each
+    generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
+    generate_models.py check                 whether transformers computes the tokens of generate_models.json now, and
+                                             configure.py reads the config.json that transformers writes
+    generate_models.py make                  writes generate_models.json
+
+Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored.
+The config.json files are written as they are published, in older and in newer forms. Greedy decoding of a random model
+could hang on a tie: `make` refuses a model whose two likeliest tokens are ever closer than MARGIN of the logits'
+deviation.
+"""
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+EXPECTED = HERE / "generate_models.json"
+PROMPTS = ["The quick brown fox jumps over the lazy dog, and then the dog takes a nap.", "Hi", "them or the others"]
+TOKENS, MARGIN, MIN_DISTINCT = 64, 1e-3, 16
+
+SIZES = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=160)
+LLAMA3_ROPE = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16,
+                   rope_type="llama3")
+GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh",
+             rms_norm_eps=1e-6, sliding_window=16, attention_bias=False)
+# name: (config.json, dtype of the files, bytes of a file at most, seed)
+MODELS = {
+    "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
+                   rope_theta=500.0, rope_scaling=LLAMA3_ROPE, attention_bias=False, mlp_bias=False,
+                   num_key_value_heads=1, tie_word_embeddings=False), "BF16", 60000, 21),
+    "llama_tied": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-6,
+                        hidden_act="silu", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+                        tie_word_embeddings=True), "F32", 1 << 30, 2),
+    "mistral": (dict(SIZES, model_type="mistral", architectures=["MistralForCausalLM"], rms_norm_eps=1e-5,
+                     hidden_act="silu", rope_theta=10000.0, sliding_window=12, num_hidden_layers=3,
+                     tie_word_embeddings=False), "F32", 1 << 30, 3),
+    "qwen2": (dict(SIZES, model_type="qwen2", architectures=["Qwen2ForCausalLM"], rms_norm_eps=1e-6, hidden_act="silu",
+                   rope_theta=1000000.0, use_sliding_window=False, sliding_window=32, max_window_layers=2,
+                   tie_word_embeddings=True), "BF16", 1 << 30, 14),
+    "qwen3": (dict(SIZES, model_type="qwen3", architectures=["Qwen3ForCausalLM"], rms_norm_eps=1e-6, hidden_act="silu",
+                   head_dim=32, rope_theta=1000000, rope_scaling=None, use_sliding_window=False, sliding_window=None,
+                   attention_bias=False, tie_word_embeddings=False), "F16", 1 << 30, 15),
+    "gemma2": (dict(GEMMA, model_type="gemma2", architectures=["Gemma2ForCausalLM"], num_hidden_layers=4,
+                    query_pre_attn_scalar=20, rope_theta=10000.0, attn_logit_softcapping=5.0,
+                    final_logit_softcapping=3.0), "BF16", 1 << 30, 26),
+    "gemma3": (dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], num_hidden_layers=6,
+                    query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
+                    rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3),
+               "F32", 1 << 30, 257),
+    "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
+                  n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
+             "F32", 1 << 30, 48),
+}
+
+# ---- tokenizers: 256 bytes, or characters with bytes as fallback, and a few merges ---
+
+PIECES = ["th", "the", "er", "in", "an", "and", "og", "re"]
+
+
+def byte_symbols():
+    """The printable characters that byte-level BPE has for the 256 bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {b: chr(b) if b in shown else chr(256 + hidden.index(b)) for b in range(256)}
+
+
+def merges_of(space):
+    return [f"{p[:-1]} {p[-1]}" for p in PIECES] + [f"{space} {p}" for p in ("the", "and")]
+
+
+def byte_tokenizer(special):
+    symbols = byte_symbols()
+    vocab = {symbols[b]: b for b in range(256)}
+    merges = merges_of("\u0120")
+    for m in merges:
+        vocab.setdefault(m.replace(" ", ""), len(vocab))
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return tokenizer(vocab, merges, special, pre_tokenizer=byte_level, decoder=byte_level)
+
+
+def text_tokenizer(special):
+    space = "\u2581"
+    vocab = {t: i for i, t in enumerate(["<unk>", "</s>"])}
+    for b in range(256):
+        vocab[f"<0x{b:02X}>"] = len(vocab)
+    for c in [space, *map(chr, range(97, 123))]:
+        vocab[c] = len(vocab)
+    merges = merges_of(space)
+    for m in merges:
+        vocab.setdefault(m.replace(" ", ""), len(vocab))
+    normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": space}
+    back = {"type": "Replace", "pattern": {"String": space}, "content": " "}
+    decoder = {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return tokenizer(vocab, merges, special, normalizer=normalizer, decoder=decoder, unk_token="<unk>", fuse_unk=True,
+                     byte_fallback=True)
+
+
+def tokenizer(vocab, merges, special, normalizer=None, pre_tokenizer=None, decoder=None, **options):
+    """special: tokens behind the vocabulary; the first one begins each text."""
+    tokens = [{"id": len(vocab) + i, "content": t, "single_word": False, "lstrip": False, "rstrip": False,
+               "normalized": False, "special": True} for i, t in enumerate(special)]
+    first = {"SpecialToken": {"id": special[0], "type_id": 0}}
+    a, b = ({"Sequence": {"id": x, "type_id": i}} for i, x in enumerate("AB"))
+    template = {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, b],
+                "special_tokens": {special[0]: {"id": special[0], "ids": [tokens[0]["id"]], "tokens": [special[0]]}}}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer, "post_processor": template, "decoder": decoder,
+            "model": dict({"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                           "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                           "ignore_merges": False, "vocab": vocab, "merges": merges}, **options)}
+
+
+def tokenizer_of(name):
+    if name.startswith("gemma"):
+        return text_tokenizer(["<bos>", "<start_of_turn>", "<end_of_turn>"])
+    if name == "mistral":
+        return text_tokenizer(["<s>", "[INST]", "[/INST]"])
+    return byte_tokenizer(["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
+
+
+# ---- folders ---
+
+
+def weight(random, name, shape, model_type):
+    """Norms near their neutral weight; matrices large enough that each token depends on all layers."""
+    if len(shape) == 1:
+        is_norm = name.endswith("weight")
+        return 0.2 * random.standard_normal(shape) + (1 if is_norm and not model_type.startswith("gemma") else 0)
+    if "embed_tokens" in name:  # small, because the table is also the head: else each token would repeat itself
+        return random.standard_normal(shape) / 32
+    return 2.5 / math.sqrt(SIZES["hidden_size"]) * random.standard_normal(shape)
+
+
+def stored(values, dtype):
+    """The bytes of an array in a dtype, rounded to nearest even."""
+    import numpy
+
+    values = values.astype(numpy.float32)
+    if dtype == "F32":
+        return values.tobytes()
+    if dtype == "F16":
+        return values.astype(numpy.float16).tobytes()
+    bits = values.view(numpy.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16).tobytes()
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (dtype, shape, bytes)}."""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(dict(header, __metadata__={"format": "pt"}), separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def name_in_file(name, tensor, vision):
+    if vision:
+        return "language_model." + tensor
+    return tensor.removeprefix("transformer.") if name == "gpt2" else tensor  # as OpenAI's files have it
+
+
+def write_weights(folder, name, shapes, vision):
+    import numpy
+
+    config, dtype, limit, seed = MODELS[name]
+    random = numpy.random.RandomState(seed)
+    files, size = [{}], 0
+    for tensor in sorted(shapes):
+        data = stored(weight(random, tensor, shapes[tensor], config["model_type"]), dtype)
+        if size and size + len(data) > limit:
+            files.append({})
+            size = 0
+        files[-1][name_in_file(name, tensor, vision)] = (dtype, shapes[tensor], data)
+        size += len(data)
+    if len(files) == 1:
+        return write_safetensors(folder / "model.safetensors", files[0])
+    index = {}
+    for i, tensors in enumerate(files):
+        file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
+        write_safetensors(folder / file, tensors)
+        index.update(dict.fromkeys(tensors, file))
+    text = json.dumps({"metadata": {"total_size": 0}, "weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def write_folder(name, folder, eos, shapes, vision=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dict(MODELS[name][0], eos_token_id=eos[0])
+    if vision:
+        config = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 1152}}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    if len(eos) > 1:  # as of Llama 3's instruct models
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_of(name)))
+    write_weights(folder, name, shapes, vision)
+
+
+# ---- transformers ---
+
+
+def generate(name, eos):
+    """(shapes of the tensors, tokens of each prompt, the smallest margin) by transformers."""
+    import tokenizers
+    import torch
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "config.json").write_text(json.dumps(MODELS[name][0]))
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        shapes = {n: list(t.shape) for n, t in model.state_dict().items() if n not in tied}
+        write_folder(name, folder, eos, shapes)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64,
+                                                                  attn_implementation="eager")
+        encode = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode
+        tokens, margin = [], math.inf
+        for prompt in PROMPTS:
+            ids = torch.tensor([encode(prompt).ids])
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+                                 eos_token_id=eos, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
+            tokens.append(out.sequences[0, ids.shape[1]:].tolist())
+            for logits in out.logits:
+                top = logits[0].double().topk(2).values
+                margin = min(margin, float((top[0] - top[1]) / logits[0].double().std()))
+    return shapes, tokens, margin
+
+
+def make(name):
+    eos = [319]
+    shapes, tokens, margin = generate(name, eos)
+    if name == "llama":  # two tokens end its texts, the first prompt's early
+        eos = [tokens[0][TOKENS // 2 + 8], 319]
+        shapes, tokens, margin = generate(name, eos)
+    distinct = min(len(set(t)) for t in tokens[:2])
+    lengths = list(map(len, tokens))
+    print(f"{name}: margin {margin:.1e}, {distinct} tokens differ at least, {lengths} tokens", flush=True)
+    long_enough = name == "llama" or min(map(len, tokens[:2])) == TOKENS
+    good = margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
+    return {"eos": eos, "shapes": shapes, "tokens": tokens}, good
+
+
+def header(folder):
+    """The definitions of configure.py that do not name the file."""
+    tool = [sys.executable, HERE.parent / "examples/generate/configure.py", folder]
+    lines = subprocess.run(tool, check=True, capture_output=True, text=True).stdout.splitlines()[1:]
+    return [line for line in lines if "MODEL_CHECKSUM" not in line]
+
+
+def is_config_read(name):
+    """Whether configure.py makes the same of config.json as it was published and as transformers writes it today."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(MODELS[name][0]))
+        published = header(folder)
+        transformers.AutoConfig.from_pretrained(folder).save_pretrained(folder)
+        return [line for line in header(folder) if "MODEL_EOS" not in line] == [
+            line for line in published if "MODEL_EOS" not in line]
+
+
+def dump(expected):
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in expected.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main(arguments):
+    command = arguments[0] if arguments else ""
+    if command == "names":
+        print(*MODELS)
+    elif command == "prompts":
+        print(*PROMPTS, sep="\n")
+    elif command in ("make", "check"):
+        made = {name: make(name) for name in arguments[1:] or MODELS}
+        bad = [name for name, (_, good) in made.items() if not good]
+        if bad:
+            sys.exit(f"close to a tie, or too uniform; choose other seeds for {bad}")
+        made = {name: value for name, (value, _) in made.items()}
+        if command == "make":
+            EXPECTED.write_text(dump(made))
+        else:
+            expected = json.loads(EXPECTED.read_text())
+            differs = [name for name in made if made[name] != expected[name]]
+            if differs:
+                sys.exit(f"transformers generates other tokens for {differs}")
+            differs = [name for name in made if not is_config_read(name)]
+            if differs:
+                sys.exit(f"configure.py reads the config.json of transformers differently for {differs}")
+    elif command in ("folder", "vision"):
+        e = json.loads(EXPECTED.read_text())[arguments[1]]
+        write_folder(arguments[1], pathlib.Path(arguments[2]), e["eos"], e["shapes"], command == "vision")
+    elif command == "expected":
+        for tokens in json.loads(EXPECTED.read_text())[arguments[1]]["tokens"]:
+            print(*tokens)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# examples/generate/generate_model.c, compiled for a small model of each family (tests/generate_models.py), must
+# generate the tokens that transformers generates, greedily: each prompt alone, and all together with fewer slots than
+# prompts. Also: a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments.
+# Where there is a GPU, builds of nvcc must generate the same tokens in f32, and run in bf16; else nvcc, where there is
+# one, compiles one of them. Where torch and transformers are installed, the tokens in tests/generate_models.json are
+# computed again. Prints `skipped: ...` and exits with 0 where numpy or a library is missing.
+#
+#     tests/generate_models.sh [NAME...]      models of generate_models.py, default all; PYTHON and CC choose others
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=
+for candidate in "${PYTHON:-python3}" python3 /usr/bin/python3; do
+    "$candidate" -c 'import numpy' 2>/dev/null && python=$candidate && break
+done
+[[ -n $python ]] || { echo "skipped: no Python with numpy" && exit; }
+libraries=(libpcre2-8 libutf8proc)
+pkg-config --exists "${libraries[@]}" || { echo "skipped: pkg-config does not find all of ${libraries[*]}" && exit; }
+read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+passed=0
+bad() { echo "FAIL: $1" && exit 1; }
+ok() { passed=$((passed + 1)) && echo "ok: $1"; }
+models() { "$python" tests/generate_models.py "$@"; }
+
+compile=("${CC:-gcc}" -std=c11 -O1 -DTE_KEEP_CALLS -Wall -Wextra -Wshadow -Werror -I.)
+objects=()
+for name in tokenizer tokenizer_file tokenizer_json tokenizer_regex chat; do
+    "${compile[@]}" -c "examples/generate/$name.c" -o "$work/$name.o"
+    objects+=("$work/$name.o")
+done
+build() { # FOLDER BINARY OPTION...
+    "$python" examples/generate/configure.py "$1" >"$1/model.h"
+    "${compile[@]}" "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" examples/generate/generate_model.c "${objects[@]}" \
+        -o "$2" "${flags[@]}" -lm
+}
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+build_cuda() { # FOLDER BINARY OPTION...
+    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" -I. -x cu -c \
+        examples/generate/generate_model.c -o "$2.o"
+    "$nvcc" "$2.o" "${objects[@]}" -o "$2" -lcublasLt "${flags[@]}"
+}
+
+# ---- the tokens of transformers
+generate() { # NAME BINARY: the tokens of each prompt alone, and of all prompts in two slots
+    local folder=$work/$1 prompt
+    while IFS= read -r prompt; do
+        "$2" "$folder" --ids --tokens 64 "$prompt" 2>"$work/log" || bad "$1: $(cat "$work/log")"
+    done <"$work/prompts" >"$work/alone"
+    "$2" "$folder" --ids --tokens 64 --batch "$work/prompts" --slots 2 >"$work/together" 2>"$work/log" ||
+        bad "$1: $(cat "$work/log")"
+}
+same_tokens() { # NAME BINARY
+    generate "$@"
+    cmp "$work/alone" "$work/$1/expected" || bad "$1: other tokens than those of transformers"
+    cmp "$work/together" "$work/$1/expected" || bad "$1: other tokens in a batch"
+    ok "$1: $(wc -w <"$work/together") tokens of $(wc -l <"$work/prompts") prompts, alone and together"
+}
+names=("$@")
+[[ $# -gt 0 ]] || read -ra names <<<"$(models names)"
+models prompts >"$work/prompts"
+for name in "${names[@]}"; do
+    folder=$work/$name
+    models folder "$name" "$folder"
+    models expected "$name" >"$folder/expected"
+    build "$folder" "$folder/f32" -DPREFILL_ROWS=24 # the longest prompt takes three passes
+    same_tokens "$name" "$folder/f32"
+done
+if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
+    for name in "${names[@]}"; do
+        build_cuda "$work/$name" "$work/cuda" -DMODEL_DTYPE=f32 -DPREFILL_ROWS=24
+        same_tokens "$name" "$work/cuda"
+        build_cuda "$work/$name" "$work/cuda"
+        generate "$name" "$work/cuda"
+        [[ $(wc -l <"$work/together") == $(wc -l <"$work/prompts") ]] || bad "$name: no tokens on the GPU in bf16"
+    done
+    ok "the same on the GPU in f32; in bf16 all models run"
+elif [[ -x $nvcc ]]; then
+    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall -I. \
+        -DMODEL_CONFIG="\"$folder/model.h\"" -x cu -c examples/generate/generate_model.c -o "$work/cuda.o"
+    ok "nvcc compiles it for $name"
+    echo "skipped: the tokens on a GPU, because there is none"
+else
+    echo "skipped: the tokens on a GPU, because there is no nvcc"
+fi
+if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
+    models check "${names[@]}" >"$work/log" 2>&1 || bad "$(tail -n 5 "$work/log")"
+    ok "generate_models.json is what transformers computes now"
+else
+    echo "skipped: no Python with torch, transformers and tokenizers to compute generate_models.json again"
+fi
+[[ $# == 0 ]] || exit 0
+models vision gemma3 "$work/vision" && cp "$work/gemma3/expected" "$work/vision"
+build "$work/vision" "$work/vision/f32"
+same_tokens vision "$work/vision/f32"
+
+# ---- other dtypes
+model=$work/gemma3
+build "$model" "$work/bf16" -DMODEL_DTYPE=bf16
+generate gemma3 "$work/bf16"
+[[ $(wc -w <"$work/together") -gt 64 && $(wc -l <"$work/alone") == $(wc -l <"$work/prompts") ]] ||
+    bad "bf16: too few tokens"
+ok "a build in bf16 generates $(wc -w <"$work/together") tokens"
+
+# ---- text, sampling and chats
+model=$work/qwen3 prompt="The quick brown fox"
+run() { "$model/f32" "$model" "$@" 2>"$work/log" || bad "$* returns $?: $(cat "$work/log")"; }
+run --tokens 20 "$prompt" >"$work/argument"
+printf '%s' "$prompt" | run --tokens 20 | cmp - "$work/argument" || bad "another text from the standard input"
+grep -qE '^prefill [0-9]+ tokens, [0-9.]+ tokens/s; decode 19 tokens, [0-9.]+ tokens/s$' "$work/log" ||
+    bad "no line with speeds: $(cat "$work/log")"
+[[ $(wc -c <"$work/argument") -gt 10 ]] || bad "no text"
+ok "a text, from an argument or the standard input"
+sampling=(--temperature 1.5 --top-k 100 --top-p 0.95 --min-p 0.001 --ids --tokens 40)
+run "${sampling[@]}" --seed 1 "$prompt" >"$work/seed1"
+run "${sampling[@]}" --seed 1 "$prompt" | cmp - "$work/seed1" || bad "--seed 1 generates another text in another run"
+run "${sampling[@]}" --seed 2 "$prompt" >"$work/seed2"
+! cmp -s "$work/seed1" "$work/seed2" || bad "--seed 2 generates the text of --seed 1"
+run "${sampling[@]}" --top-k 1 --seed 3 "$prompt" >"$work/likeliest"
+run --ids --tokens 40 "$prompt" | cmp - "$work/likeliest" || bad "--top-k 1 is not greedy"
+printf '%s\n' "$prompt" "$prompt" >"$work/twice"
+run "${sampling[@]}" --seed 1 --batch "$work/twice" | cmp - <(cat "$work/seed1" "$work/seed2") ||
+    bad "a batch does not draw as its lines do alone, the second one with the next seed"
+ok "sampling with a seed: the same tokens in each run, other tokens with another seed"
+model=$work/llama
+run --chat --ids --tokens 12 "Hello!" >"$work/turn"
+printf 'Hello!\nWho?\n' | run --chat --ids --tokens 12 >"$work/turns"
+head -n 1 "$work/turns" | cmp - "$work/turn" || bad "another first answer in a conversation"
+[[ $(wc -l <"$work/turns") == 2 ]] || bad "a conversation of two turns has $(wc -l <"$work/turns") answers"
+run --chat --format llama3 --ids --tokens 12 "Hello!" | cmp - "$work/turn" || bad "another answer with --format llama3"
+ok "chats: one message, and a conversation"
+
+# ---- what is refused
+refuses() { # WHAT SAYS ARGUMENT...
+    local status=0
+    "$model/f32" "${@:3}" >"$work/log" 2>&1 </dev/null || status=$?
+    [[ $status == 1 ]] && grep -q -- "$2" "$work/log" || bad "$1: status $status, $(cat "$work/log")"
+    ok "$1: $(tail -n 1 "$work/log" | sed "s,$work/,,g")"
+}
+refuses "no folder" "tokenizer.json" "$work/none" x
+cp -r "$model" "$work/changed" && rm "$work/changed/model-00002-of-00004.safetensors"
+refuses "a missing file" "model-00002-of-00004.safetensors: cannot open it" "$work/changed" x
+sed -i 's/500.0/501.0/' "$work/changed/config.json"
+refuses "another config.json" "is not the config.json that this program was compiled for" "$work/changed" x
+rm -r "$work/changed" && cp -r "$work/mistral" "$work/changed"
+sed -i 's/model.norm.weight/model.norn.weight/' "$work/changed/model.safetensors"
+model=$work/mistral
+refuses "a missing tensor" "has no tensor model.norm.weight" "$work/changed" x
+printf 'x%.0s' {1..200} >"$work/long"
+refuses "a long prompt" "the prompt is too long: 201 tokens, the capacity is 160" "$model" "$(cat "$work/long")"
+refuses "a small capacity" "the capacity is 8" "$model" --capacity 8 "a long prompt"
+refuses "a capacity above the positions" "out of range, after: --capacity" "$model" --capacity 161 x
+for option in --tokens --temperature --top-k --top-p --min-p --seed --slots; do
+    refuses "$option is no number" "not a number, or out of range, after: $option" "$model" "$option" 1x x
+done
+refuses "no value" "after: --tokens" "$model" --tokens
+refuses "an unknown option" "no such option (see --help): --topk" "$model" --topk 3 x
+refuses "no batch file" "cannot open: $work/none" "$model" --batch "$work/none"
+model=$work/gpt2
+refuses "a system message without a chat" "--system without --chat" "$model" --system x y
+sed 's/<|start_header_id|>/<|other|>/' "$model/tokenizer.json" >"$work/json" && cp "$work/json" "$model/tokenizer.json"
+refuses "no chat format" "no special tokens of a known chat format" "$model" --chat x
+refuses "another chat format" "no such chat format: llama9" "$model" --chat --format llama9 x
+"$model/f32" --help | grep -q -- --temperature || bad "--help"
+unsupported() { # WHAT SAYS CHANGE: configure.py refuses the config.json of llama after the change
+    local status=0
+    mkdir -p "$work/unsupported"
+    sed "$3" "$work/llama/config.json" >"$work/unsupported/config.json"
+    "$python" examples/generate/configure.py "$work/unsupported" >"$work/log" 2>&1 || status=$?
+    [[ $status == 1 ]] && grep -q -- "$2" "$work/log" || bad "$1: status $status, $(cat "$work/log")"
+    ok "$1: $(sed "s,$work/,,g" "$work/log")"
+}
+unsupported "an unknown family" "model_type is mamba; supported are llama," 's/"llama"/"mamba"/'
+unsupported "yarn" "the rope type is yarn; supported are default, linear and llama3" 's/"llama3"/"yarn"/'
+unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
+unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
+unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
+unsupported "a missing size" "config.json has no intermediate_size" '/intermediate_size/d'
+echo "$passed passed, 0 failed"
