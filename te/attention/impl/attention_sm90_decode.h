@@ -13,7 +13,7 @@
  *
  * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. To reach it the
  * copies begin before the kernel in front ends (te_kernel_wait), and the pages do not displace the partial results from
- * L2. What was measured: docs/notes/attention_sm90.md.
+ * L2. What was measured: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
