@@ -19,7 +19,7 @@
  *
  * All memory is the caller's; a step allocates nothing, and on CUDA waits only for the step before it. Steps that only
  * decode are captured graphs, one for each of a few numbers of sequences. On the host target a step is complete when it
- * returns, and a sequence has the same bits alone and beside any others.
+ * returns. docs/inference.md says when a sequence has bitwise identical results alone and beside any others.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H

@@ -26,9 +26,16 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the loop for a few rows, x weight^T, computes the product. */
+/* Whether the loop for a few rows, x weight^T, computes the product. It adds up the terms of a sum in another order than
+ * the blocked loop. A program that needs bitwise identical rows in batches of any size is compiled with
+ * -DTE_BATCH_INVARIANT, which leaves this loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
-    return g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
+#ifdef TE_BATCH_INVARIANT
+    const int is_allowed = 0;
+#else
+    const int is_allowed = 1;
+#endif
+    return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
 /* The number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
