@@ -26,8 +26,8 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the loop for a few rows, x weight^T, computes the product. It adds up the terms of a sum in another order than
- * the blocked loop. A program that needs bitwise identical rows in batches of any size is compiled with
+/* Whether the loop for a few rows, x weight^T, computes the product. This loop adds up the terms of a sum in another
+ * order than the blocked loop. A program that needs bitwise identical rows in batches of any size is compiled with
  * -DTE_BATCH_INVARIANT, which leaves this loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
