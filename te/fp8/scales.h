@@ -260,6 +260,25 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
+/* Whether `state`, a copy of the memory of s in host memory, is one that te_scales_update can have left: its indices are
+ * within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A checkpoint of unknown
+ * origin may have anything there. */
+TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
+    te_scales copy;
+    if (te_scales_bind(&copy, (void *)(uintptr_t)state, s->bytes, s->count, s->length, 0) != TE_OK) return 0;
+    for (int i = 0; i < s->count; i++) {
+        const float scale = copy.scale[i], inverse = copy.inverse[(int64_t)i * TE_SCALES_INVERSE_STRIDE];
+        if (copy.at[i] < 0 || copy.at[i] >= s->length) return 0;
+        if (copy.format_max[i] != TE_E4M3_MAX && copy.format_max[i] != TE_E5M2_MAX) return 0;
+        if (!(scale > 0.0f && scale <= FLT_MAX && inverse > 0.0f && inverse <= FLT_MAX)) return 0;
+        if (!(copy.amax[i] >= 0.0f)) return 0;
+        for (int h = 0; h < s->length; h++) {
+            const float entry = copy.history[(int64_t)i * s->length + h];
+            if (!(entry >= 0.0f && entry <= FLT_MAX)) return 0;
+        }
+    }
+    return 1;
+}
 /* Call te_scales_bind and initialise the state: all scales are 1, and the histories are empty. formats: [count], host
  * memory, each e4m3 or e5m2. Waits for the stream. */
 TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,

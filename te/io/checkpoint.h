@@ -42,8 +42,8 @@
  *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
  *                 "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [2]: 1 if a step was made, else 0, and the number of
- *                 GEMMs under a recipe.
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: 1 if a step was made, else 0; the number of
+ *                 GEMMs under a recipe; the length of the amax histories.
  *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
  *                 another list is an error that names the op that differs, even if the shapes agree; collectives are
@@ -78,7 +78,7 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
     if (c->recipes) {
         te_scales *s = &c->recipes->scales;
-        te__checkpoint_add_numbers(l, "recipes.begun", TE_SAFETENSORS_I64, 2, l->recipes);
+        te__checkpoint_add_numbers(l, "recipes.begun", TE_SAFETENSORS_I64, 3, l->recipes);
         te__checkpoint_add_numbers(l, "recipes.scales", TE_SAFETENSORS_U8, (int64_t)s->bytes, s->memory);
     }
     for (int i = 0; i < c->count; i++)
@@ -149,7 +149,8 @@ TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_chec
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
     l->step[0] = l->state.step, l->step[1] = l->state.skipped;
     l->random[0] = l->rng.seed, l->random[1] = l->rng.offset;
-    if (c->recipes) l->recipes[0] = c->recipes->begun, l->recipes[1] = c->recipes->count;
+    if (!c->recipes) return TE_OK;
+    l->recipes[0] = c->recipes->begun, l->recipes[1] = c->recipes->count, l->recipes[2] = c->recipes->scales.length;
     return TE_OK;
 }
 
@@ -278,6 +279,23 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
+/* Refuse scales whose histories have another length than these, or that te__scales_are_valid refuses. */
+TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_checkpoint *c,
+                                             const te_safetensors *f, te_context *ctx) {
+    const te_scales *s = &c->recipes->scales;
+    const te_safetensor *t = te_safetensors_find(f, "recipes.scales");
+    TE_REQUIRE(l->recipes[2] == s->length, ctx, TE_ERROR_FORMAT,
+               "%.120s: the recipes have an amax history of %lld steps, here it has %d (te_recipes_config.history)",
+               f->path, (long long)l->recipes[2], s->length);
+    void *state = malloc(s->bytes + 1);
+    TE_REQUIRE(state, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", s->bytes);
+    te_status status = te_safetensors_read(f, t, state, ctx);
+    if (status == TE_OK && !te__scales_are_valid(s, state))
+        status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: recipes.scales has a scale, an amax or an index that cannot be",
+                         f->path);
+    free(state);
+    return status;
+}
 /* Make all checks that are possible before anything is changed. Loads the numbers of the file into the list. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
@@ -293,6 +311,7 @@ TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkp
     TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
                "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],
                (long long)l->recipes[1], c->recipes ? c->recipes->count : 0);
+    if (c->recipes) TE_TRY(te__checkpoint_check_scales(l, c, f, ctx));
     for (int i = te__checkpoint_number_count(c); (l->is_sharded || l->has_8bit) && i < l->count; i++)
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
     return TE_OK;
@@ -301,8 +320,11 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
                                                  const te_safetensors *f, te_context *ctx) {
     const int first = te__checkpoint_number_count(c);
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
-    if (l->is_sharded || l->has_8bit) TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
-    else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
+    if (l->is_sharded || l->has_8bit) {
+        TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
+        /* that skips the scales, because they are no parameter's */
+        if (c->recipes) TE_TRY(te_safetensors_load(f, l->tensor + first, 1, 0, ctx));
+    } else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
     if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));

@@ -353,6 +353,11 @@ TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetenso
     float *const inverse = TE_IS_ROWWISE(it->recipe) ? to->inverse
                                                     : (float *)(uintptr_t)te_scales_inverse(to->scales, to->weight);
     float *const input_inverse = (float *)(uintptr_t)te_scales_inverse(to->scales, to->x);
+    for (uint64_t i = 0; i < scales->bytes / sizeof(float); i++) {
+        const float one = ((const float *)scales->data)[i];
+        TE_REQUIRE(one >= TE__SCALE_MIN && one <= TE__SCALE_MAX, ctx, TE_ERROR_VALUE,
+                   "te_fp8_weights_load: %.60s has %g", scales->name, (double)one);
+    }
     if (TE_IS_BLOCKWISE(it->recipe)) return te__fp8_blocks_copy((float *)scales->data, to->inverse, it->param, 1, ctx);
     TE_TRY(te_copy(ctx, inverse, scales->data, (size_t)scales->bytes));
     if (tensors <= TE__FP8_INPUT_SCALE) return TE_OK;

@@ -68,9 +68,9 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The divisor of the sum: the count, or 1 if there is no count or it is 0. */
+/* The divisor of the sum: the count, or 1 if there is no count or it is 0. A count that is NaN makes the result NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
-    return a->count && *a->count > 0.0f ? *a->count : 1.0f;
+    return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
 
 /* out (+)= the sum of the losses / count, or the number of labels that are not ignored. Each lane sums in double.

@@ -329,10 +329,11 @@ typedef struct te_saved {
     void *memory;
     size_t bytes;
     const te_plan *plan;
-    int batch, seq, position; /* copied from the forward's te_batch, together with the three members below: the batch
-                               * of backward must have the same */
+    const te_model *model;    /* the instance of the forward */
+    int batch, seq, position; /* copied from the forward's te_batch, together with the four members below: the batch of
+                               * backward must have the same */
     int sequences, max_seqlen;
-    const int32_t *cu_seqlens;
+    const int32_t *cu_seqlens, *positions;
     int64_t memory_rows;      /* rows of TE_ROWS_memory */
     const void *x;
     void *y;

@@ -88,6 +88,7 @@ enum { TE__FILE_TRIES = 10000 }; /* how many names to try; a name is taken if an
  * must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
+    TE_REQUIRE(n > 1, ctx, TE_ERROR_IO, "cannot create a file: its path is empty");
     *exists = lstat(f->path, info) == 0;
     TE_REQUIRE(*exists || errno == ENOENT, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->path, strerror(errno));
     if (*exists && S_ISLNK(info->st_mode)) {

@@ -108,7 +108,7 @@ typedef struct te__checkpoint_tensors {
     size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
     te_adamw_state state;
     te_rng rng;
-    int64_t step[2], recipes[2]; /* the numbers */
+    int64_t step[2], recipes[3]; /* the numbers */
     uint64_t random[2];
 } te__checkpoint_tensors;
 

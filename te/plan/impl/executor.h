@@ -297,8 +297,9 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
                "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens,
                r.saved_bytes, saved->bytes);
     TE_TRY(te__execute(&r, r.x, m, saved));
-    saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
+    saved->plan = plan, saved->model = m, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
+    saved->positions = b->positions;
     saved->memory_rows = r.memory;
     saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
@@ -313,6 +314,8 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     const te_batch *b = r->batch;
     TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
     TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
+    TE_REQUIRE(saved->model == r->model, ctx, TE_ERROR_STATE,
+               "%s: the forward that filled this te_saved was of another instance", plan->name);
     TE_REQUIRE(saved->memory == saved->filled, ctx, TE_ERROR_STATE,
                "%s: saved.memory is another one than that the forward has filled", plan->name);
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
@@ -324,6 +327,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
                "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
                (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
+    TE_REQUIRE(saved->positions == b->positions, ctx, TE_ERROR_VALUE,
+               "%s: the forward had its positions at %p, this batch has them at %p", plan->name,
+               (const void *)saved->positions, (const void *)b->positions);
     TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
                (long long)saved->memory_rows, (long long)r->memory);
