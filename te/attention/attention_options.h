@@ -16,14 +16,12 @@
  *                    TE_ATTENTION_NO_SM90: all others; 0: all
  *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Not with varlen
  *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores; bias_dim0 and
- *                    bias_dim1 are the numbers of queries and of keys of a table, or the number of buckets and the
- *                    max_distance of a relative bias
+ *                    bias_dim1 are a table's numbers of queries and keys, or a relative bias's buckets and max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
  *     value          head size of v and of the output if it differs from head_dim, the head size of q and k; else 0
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
  *                    f16); 0: both must be null
- *     cached         1: forward reads the keys and values from te_attention_args.cache, and the queries from qkv. Not
- *                    with cross
+ *     cached         1: forward reads keys and values from te_attention_args.cache, queries from qkv. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
