@@ -63,13 +63,13 @@ TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 /* Whether there is a mask at all. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* The next two functions return the first of the `count` tokens before `token`, and the end of the `count` tokens after
- * it, in a sequence of `seq` tokens; count < 0: of all tokens before or after it. If the mask has a shift, `token` may
- * lie outside the sequence; then te__attn_clamp_end must be applied to the end. */
-
+/* The first of the `count` tokens before `token`; count < 0: of all tokens before it. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
+/* The end of the `count` tokens after `token` (one more than the last of them), in a sequence of `seq` tokens;
+ * count < 0: of all tokens after it. If the mask has a shift, `token` may lie outside the sequence; then
+ * te__attn_clamp_end must be applied to the result. */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
@@ -80,7 +80,7 @@ TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_ra
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* The first query that sees a key. With a causal mask without a shift this is `key` itself, which saves a comparison. */
+/* The first query that sees a key. With a causal mask and no shift this is `key` itself, which saves a comparison. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
