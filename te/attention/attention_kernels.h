@@ -51,7 +51,7 @@
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
  *
- * It writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
+ * The kernel writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
  * kernel. */
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
@@ -62,7 +62,7 @@ typedef struct te_relative_bias_args {
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
 
-/* Grid: (blocks of TE_RELATIVE_BIAS_THREADS distances, heads). */
+/* Grid: (ceil(distances / TE_RELATIVE_BIAS_THREADS), heads). */
 TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
@@ -91,8 +91,8 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64)   // name, dtype, heads, kv_heads, head_dim,
  *                                                                        // value_dim */
-enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 /* of one block
-                                                                                                       */ };
+/* TE_CACHE_STORE_VECTORS: how many vectors one block copies */
+enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 };
 
 typedef struct te__cache_store_shape { int heads, kv_heads, d, dv; te_dtype dtype; } te__cache_store_shape;
 TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype) {
@@ -152,8 +152,8 @@ typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index, in this layout, of the element of a head and of row number `row`, counted over all sequences of
- * the call. */
+/* Returns the index in this layout of the element for one head and one row. row: the number of the row, counted over
+ * all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
     const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
@@ -168,9 +168,9 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
 }
 
 /* ---- the gradient of sinks ---------------------------------------------------------------------------------------
- * Attention sinks: a learnt logit for each head that is added to the denominator of the softmax but has no value vector
- * (gpt-oss, OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to less than 1, so the output
- * of a head that finds no relevant key can be close to 0.
+ * Attention sinks: a learnt logit for each head, whose exponential is added to the denominator of the softmax, but
+ * which has no value vector (gpt-oss, OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to
+ * less than 1, so the output of a head that finds no relevant key can be close to 0.
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
  *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
@@ -182,8 +182,8 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
- * Memory traffic: it reads lse and delta once, 8 bytes for each row and head. */
-enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows that one block sums */ };
+ * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows whose sum one block computes */ };
 
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* [heads] */
@@ -194,7 +194,7 @@ typedef struct te_sinks_grad_args {
 } te_sinks_grad_args;
 typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
 
-/* Grid: (blocks of TE_SINKS_ROWS rows, heads). */
+/* Grid: (ceil(rows / TE_SINKS_ROWS), heads). */
 TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b, te_dtype dtype, int heads) {
     int group;
     te_lanes g = te_lanes_here(TE_SINKS_THREADS, &group);
@@ -226,8 +226,8 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
  * The largest input of the softmax of each head, over all sequences, queries and visible keys. The logits include
  * scale, softcap and biases, but not sinks. QK-clip needs this maximum (MuonClip; Kimi K2, arXiv 2507.20534). Forward
- * stores the largest logit of each row, and this kernel computes their maximum. (A maximum does not depend on the order
- * in which the rows are reduced.)
+ * stores the largest logit of each row, and this kernel computes the maximum of these logits. This maximum does not
+ * depend on the order of the computation.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads

@@ -107,7 +107,8 @@ TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the random words of the eight pairs that (query, key) is one of. row: the result of te__attn_draw_row. */
+/* Computes the random words of a group of eight pairs, one of which is (query, key). row: the result of
+ * te__attn_draw_row. */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -152,13 +153,13 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS needs another factor than dV, m P */          \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS and dV need different factors */              \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
-        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
-        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* size of a table */          \
+        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* for a relative bias */      \
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
         static constexpr int ONLY = only;                                                                            \
@@ -170,12 +171,12 @@ template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { retur
 typedef struct te__attn_variant {
     int left, right;
     float softcap;
-    uint32_t drop; /* te__attn_drops' limit; 0: no dropout */
+    uint32_t drop; /* the limit of te__attn_drops; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
     int shifted;                         /* cross or cached: queries and keys may differ in number */
-    int bias_queries, bias_keys;         /* of a table */
-    int bias_buckets, bias_max_distance; /* of a relative bias */
+    int bias_queries, bias_keys;         /* the size of a table */
+    int bias_buckets, bias_max_distance; /* for a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
@@ -213,7 +214,7 @@ typedef struct te_attention_options {
                                       right is 0 */
     float softcap;                 /* 0: none */
     int alibi;                     /* 1: linear biases */
-    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* attention_options.h */
+    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
     int value_dim;                                    /* the head size of v */
 } te_attention_options;
 
@@ -233,7 +234,7 @@ typedef struct te_attention_cache {
     int64_t page_elements;
     int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31: each sequence has one page */
     int table_width;
-    /* for decoding: */
+    /* the members for decoding: */
     float *partials; /* partial results, TE__DECODE_PARTIAL_FLOATS for each split of each group (a tile of queries and
                         its keys), but of at most TE__DECODE_MAX_BLOCKS groups */
     int decode_rows; /* `partials` suffice for up to this many new rows of a sequence */
@@ -248,7 +249,7 @@ enum {
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence */
-    TE__DECODE_MAX_BLOCKS = 320, /* the largest grid; it has at most two blocks for each multiprocessor */
+    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks of the grid; each multiprocessor has at most two */
     TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence, each of which reads all keys */
 };
 /* Returns the shift of a sequence of `keys` keys: each of its splits has 1 << shift keys. The shift depends on the
@@ -316,7 +317,7 @@ typedef struct te_attention_args {
                                then v; cross: only the queries, [rows, heads * head_dim] */
     void *dqkv;             /* backward: output, shaped like qkv; every element is written */
     const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch, shaped like lse, for rowsum(dout * out) */
+    float *delta;           /* backward: scratch memory, shaped like lse, for rowsum(dout * out) */
     float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each
                                row holds, for each column, the sum over <name>_sum_rows rows of dqkv: parts of the
                                gradient of a bias that is added to qkv */

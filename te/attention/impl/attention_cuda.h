@@ -40,7 +40,8 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether each query sees a key, which the kernels for compute capability 9.0 require. Self-attention always does. */
+/* Whether each query sees a key, which the kernels for compute capability 9.0 require. In self-attention each query
+ * does. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
@@ -191,7 +192,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* kernels that run before and after the wgmma kernel */
+    const void *delta, *round; /* the kernels that run before (delta) and after (round) the wgmma kernel */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
@@ -220,7 +221,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
-        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* writes delta for dkdv */
+        /* the dq kernel also writes delta, which the dkdv kernel reads */
+        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name));
         if (F::CROSS && !a->dkv) return TE_OK;
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
     }
@@ -249,10 +251,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
     static constexpr int LD = TILE + 1;                /* row length of the tile of sums, without bank conflicts */
-    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* diagonals of a tile */
+    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
     static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
     static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
-    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* tiles of keys in a table */
+    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* how many tiles of keys a table has */
 
     /* Grid: (tiles of keys * tables, tiles of queries). With TE_BIAS_heads there is one table for each head, with
      * TE_BIAS_shared one for all heads. */

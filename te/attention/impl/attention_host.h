@@ -44,7 +44,7 @@ typedef struct te__attn_head {
                                page */
     int seq, keys;          /* how many queries and keys the sequence has */
     int head;               /* the head's number: sequence * heads + head */
-    int global_head;        /* its number over all ranks, for dropout */
+    int global_head;        /* the head's number over all ranks, for dropout */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head) {
     const te_attention_args *a = c->a;
@@ -144,7 +144,7 @@ TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float 
         te__attn_put(rescale + q, &old), te__attn_put(max + q, &now), te__attn_put(sum + q, &add);
     }
 }
-/* Multiplies each row of O by its factor. */
+/* Multiplies row q of O by rescale[q]. */
 TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescale) {
     for (int q = 0; q < rows; q++)
         if (rescale[q] != 1)
@@ -162,7 +162,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is that of the longest sequence */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -171,7 +171,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* like max, but without sinks */
+    float *max_logit = rescale + TE__ATTN_TILE; /* the largest logit of each query: like max, but without sinks */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
     /* a sink acts like a key before the first one: every row sees it, and its value vector is 0 */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
@@ -222,7 +222,7 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is that of the longest sequence */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -275,7 +275,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* the grid is that of the longest sequence */
+    if (keys <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
     /* scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS) */

@@ -32,7 +32,8 @@ typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
-enum { TE__ATTN_TILE = 64 }; /* queries, and keys, of a tile; the row length of every [.][TE__ATTN_TILE] below */
+/* the number of queries, and of keys, in a tile; also the row length of every [.][TE__ATTN_TILE] below */
+enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 /* Rows of tiles of q, k and v are padded to a multiple of 32 numbers. TE__ATTENTION_FLOATS is the number of floats of a
@@ -84,10 +85,10 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
  * compute more than this part. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* of the product: the elements whose column >= row */
-    TE__ATTN_COLUMNS_TO_ROW,   /* of the product: the elements whose column <= row */
-    TE__ATTN_DEPTH_FROM_ROW,   /* of each element's sum: the terms whose number >= row */
-    TE__ATTN_DEPTH_TO_ROW      /* of each element's sum: the terms whose number <= row */
+    TE__ATTN_COLUMNS_FROM_ROW, /* of the product: the elements whose column >= their row */
+    TE__ATTN_COLUMNS_TO_ROW,   /* of the product: the elements whose column <= their row */
+    TE__ATTN_DEPTH_FROM_ROW,   /* of each element's sum: the terms whose index >= its row */
+    TE__ATTN_DEPTH_TO_ROW      /* of each element's sum: the terms whose index <= its row */
 };
 
 /* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
@@ -100,7 +101,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Computes a product, in registers four rows by two vectors of c at a time. */
+/* Computes a product. Four rows by two vectors of c at a time are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -291,8 +292,9 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
     te__attn_get(&b, bias), *x += b;
 }
 
-/* Applies dropout to a tile, s[key][query] (by_key) or s[query][key]: dropped elements become 0, the others are
- * multiplied by `factor`. head: te__attn_global_head. q0, k0: multiples of 64. */
+/* Applies dropout to a tile, s[key][query] if by_key is set, else s[query][key]: dropped elements become 0, the others
+ * are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first key of
+ * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
     const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one Philox counter for eight pairs */

@@ -29,12 +29,12 @@ template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_sha
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* Q; K or V; and P */
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* tiles of Q, of K or V, of P */
 };
 template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
-    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* Q, dO, K, V; and dS */
+    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* tiles of Q, dO, K, V, dS */
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 

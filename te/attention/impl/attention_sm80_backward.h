@@ -167,11 +167,11 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
      * that up to three blocks fit on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
-    static constexpr int TILE = WIDE ? 64 : 32; /* queries of a tile */
+    static constexpr int TILE = WIDE ? 64 : 32; /* how many queries a tile has */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
     static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: keys of a block */
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block has */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
@@ -210,7 +210,7 @@ struct te__attn_dkdv_step {
     te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
     int tile;                  /* the index of this step's tile of queries */
     int batch, head;
-    int key, query;            /* those of this lane's element [0][0][0] */
+    int key, query;            /* the key and the query of this lane's accumulator [0][0][0] */
     float unit, c;             /* the unit of scores, and the unit times log2(e) */
     const float2 *column;      /* lse (in the dK warp: delta) of this lane's queries; column[n * 4]: of its two queries
                                   in columns n * 8 to n * 8 + 7 */
@@ -358,7 +358,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or dK */
+    float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or in the dK warp dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
         /* wait for this tile of queries, and start to load the next one: of this head, or of the next head of the
          * group */
@@ -383,7 +383,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
 
         /* S^T - lse = K Q^T - lse, or dP^T - delta = V dO^T - delta */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES; /* Q, dO; or dO, Q */
+        /* the operands B of the two products: Q and dO, or in the dK warp dO and Q */
+        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
             a, mask, warp_tiles, tile_now, batch, head, key0 + g, tile_now * TILE + t * 2, unit, c, column, exchange};

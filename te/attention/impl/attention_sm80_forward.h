@@ -23,7 +23,7 @@
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
-    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* blocks on a multiprocessor */
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
     static constexpr int bytes(int tile) {
         return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
@@ -90,7 +90,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* causal: the first blocks take the queries with the most keys, so that the blocks with the least work come last */
+    /* causal: the first blocks process the queries with the most keys, so that the blocks with the least work come
+     * last */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -106,7 +107,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: not yet divided by the sum; sum: this lane's part */
+    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: O before the division by the sum; sum: this lane's part
+                                                            of each row's sum */
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
@@ -128,7 +130,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         /* skip this tile if none of the warp's queries sees one of its keys */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T with its options */
+        /* S = Q K^T, with the options applied */
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_apply_softcap<F, M, N>(s, a->scale);

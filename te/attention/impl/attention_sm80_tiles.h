@@ -412,7 +412,7 @@ template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Whether a tile of queries and keys has a pair that is not masked. */
+/* Whether at least one pair of a tile of queries by keys is not masked. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
