@@ -26,7 +26,7 @@
 
 enum {
     TE__DECODE_WARPS = 4, /* consumer warps */
-    TE__DECODE_PLACES = 4 /* groups that the producer may have passed to the consumers and they have not finished */
+    TE__DECODE_PLACES = 4 /* how many groups may be passed to the consumers and not yet finished by them */
 };
 
 template <int D, int V, int ROWS>
@@ -41,7 +41,8 @@ struct te__decode_traits {
     static constexpr int OTHER_BYTES =
         TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
-    /* If more stages are in flight than the bandwidth of the memory needs, other loads only wait longer behind them. */
+    /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind their
+     * copies. */
     static constexpr int MAX_STAGES = WIDEST <= 64 ? 4 : 3;
     static constexpr int STAGES = BUDGET / STAGE_BYTES < MAX_STAGES ? BUDGET / STAGE_BYTES : MAX_STAGES;
     static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
@@ -145,7 +146,7 @@ struct te__decode_producer {
     const te__decode_batch &n;
     const te__decode_memory &m;
     te__decode_group g; /* the current group, which has been passed to the consumers */
-    int at, end;        /* the current split of g; the end of the block's items */
+    int at, end;        /* the current split of g; the end of the block's range of items */
     int number;         /* how many groups of this block precede g */
     int slot;           /* the number in the cache of the sequence of g */
     te__decode_ring ring;
@@ -318,12 +319,12 @@ TE_FN uint32_t te__transposed(uint32_t pair) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
     return r;
 }
-/* Returns the maximum over the lanes with the same t, that is, over the 16 keys of the warp. */
+/* Returns the maximum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* Returns the sum over the same lanes. */
+/* Returns the sum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
@@ -393,8 +394,8 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
                                                                     copy */
     te__decode_consumers_sync();
 }
-/* Stores the keys and values of new rows in the cache. A new row is stored in the tile that has its query for the first
- * head of the group, so once. Called by all consumers, once for each tile. */
+/* Stores the keys and values of new rows in the cache. Each new row is stored once: for the tile that has its query in
+ * the first of the heads that share the KV head. Called by all consumers, once for each tile. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;

@@ -93,17 +93,17 @@ typedef struct te__attn_fwd_params {
     int seq;           /* the number of queries of a sequence; varlen: of the longest */
     int tiles;         /* the number of tiles of queries; varlen: of tile numbers, some of which have no tile */
     int head_tiles;    /* the number of tiles of queries of one head */
-    int last_tiles;    /* causal: so many tiles of each head, those with the fewest keys, come last, after all other
+    int last_tiles;    /* causal: how many tiles of each head, those with the fewest keys, come last, after all other
                           tiles of all heads */
-    /* so many heads are processed at the same time, few enough that their K and V stay in the L2; and so many while the
-     * last_tiles are processed */
+    /* how many heads are processed at the same time, few enough that their K and V stay in the L2; and how many while
+     * the last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* sinks: one logit for each head of a sequence, [heads] */
     const te_rng *rng; /* dropout: as in te_attention_args, or null */
     uint32_t id;
     te_attention_shard whole;
-    te_sequences sequences; /* varlen */
+    te_sequences sequences; /* varlen: the sequences of the batch */
     int slots;              /* varlen: how many tile numbers (te_sequence_tiles) one head of all sequences has */
     int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
 } te__attn_fwd_params;
@@ -150,8 +150,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 /* Returns the tile with the given number, in the order in which blocks take tiles: first all tiles of some heads
  * (heads_at_once), then all tiles of the next heads. With a causal mask, the tiles with the most keys come first, and
  * those with the fewest keys come last, after all other tiles of all heads, so that all blocks end at about the same
- * time. Then tiles are also counted from the end of the sequence: so the partial tile is the one with the fewest keys,
- * and its first queries lie before the beginning of the sequence. */
+ * time. With a causal mask, tiles are also counted from the end of the sequence: so the partial tile is the one with
+ * the fewest keys, and its first queries lie before the beginning of the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -168,9 +168,9 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     return w;
 }
 
-/* The same for packed sequences: first the tiles of all sequences for some heads, then the tiles of all sequences for
- * the next heads. In each sequence, the tiles with the most keys come first. at: a cursor, which is moved to the
- * sequence of the tile. */
+/* Returns the tile with the given number for packed sequences: first come the tiles of all sequences for some heads,
+ * then the tiles of all sequences for the next heads. In each sequence, the tiles with the most keys come first. at: a
+ * cursor, which is moved to the sequence of the tile. */
 template <int ROWS, int HEADS, class F>
 TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};

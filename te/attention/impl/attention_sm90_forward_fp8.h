@@ -30,8 +30,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one of every so many packed pairs of P
- * is computed by a polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
+/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: of every EXP2_POLY_EVERY packed pairs
+ * of P, one is computed by a polynomial instead of by the special function unit, which would otherwise be the
+ * bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -52,7 +53,7 @@ template <int D_> struct te__attn_fp8_traits {
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
     static constexpr int PAIRS = D / 2;     /* how many elements of 16 bits a row of q or k has */
     static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold the packed P */
-    typedef uint32_t scores[KEYS / 4];      /* pairs of f16 */
+    typedef uint32_t scores[KEYS / 4];      /* S, or P, as pairs of f16 */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = D * KEYS;
@@ -67,8 +68,8 @@ template <int D_> struct te__attn_fp8_traits {
 
 typedef struct te__attn_fp8_params {
     te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
-    CUtensorMap v;         /* [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads] */
+    CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
+    const float *amax;     /* [heads + 2 kv_heads]: of each head of q, of k and of v */
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -264,7 +265,8 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     TE_UNROLL for (int e = 0; e < 2; e++) {
         float row_sum = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* the largest sum of the row's four lanes */
         row_sum = fmaxf(row_sum, __shfl_xor_sync(~0u, row_sum, 2));
-        const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127; /* rounded up */
+        /* power: log2 of the largest P of the row, rounded up */
+        const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127;
         const int shift = row_sum > TE_E4M3_MAX ? te_max(power - TE__ATTN_FP8_P_EXPONENT, 1) : 0;
         factor[e] = __uint_as_float((uint32_t)(127 - shift) << 23);
         r.row_max[e] += (float)shift, sum[e] *= factor[e], r.row_sum[e] *= factor[e];
