@@ -10,17 +10,17 @@
  *
  * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
  * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. A backward also has
- *     size_t <name>_scratch_bytes(ctx, rows)    scratch memory of the faster kernels for compute capability 9.0
- *     <name>_sum_rows                           how many rows each row of te_attention_args.sum adds up; 0: not
- *                                               supported (on the host, in f32 and with varlen)
+ *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
+ *     <name>_sum_rows                           how many rows of dqkv each row of te_attention_args.sum adds up; 0:
+ *                                               `sum` is not supported (on the host, in f32 and with varlen)
  *
  * Any batch, seq >= 1 and head_dim <= 256 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 16.
  * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so the same inputs give
  * bitwise identical results, unless te_context.attention_nondeterministic allows otherwise.
  *
- * This header also has three small kernels, which run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
- * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS (impl/attention_cuda.h, impl/attention_host.h)
- * computes the gradient of a score bias.
+ * This header also has small kernels that run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
+ * TE_ATTENTION_CACHE_STORE, TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS, in
+ * impl/attention_cuda.h and impl/attention_host.h, computes the gradient of a score bias.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
@@ -43,14 +43,15 @@
     TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, TE__ATTENTION_PLAIN(causal))
 
 /* ---- a relative bias by distance ---------------------------------------------------------------------------------
- * Expands the buckets, [buckets, heads], to te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias
- * of the distances -max_distance to max_distance. The attention kernels clamp key - query to that range, because all
- * distances beyond an end of it are in the same bucket, and read the bias of the result.
+ * Expands the biases of the buckets, [buckets, heads], to te_attention_args.bias_by_distance, [heads, 2 max_distance +
+ * 1]: the bias of each distance from -max_distance to max_distance. The attention kernels clamp key - query to that
+ * range, and read the bias of the clamped distance. Clamping changes no bias, because all larger distances are in the
+ * same bucket as max_distance, and all smaller ones in the same bucket as -max_distance.
  *
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
  *
- * It writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
+ * The kernel writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
  * kernel. */
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
@@ -61,7 +62,7 @@ typedef struct te_relative_bias_args {
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
 
-/* Grid: (blocks of TE_RELATIVE_BIAS_THREADS distances, heads). */
+/* Grid: (ceil(distances / TE_RELATIVE_BIAS_THREADS), heads). */
 TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
@@ -84,13 +85,14 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
 }
 
 /* ---- storing keys and values in a cache --------------------------------------------------------------------------
- * Copies the keys and values of the batch's rows to where the cache has them. Bytes: 2 kv_heads (head_dim + value_dim)
- * of the dtype for each row, read and written.
+ * Copies the keys and values of the batch's rows to their places in the cache. Memory traffic: for each row, kv_heads *
+ * (head_dim + value_dim) elements are read, and as many written.
  *
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64)   // name, dtype, heads, kv_heads, head_dim,
  *                                                                        // value_dim */
-enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 /* of a block */ };
+/* TE_CACHE_STORE_VECTORS: how many vectors one block copies */
+enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 };
 
 typedef struct te__cache_store_shape { int heads, kv_heads, d, dv; te_dtype dtype; } te__cache_store_shape;
 TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype) {
@@ -98,10 +100,12 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
     return k;
 }
-/* Vectors of at most 8 elements of one row: each head's keys, then each head's values. */
+/* The number of vectors that one row's keys and values are divided into: vectors of at most 8 elements, first those of
+ * each head's keys, then those of each head's values. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
+/* Copies vector number `vector` of row number `row` to the cache. */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
                                   const te__cache_store_shape k) {
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
@@ -121,7 +125,7 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     te_load8(v, a->qkv, from, n, aligned, k.dtype);
     te_store8(a->cache.pages, to + swizzled, v, n, aligned, k.dtype);
 }
-/* Grid: blocks of TE_CACHE_STORE_VECTORS vectors of all rows. */
+/* Grid: the vectors of all rows in order, TE_CACHE_STORE_VECTORS for each block. */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
@@ -143,18 +147,19 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* The layout of lse, delta and row_max_logit: [heads, rows] if by_head, else [sequences, heads, max_seqlen]. */
+/* The layout of lse, delta and row_max_logit: [heads, rows] if by_head is 1, else [sequences, heads, max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index in this layout of row number `row`, counted over all sequences of the call. */
+/* Returns the index in this layout of the element for one head and one row. row: the number of the row, counted over
+ * all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
-    const int in = row % l->of.max_seqlen; /* the row's index in its sequence */
+    const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
-/* The layout that the kernels of a call use. varlen: the kernels' option. */
+/* Returns the layout that the kernels of a call use. varlen: the kernels' option. */
 TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
     te_attention_rows l;
     memset(&l, 0, sizeof l);
@@ -163,31 +168,33 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
 }
 
 /* ---- the gradient of sinks ---------------------------------------------------------------------------------------
- * Attention sinks: a learnt logit for each head that is added to the denominator of the softmax but has no value vector
- * (gpt-oss, OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to less than 1, so the output
- * of a head that finds no relevant key can be close to 0.
+ * Attention sinks: a learnt logit for each head, whose exponential is added to the denominator of the softmax, but
+ * which has no value vector (gpt-oss, OpenAI 2025, arXiv 2508.10925). The probabilities of a row's keys then add up to
+ * less than 1, so the output of a head that finds no relevant key can be close to 0.
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
  *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
- *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks. Dropout does not drop sinks
+ *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks
  *
- * Otherwise backward is unchanged, because it uses sinks only through lse.
+ * Dropout does not drop sinks. The rest of backward is the same as without sinks, because it depends on them only
+ * through lse.
  *
  * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
- * Memory traffic: it reads lse and delta once, 8 bytes for each row and head. */
-enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows that one block sums */ };
+ * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows whose sum one block computes */ };
 
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* [heads] */
     const float *lse, *delta;
-    float *sum;               /* output: [te__attention_sinks_grad_blocks(rows), heads], to be summed over the blocks */
+    float *sum;               /* output: [te__attention_sinks_grad_blocks(rows), heads]; its sum over the first axis is
+                                 the gradient */
     te_attention_rows layout; /* of lse and delta */
 } te_sinks_grad_args;
 typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
 
-/* Grid: (blocks of TE_SINKS_ROWS rows, heads). */
+/* Grid: (ceil(rows / TE_SINKS_ROWS), heads). */
 TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b, te_dtype dtype, int heads) {
     int group;
     te_lanes g = te_lanes_here(TE_SINKS_THREADS, &group);
@@ -207,7 +214,7 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
         te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
-/* sum: [te__attention_sinks_grad_blocks(rows), heads]. varlen: the option of the backward that has run with `a`. */
+/* Launches the kernel. sum: te_sinks_grad_args.sum. varlen: the option of the backward that has run with `a`. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
@@ -218,8 +225,9 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
  * The largest input of the softmax of each head, over all sequences, queries and visible keys. The logits include
- * scale, softcap and biases, but not sinks. QK-clip needs it (MuonClip; Kimi K2, arXiv 2507.20534). Forward stores the
- * largest logit of each row, and this kernel computes the maximum of these, which does not depend on the order.
+ * scale, softcap and biases, but not sinks. QK-clip needs this maximum (MuonClip; Kimi K2, arXiv 2507.20534). Forward
+ * stores the largest logit of each row, and this kernel computes the maximum of these logits. This maximum does not
+ * depend on the order of the computation.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads
@@ -249,7 +257,7 @@ TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, 
 #define TE_ATTENTION_MAX_LOGIT(name, heads) \
     TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
 
-/* max_logit: [heads]. varlen: the option of the forward that has run with `a`. */
+/* Launches the kernel. max_logit: [heads]. varlen: the option of the forward that has run with `a`. */
 TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;

@@ -11,17 +11,17 @@
  *                    the softmax, so lse does not depend on dropout
  *     varlen         1: the kernels support te_attention_args.cu_seqlens
  *     alibi          1: linear biases by distance (te__attn_alibi_slope)
- *     sinks          1: each head has an extra logit under the softmax, te_attention_args.sinks
+ *     sinks          1: the softmax of each head includes an extra logit, te_attention_args.sinks
  *     only           CUDA kernels to compile: TE_ATTENTION_SM90_ONLY: only those for sm_90a, if they exist;
  *                    TE_ATTENTION_NO_SM90: all others; 0: all
- *     cross          1: cross-attention, keys and values are te_attention_args.kv. Not with varlen
+ *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Not with varlen
  *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores; bias_dim0 and
- *                    bias_dim1 are the queries and keys of a table, or the buckets and max_distance of a relative bias
+ *                    bias_dim1 are a table's numbers of queries and keys, or a relative bias's buckets and max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
- *     value          head size of v and of the output where it differs from head_dim, that of q and k; 0: the same
- *     fp8_output     1: forward uses te_attention_args.out_scale and amax, backward amax (bf16 and f16); 0: both must
- *                    be null
- *     cached         1: forward reads keys and values from te_attention_args.cache; q is that of qkv. Not with cross
+ *     value          head size of v and of the output if it differs from head_dim, the head size of q and k; else 0
+ *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
+ *                    f16); 0: both must be null
+ *     cached         1: forward reads keys and values from te_attention_args.cache, queries from qkv. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
@@ -35,8 +35,9 @@
  * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope |i - j| is
  * subtracted from the score of query i and key j, after softcap and before the mask. Slopes are constants. If the
  * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 (h + 1) / n). Otherwise let p be the next
- * lower power of two: the first p heads have the slopes of p heads, and the others have every second slope of 2 p
- * heads, beginning with the first. Backward recomputes the bias with the probabilities; slopes have no gradient. */
+ * lower power of two: the first p heads have the slopes that p heads would have, and the remaining heads have every
+ * second one of the slopes that 2 p heads would have, beginning with the first. Backward recomputes the bias when it
+ * recomputes the probabilities; slopes have no gradient. */
 TE_BOTH float te__attn_alibi_slope(int head, int heads) {
     int n = 1;
     while (2 * n <= heads) n *= 2;
@@ -54,15 +55,16 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  *     heads)
  *
  * Queries and keys are counted from the beginning of their sequence, even if a batch packs sequences of different
- * lengths: a sequence that is shorter than the table uses the upper left corner of it. For a relative bias a query's
- * position is its position among the keys (see shift in attention_mask.h). A table may hold -inf, which masks that
- * pair; the output of a query whose keys are all masked is 0.
+ * lengths: a sequence that is shorter than the table uses the upper left corner of the table. For a relative bias, a
+ * query's position is its position among the keys (see `shift` in attention_mask.h). An element of a table may be -inf:
+ * then that pair of query and key is masked. The output of a query whose keys are all masked is 0.
  *
- * The bias is added after softcap, as ALiBi is, and as FlashAttention 2 and vLLM do it, so that its gradient does not
- * pass through the tanh. (Pax applies the softcap to the sum of score and bias instead.)
+ * Like ALiBi, the bias is added after softcap, so that its gradient does not pass through the tanh. FlashAttention 2
+ * and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
  *
- * The gradient has its own kernels (TE_ATTENTION_DBIAS): a block owns a tile of the table and loops over the sequences
- * in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of summation is fixed. */
+ * The gradient of the bias has its own kernel (TE_ATTENTION_DBIAS): a block owns a tile of the table and loops over the
+ * sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of summation is
+ * fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
@@ -83,37 +85,41 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  * The mask of dropout comes from Philox with the counter (seed, draw, op; sequence, head, query, key). So every kernel
  * of every target drops the same probabilities, and backward recomputes the mask instead of loading it.
  *
- * One Philox counter serves eight pairs: queries q and q + 8 of 16, and keys k, k + 8, k + 16 and k + 24 of 32. In the
- * accumulators of the tensor cores these pairs belong to one thread, whether rows are queries or keys.
+ * One Philox counter yields the random bits of eight pairs of query and key: of queries q and q + 8 of a block of 16
+ * queries, each with keys k, k + 8, k + 16 and k + 24 of a block of 32 keys. In the accumulators of the tensor cores,
+ * these eight pairs belong to one thread, whether the rows are queries or keys.
  *
  * Do this, if the rows of scores are queries:
  *     head = te__attn_global_head(args->whole, batch * heads + head, heads);
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* The heads of this rank among those of all ranks, numbered by (sequence, head): `first` is the number of this rank's
- * first head, and each sequence has `more` heads on other ranks. Zeros if there is one rank. */
+/* Maps this rank's heads to numbers over all ranks, which count all heads of the first sequence, then all of the
+ * second, and so on. first: the number of this rank's first head; more: how many heads of each sequence are on other
+ * ranks. Both are 0 if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* head: batch * heads + head of this call. Returns its number over all ranks. */
+/* Returns the number, over all ranks, of the head that has the number `head` (sequence * heads + head) in this call. */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* The index of a query's block of 16 queries, counted over all heads. */
+/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* The random words of the eight pairs that contain (query, key). row: te__attn_draw_row. */
+/* Computes the random words of a group of eight pairs, one of which is (query, key). row: the result of
+ * te__attn_draw_row. */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
-/* Whether a pair is dropped, which is the case if its 16 bits of the word (the high ones if `high` is set, else the low
- * ones) are below the limit, 65536 p. */
+/* Whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set, else
+ * the low 16) are below the limit, which is 65536 p for the dropout probability p. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
-    return (high ? word : word << 16) < limit << 16; /* compares the upper halves: `limit << 16` has zeros below */
+    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves */
+    return (high ? word : word << 16) < limit << 16;
 }
-/* Whether one pair is dropped. */
+/* Whether dropout drops the pair (query, key): draws its random word, and tests it. */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -125,15 +131,16 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
  * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], and the logit is softcap times
  * t; without softcap as the product q k^T, and the logit is scale times q k^T. The derivative of tanh is 1 - t^2, so
  * with P = exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2)
- * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 or TE_DROPOUT_FACTOR, and delta =
- * rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (The kernels pass P of a dropped pair
- * to the computation of dS as -P, so that the sign says whether m is 0.) */
+ * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 for a dropped pair, else
+ * TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (For a
+ * dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention whose only option is causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-/* name##_variant: on CUDA a type, the template parameter F of the kernels; on the host a function that returns it. */
+/* name##_variant: on CUDA a type, the template argument F of the kernels; on the host a function that returns a
+ * te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
     TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
@@ -146,13 +153,13 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* the factor of dP - delta in dS is not P */       \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS and dV need different factors */              \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
-        static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys differ in number */                     \
+        static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
-        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
-        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* size of a table */          \
+        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* for a relative bias */      \
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
         static constexpr int ONLY = only;                                                                            \
@@ -164,12 +171,12 @@ template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { retur
 typedef struct te__attn_variant {
     int left, right;
     float softcap;
-    uint32_t drop; /* te__attn_drops' limit; 0: no dropout */
+    uint32_t drop; /* the limit of te__attn_drops; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
-    int shifted;                         /* cross or cached: queries and keys differ in number */
-    int bias_queries, bias_keys;         /* of a table */
-    int bias_buckets, bias_max_distance; /* of a relative bias */
+    int shifted;                         /* cross or cached: queries and keys may differ in number */
+    int bias_queries, bias_keys;         /* the size of a table */
+    int bias_buckets, bias_max_distance; /* for a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
@@ -198,14 +205,16 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* The numbers of an (attention, ..) or (cross_attention, ..) of a list: te_op.options points to them. */
+/* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to this
+ * struct. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
     float scale; /* 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* -1: no bound; causal: right is 0 */
+    int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound; causal:
+                                      right is 0 */
     float softcap;                 /* 0: none */
     int alibi;                     /* 1: linear biases */
-    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* attention_options.h */
+    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
     int value_dim;                                    /* the head size of v */
 } te_attention_options;
 
@@ -213,41 +222,44 @@ typedef struct te_attention_options {
 
 /* Where the keys and values of one attention lie in a te_cache (te/cache/cache.h), for the sequences of a batch. A page
  * holds `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads,
- * page_rows, value_dim]. Where rows are a multiple of 128 bytes in 16 bits on CUDA, the 16-byte chunks of row r are
- * stored in the order chunk ^ (r % 8), so that a page copied to shared memory as it lies is read without bank
- * conflicts. */
+ * page_rows, value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled:
+ * chunk c of row r, of 16 bytes, is stored in the place of chunk c ^ (r % 8). So a page can be copied to shared memory
+ * as it is, and is read there without bank conflicts. */
 typedef struct te_attention_cache {
-    void *pages;          /* null: there is no cache; [pages, page_elements] */
-    const int32_t *table; /* [sequences of the cache, table_width]: the pages of a sequence */
-    const int32_t *slot;  /* [batch]: the cache's sequence of each sequence of the batch */
-    const int32_t *past;  /* [batch]: tokens in the cache before the batch; -1: refused, its rows are not stored */
+    void *pages;          /* [pages, page_elements]; null: there is no cache */
+    const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
+    const int32_t *slot;  /* [batch]: which sequence of the cache each sequence of the batch is */
+    const int32_t *past;  /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence
+                             is refused, and its new rows are not stored */
     int64_t page_elements;
-    int page_rows, page_shift; /* page_rows = 1 << page_shift, or page_shift is 31: a sequence is one page */
+    int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31: each sequence has one page */
     int table_width;
-    /* decoding: */
-    float *partials; /* for TE__DECODE_MAX_BLOCKS groups or all, TE__DECODE_PARTIAL_FLOATS for each split */
-    int decode_rows; /* new rows of a sequence for which these suffice */
-    int capacity;    /* tokens of a sequence at most */
+    /* the members for decoding: */
+    float *partials; /* partial results, TE__DECODE_PARTIAL_FLOATS for each split of each group (a tile of queries and
+                        its keys), but of at most TE__DECODE_MAX_BLOCKS groups */
+    int decode_rows; /* `partials` suffice for up to this many new rows of a sequence */
+    int capacity;    /* the largest number of tokens that a sequence may have */
 } te_attention_cache;
 
 enum {
-    TE_CACHE_MIN_PAGE = 16, /* rows of a page */
+    TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
      * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* of 256 keys that a sequence has at most */
-    TE__DECODE_MAX_BLOCKS = 320, /* of the grid; there are two for each multiprocessor */
-    TE__DECODE_MAX_TILES = 4     /* of a sequence; with more the keys would be read too often */
+    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence */
+    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks of the grid; each multiprocessor has at most two */
+    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence, each of which reads all keys */
 };
-/* Keys of a split (1 << shift), and splits of a sequence of `keys` keys. They depend on this number alone, so that a
- * sequence has bitwise identical results in every batch. */
+/* Returns the shift of a sequence of `keys` keys: each of its splits has 1 << shift keys. The shift depends on the
+ * number of keys alone, so that a sequence has bitwise identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys) {
     int shift = TE_CACHE_SPLIT_SHIFT;
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
+/* Returns the number of splits of a sequence of `keys` keys. */
 TE_BOTH int te__cache_splits(int keys) {
     const int shift = te__cache_split_shift(keys);
     return (keys + (1 << shift) - 1) >> shift;
@@ -258,27 +270,30 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     const int most = small < TE_CACHE_SMALL_SPLITS ? small : TE_CACHE_SMALL_SPLITS;
     return splits > most ? splits : most;
 }
-/* Rows of a tile, (query, head that shares a head of keys), and tiles of a sequence of `rows` new rows. */
+/* The number of rows of a query tile. Each row is one query of one of the `group` query heads that share a KV head. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
+/* Returns how many query tiles a sequence of `rows` new rows has for each KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The floats of a split's partial result: O of the tile, not divided by the sum; maximum and sum of each row. */
+/* The number of floats of a split's partial result: O of the tile, not yet divided by the sum of the softmax, and the
+ * maximum and the sum of each row. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether the chunks of a row of d elements are stored in another order. */
+/* Whether rows of d elements are stored swizzled (te_attention_cache). */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
-/* The element of a cache's `pages` where the row of a key begins. head_rows: the element of a page where the rows of
- * the head begin; d: elements of a row. */
+/* Returns the offset, in elements from the start of the cache's pages, of the row of one key (or value). pages: the
+ * page numbers of the sequence; head_rows: the result of te__cache_head_rows; d: the number of elements of a row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
     return pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows + (int64_t)in_page * d;
 }
-/* The pages of sequence i of the batch. */
+/* Returns the page numbers of sequence i of the batch. */
 TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
     return c->table + (int64_t)c->slot[i] * c->table_width;
 }
-/* The element of a page where the rows of a head of k (value 0) or v (1) begin. */
+/* Returns the offset, in elements from the start of a page, of the keys (value 0) or the values (value 1) of a KV head.
+ * d, dv: the head sizes of keys and values. */
 TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int kv_head, int kv_heads, int d, int dv) {
     const int64_t rows = c->page_rows;
     return value ? rows * ((int64_t)kv_heads * d + (int64_t)kv_head * dv) : rows * kv_head * d;
@@ -286,51 +301,55 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
-/* All tensors are in target memory; those declared as void * have the kernels' dtype. rows = batch * seq, or with
- * cu_seqlens the `rows` below. value_dim is head_dim unless the option value is set. */
+/* All tensors are in target memory; those declared as void * have the kernels' dtype. In the shapes, rows is batch *
+ * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the option value is set. */
 typedef struct te_attention_args {
     void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
     const float *out_scale; /* fp8_output, forward: out is multiplied by *out_scale and stored in e4m3; null: out is
                                stored in the kernels' dtype */
-    float *lse;             /* [batch, heads, seq], natural log of the sum of exp(score) of each row, sinks included;
-                               forward: output or null, backward: input */
-    float *amax;            /* fp8_output: becomes the maximum of itself and the magnitudes of out (before out_scale) or
-                               of dqkv (te_amax_atomic_max); null: not wanted */
+    float *lse;             /* [batch, heads, seq]: for each row the natural log of the sum of exp(score), sinks
+                               included; forward: output or null, backward: input */
+    float *amax;            /* fp8_output: raised to the largest magnitude in out (before the multiplication by
+                               out_scale) or in dqkv, unless it is higher already (te_amax_atomic_max); null: not wanted
+                               */
     const void *sinks;      /* sinks: [heads] */
-    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, k, v;
-                               cross: only the queries, [rows, heads * head_dim] */
+    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, then k,
+                               then v; cross: only the queries, [rows, heads * head_dim] */
     void *dqkv;             /* backward: output, shaped like qkv; every element is written */
     const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch, shaped like lse, for rowsum(dout * out) */
-    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null: each
-                               row is the column sums of <name>_sum_rows rows of dqkv, for the gradient of a bias before
-                               the attention */
-    void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: run slower kernels without it */
-    int batch, seq;         /* sequences, and tokens of each (with cu_seqlens: a bound on all lengths) */
-    float scale;            /* of the scores, often 1 / sqrt(head_dim) */
-    /* Dropout: the random state of this forward, in target memory, or null for inference, which drops nothing; the op's
-     * number; and the position of these heads among those of all ranks. */
+    float *delta;           /* backward: scratch memory, shaped like lse, for rowsum(dout * out) */
+    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each
+                               row holds, for each column, the sum over <name>_sum_rows rows of dqkv: parts of the
+                               gradient of a bias that is added to qkv */
+    void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
+                               scratch */
+    int batch, seq;         /* number of sequences, and tokens of each (with cu_seqlens: an upper bound on the length of
+                               each) */
+    float scale;            /* factor of q k^T in the scores, often 1 / sqrt(head_dim) */
+    /* Dropout. rng: the random state of this forward pass, in target memory, or null for inference, which drops
+     * nothing. id: the number of the op. whole: the position of this rank's heads among those of all ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
-    /* varlen: [batch + 1], or null. Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (exclusive); `rows` is
-     * their number in all. lse and delta are then [heads, rows]; on CUDA, kernels with varlen have this layout even if
-     * cu_seqlens is null. Dropout uses the same random numbers as for `batch` sequences of `seq` tokens each. */
+    /* varlen: [batch + 1], or null. Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (exclusive), and `rows`
+     * is the number of rows of all sequences. With cu_seqlens, lse and delta are [heads, rows]; on CUDA, kernels with
+     * the option varlen use this layout even if cu_seqlens is null. Dropout uses the same random numbers as for `batch`
+     * sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
     /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
     const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: all keys, then values */
     void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
     int kv_seq;
-    /* bias: the table or the buckets. A relative bias needs scratch, bias_by_distance, [heads, 2 max_distance + 1],
-     * which te__attention_relative_bias has filled. dbias is the gradient. For a table, backward overwrites dbias, or
-     * adds to it if `accumulate` is set; for a relative bias it writes partial sums, [<name>_parts(seq), buckets,
-     * heads], to be summed over the first axis. */
+    /* bias: the table, or the bias of each bucket. A relative bias also needs bias_by_distance, scratch memory of
+     * [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: the gradient of the bias. For a
+     * table, backward overwrites dbias, or adds to it if `accumulate` is set; for a relative bias it writes partial
+     * sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the gradient. */
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    float *row_max_logit; /* max_logit, forward: output, shaped like lse: the largest score of each row; or null */
-    te_attention_cache cache; /* cached: keys and values are the cache's; the last query is at the last key */
+    float *row_max_logit; /* max_logit, forward: output, shaped like lse, or null: the largest score of each row */
+    te_attention_cache cache; /* cached: holds the keys and values; the last query is at the position of the last key */
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
@@ -342,7 +361,7 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
-/* Compile-time checks of the constants, for both targets. */
+/* Compile-time checks of the constants, the same for both targets. */
 #define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
@@ -383,7 +402,7 @@ TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_a
                "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
     return TE_OK;
 }
-/* bias, bias_dim0, bias_dim1: the options of these names. */
+/* Checks the bias of a call. bias, bias_dim0, bias_dim1: the options of these names. */
 TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_args *a, int cross, int bias,
                                           int bias_dim0, int bias_dim1, const char *name) {
     const int keys = cross ? a->kv_seq : a->seq, is_table = bias == TE_BIAS_heads || bias == TE_BIAS_shared;

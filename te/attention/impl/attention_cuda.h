@@ -3,52 +3,56 @@
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
- *                      they support the call: the head size must be one that te__attn_sm90_supports accepts, without a
- *                      score bias and, in forward, without max_logit; in cross-attention each query must see a key;
- *                      backward needs scratch
+ *                      they support the call: te__attn_sm90_supports must accept the head size; there must be no score
+ *                      bias and, in forward, no max_logit; in cross-attention each query must see a key; and backward
+ *                      must have scratch
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few rows over a cache */
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few new rows of each sequence over a
+                                        cache */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
-#include "attention_sm90_forward.h"  /* and forward */
+#include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
 #include "attention_simt_f32.h"           /* f32 */
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
-#include "attention_sm80_forward.h"       /* and forward */
+#include "attention_sm80_forward.h"       /* bf16 and f16 elsewhere: forward */
 
-/* The kernels for compute capability 9.0. They do not exist for f32; so for options that they do not support (a score
- * bias, and in forward max_logit) these aliases pass f32 instead of the dtype. */
+/* The kernels for compute capability 9.0. They do not exist for f32, so these aliases pass f32 instead of the dtype if
+ * there is an option that the kernels do not support (a score bias, and in forward max_logit). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * H: the kernel for compute capability 9.0, F: the options. Cross-attention needs code for both kernels, because which
- * of them runs depends on the sizes of the call. */
+ * Template parameters: H the kernel for compute capability 9.0, F the options. Cross-attention needs the code of both
+ * kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
 /* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether the other forward kernel is left empty because the code is compiled for sm_90a, where it would never run. */
+/* Whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that kernel
+ * would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether each query sees a key, which the kernels for compute capability 9.0 require. Self-attention always does. */
+/* Whether each query sees a key, which the kernels for compute capability 9.0 require. In self-attention each query
+ * does. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
+/* Returns an error if te__attn_only_sm90 is true, because then no other kernel has code that could run. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Returns an error if only the sm_90a forward was compiled and its kernel cannot run. On other devices the driver is
- * not queried. */
+/* Returns an error if only the sm_90a forward was compiled and its kernel cannot run. On devices of another compute
+ * capability the driver is not queried. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -61,9 +65,9 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
 }
 
 /* ---- kernels as types --------------------------------------------------------------------------------------------
- * A type describes everything of a kernel except its name: THREADS, BLOCKS (how many blocks must fit on a
- * multiprocessor), args, and body. The three types below also have ROWS (rows of a sequence in a block) and BYTES (of
- * shared memory). */
+ * A type describes everything of a kernel except its name: THREADS (of a block), BLOCKS (how many blocks must fit on a
+ * multiprocessor), args (the struct of its arguments) and body (its code). The three types below also have ROWS (how
+ * many rows of a sequence a block processes) and BYTES (the size of its shared memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
@@ -108,10 +112,10 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* A kernel, and a mask of the devices (bit d: device d) on which its shared memory has been configured. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
-/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; a block takes K::ROWS of them. A kernel with
- * more than 48 KB of shared memory needs a function attribute, which is set once on each device (for the 64th and later
- * devices, at each launch, which is harmless). Setting it is not a stream operation, so it is allowed while the stream
- * is being captured. */
+/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
+ * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (on the
+ * 64th and later devices at each launch, which is harmless). Setting the attribute is not a stream operation, so it is
+ * allowed while the stream is being captured. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -143,7 +147,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
     typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> sm90;
 
-    /* Non-null if the kernel for compute capability 9.0 exists for these constants and runs on the context's device. */
+    /* Returns the driver's function for making tensor maps if the kernel for compute capability 9.0 exists for these
+     * constants and runs on the context's device, else null. */
     static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_forward_kernels *k) {
         const te__tensor_map_encode_fn encode = sm90::EXISTS ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->sm90, sm90::SHARED, ctx->device) ? encode : 0;
@@ -159,12 +164,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
 };
 
-/* Attention over a cache: attention_sm90_decode.h for a few new rows of each sequence, else the forward of sm_80. */
+/* Attention over a cache: the kernels of attention_sm90_decode.h if each sequence has only a few new rows, else the
+ * forward for sm_80. */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel decode; /* which stores the new rows' keys and values itself */
+    te_sm90_kernel decode; /* this kernel itself stores the new rows' keys and values in the cache */
     const void *merge;
-    te_status (*store)(te_context *ctx, const te_attention_args *a); /* before the fallback */
+    te_status (*store)(te_context *ctx, const te_attention_args *a); /* stores the new rows in the cache, before the
+                                                                        fallback */
 } te__attn_cached_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
@@ -185,7 +192,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* kernels that run before and after the wgmma kernel */
+    const void *delta, *round; /* the kernels that run before (delta) and after (round) the wgmma kernel */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
@@ -196,10 +203,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* rows of dqkv that a row of te_attention_args.sum adds up: the rows of a warp */
+    /* how many rows of dqkv each row of te_attention_args.sum adds up: those of one warp */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
-    /* The same as te__attn_forward_dispatch::ready. */
+    /* Like te__attn_forward_dispatch::ready, for the backward kernel. */
     static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
         const te__tensor_map_encode_fn encode = sm90::EXISTS && ctx ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->wgmma, wgmma::SHARED, ctx->device) ? encode : 0;
@@ -214,7 +221,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
-        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* writes delta for dkdv */
+        /* the dq kernel also writes delta, which the dkdv kernel reads */
+        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name));
         if (F::CROSS && !a->dkv) return TE_OK;
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
     }
@@ -222,13 +230,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
  * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table, and adds up dS of
- * its pairs in registers, sequence after sequence. With a relative bias a block owns a row of such tiles: it adds up
- * the sums along each diagonal of a tile, where key - query is constant, then those of all diagonals that belong to the
- * same bucket, and stores the sums of the buckets as one part of the gradient.
+ * its pairs in registers, sequence after sequence. With a relative bias a block owns all tiles of ROWS queries of a
+ * head: it adds up dS along each diagonal of a tile, where key - query is constant, then over all diagonals that belong
+ * to the same bucket, and stores the sum of each bucket as one part of the gradient.
  *
- * Floor of its work: it recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops
- * (half of it if causal; the backward before it takes 14 * ..), and writes the gradient once, 4 bytes a pair.
- * Measurements: docs/notes/attention.md. */
+ * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
+ * if causal; the backward before it takes 14 instead of 4), and writes the gradient once, 4 bytes for each pair of
+ * query and key. Measurements: docs/notes/attention.md. */
 
 /* The type of a tile's sums. Its functions: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -242,13 +250,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F> sums;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    static constexpr int LD = TILE + 1;                /* avoids bank conflicts along a diagonal */
-    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* diagonals of a tile */
+    static constexpr int LD = TILE + 1;                /* row length of the tile of sums, without bank conflicts */
+    static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
     static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
     static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
-    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* tiles of keys in a table */
+    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* how many tiles of keys a table has */
 
-    /* Grid: (tiles of keys * tables, tiles of queries); TE_BIAS_heads has a table for each head, TE_BIAS_shared one. */
+    /* Grid: (tiles of keys * tables, tiles of queries). With TE_BIAS_heads there is one table for each head, with
+     * TE_BIAS_shared one for all heads. */
     static __device__ __forceinline__ void table(const args *a) {
         const int table = (int)blockIdx.x / TILES, k0 = (int)blockIdx.x % TILES * TILE, q0 = (int)blockIdx.y * ROWS;
         sums s;
@@ -262,8 +271,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             *p = (a->accumulate ? *p : 0.0f) + x;
         });
     }
-    /* Grid: (heads, tiles of queries). Shared memory: the tiles of the products, then a tile of sums, the sums and the
-     * buckets of its diagonals, and the sums of the buckets. */
+    /* Grid: (heads, tiles of queries). Shared memory: the tiles of the products, then a tile of sums of dS, the sum and
+     * the bucket of each of its diagonals, and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)(te__attention_shared + sums::TILES_BYTES), *diagonal = tile + ROWS * LD;
@@ -278,11 +287,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* all threads have read the sums of the last tile */
+            __syncthreads(); /* all threads have read the sums of the previous tile */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
-            for (int i = thread; i < DIAGONALS; i += THREADS) { /* diagonal i: keys i - (ROWS - 1) columns right of
-                                                                   their queries */
+            for (int i = thread; i < DIAGONALS; i += THREADS) { /* on diagonal i, column - row is
+                                                                   i - (ROWS - 1) */
                 float sum = 0;
                 for (int row = 0; row < ROWS; row++) {
                     const int column = i - (ROWS - 1) + row;
@@ -305,7 +314,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* Call it after the backward, which writes delta. */
+    /* Must be called after the backward, which writes delta. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
         return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),
@@ -323,7 +332,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
                   "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
 
-/* Defines kernel `name` of type K. */
+/* Defines the __global__ function `name`, the kernel that the type K describes. */
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
         name(const __grid_constant__ K::args te_arg_) {                       \

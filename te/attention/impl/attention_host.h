@@ -1,9 +1,9 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
  *
- * A block transposes the operand that it owns (its queries or keys) once; it reads the tiles of the other operand in
- * the layout in which they are stored. So each product reads contiguous memory, and softmax processes 64 queries (or
- * keys) in parallel, without sums across a vector:
+ * A block transposes the operand that it owns (its queries or its keys) once, and reads the tiles of the other operand
+ * in the layout in which they are stored. So each product reads contiguous memory, and the softmax processes 64 queries
+ * (or keys) in parallel, without adding up the elements of a vector:
  *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
  *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
  *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
@@ -18,7 +18,7 @@
 
 /* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* A call of a kernel, with its constants. */
+/* The arguments of a kernel's call, and the constants of the kernel. */
 typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
@@ -34,16 +34,17 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* The location of the rows of one head of one sequence, in elements from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* of qkv and dqkv: row length, and first element of the head's first query */
-    int64_t kv_width, k, v; /* of kv (or qkv) and their gradients */
-    int64_t out_width, out; /* of out and dout */
-    int64_t row;            /* of lse, delta and row_max_logit */
-    const void *kv;         /* the tensor of keys and values, and that of their gradients */
+    int64_t width, q;       /* of qkv and dqkv: row length, and the head's first query */
+    int64_t kv_width, k, v; /* of kv (or qkv) and its gradient: row length, and the head's first key and first value */
+    int64_t out_width, out; /* of out and dout: row length, and the head's first row */
+    int64_t row;            /* of lse, delta and row_max_logit: the head's first row */
+    const void *kv;         /* the tensor that holds keys and values, and (dkv) that of their gradients */
     void *dkv;
-    const int32_t *pages;   /* cached: the pages of the sequence; k and v are then the head's rows in a page */
-    int seq, keys;          /* queries and keys of the sequence */
-    int head;               /* the head's number, counted over all sequences; */
-    int global_head;        /* and over all ranks, for dropout */
+    const int32_t *pages;   /* cached: the page numbers of the sequence; then k and v are offsets from the start of a
+                               page */
+    int seq, keys;          /* how many queries and keys the sequence has */
+    int head;               /* the head's number: sequence * heads + head */
+    int global_head;        /* the head's number over all ranks, for dropout */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head) {
     const te_attention_args *a = c->a;
@@ -75,7 +76,8 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* The first query of a block. If the last queries see the most keys, the first blocks take the last queries. */
+/* Returns the first query of a block. If the last queries see the most keys, the first blocks process the last
+ * queries. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -84,15 +86,17 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     b.a = c->a, b.head = head, b.shift = m.shift, b.dtype = c->dtype;
     return b;
 }
-/* These functions read `rows` rows of q, dO, k or v from token `row` on to a tile: either transposed (and q and k
- * scaled), or in the layout in which they are stored. */
+
+/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, to a tile. Those named
+ * _transposed transpose the rows, and multiply q and k by te__attn_score_factor; the others copy the rows. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
 }
 TE_FN void te__attn_read_dout(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->dout, h->out + row * h->out_width, h->out_width, rows, c->dv, c->dtype);
 }
-/* The same of a cache, `at` in its pages: as many rows at a time as lie in one page. */
+/* Reads keys or values from the cache, as many rows at a time as lie in one page. at: h->k or h->v, an offset from the
+ * start of a page. */
 TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int64_t at, int d,
                                 int row, int rows) {
     const te_attention_cache *cache = &c->a->cache;
@@ -125,8 +129,8 @@ TE_FN void te__attn_read_kv_transposed(float *kt, float *vt, const te__attn_call
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* One step of the online softmax, for n queries: s[key][query] becomes exp2(s - max), `max` and `sum` are updated, and
- * rescale[query] receives the factor for the previous O of the query. */
+/* One step of the online softmax, for n queries: s[key][query] becomes exp2(s - max); `max` and `sum` are updated; and
+ * rescale[query] becomes the factor by which the query's previous O must be multiplied. */
 TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float *sum, float *rescale) {
     for (int q = 0; q < n; q += TE__ATTN_LANES) {
         te__attn_vector old, now, add, e;
@@ -140,6 +144,7 @@ TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float 
         te__attn_put(rescale + q, &old), te__attn_put(max + q, &now), te__attn_put(sum + q, &add);
     }
 }
+/* Multiplies row q of O by rescale[q]. */
 TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescale) {
     for (int q = 0; q < rows; q++)
         if (rescale[q] != 1)
@@ -157,18 +162,18 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is that of the longest sequence */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* scratch: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query */
+    /* scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* like max, but without sinks */
+    float *max_logit = rescale + TE__ATTN_TILE; /* the largest logit of each query: like max, but without sinks */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
-    /* a sink acts like a first key, seen by each row, whose value is 0 */
+    /* a sink acts like a key before the first one: every row sees it, and its value vector is 0 */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) max[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     for (int q = 0; f.max_logit && q < TE__ATTN_TILE; q++) max_logit[q] = -INFINITY;
@@ -197,8 +202,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         te__attn_accumulate(o, ldv, p, v, queries, keys, triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
-        /* a query that sees no key: its output is 0, and its lse is infinity, so that all its probabilities are 0 in
-         * backward */
+        /* empty: the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities
+         * are 0 in backward */
         const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
@@ -217,11 +222,11 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is that of the longest sequence */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* scratch: tiles of K, V, dQ, Q^T, dO^T, then P^T (later dS^T) and dP^T, and two numbers for each query */
+    /* scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta of each query */
     const int dv = c->dv, ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + TE__ATTN_TILE * ldv, *qt = dq + tile, *dot = qt + tile;
@@ -262,17 +267,18 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
         te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, c->d, a->scale, c->dtype, a->amax);
 }
 
-/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
+/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share
+ * the KV head. */
 TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* the grid is that of the longest sequence */
+    if (keys <= 0) return; /* the grid is for the longest sequence; this one is shorter */
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
-    /* scratch: tiles of Q, dO, dK, dV, K^T, V^T, then P and dP (later dS) */
+    /* scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS) */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *dk = dout + value_tile, *dv = dk + tile, *kt = dv + value_tile, *vt = kt + tile;
@@ -313,7 +319,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
             te__attn_accumulate(dk, ld, dp, q, keys, queries, depth);
         }
     }
-    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention, amax is that of dqkv only, without dkv */
+    float *const amax = a->kv ? 0 : a->amax; /* in cross-attention, amax covers only dqkv, not dkv */
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, c->d, a->scale, c->dtype, amax);
         te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, c->dv, f.factor, c->dtype, amax);
@@ -321,10 +327,11 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
 }
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * A block owns a tile of 64 queries by 64 keys, or with a relative bias a row of such tiles, and adds up dS over the
- * sequences in order. */
+ * A block owns a tile of 64 queries by 64 keys, or with a relative bias all tiles of its 64 queries. It adds up dS over
+ * the sequences in order. */
 
-/* sum[query][key] += P (dP - delta) of a tile of one head of one sequence. Returns 0 if all its pairs are masked. */
+/* sum[query][key] += P (dP - delta), for a tile of one head of one sequence. Returns 0 if all pairs of the tile are
+ * masked, else 1. */
 TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int head, int q0, int k0, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -332,7 +339,7 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int queries = te__attn_min(TE__ATTN_TILE, h.seq - q0), keys = te__attn_min(TE__ATTN_TILE, h.keys - k0);
     if (queries <= 0 || keys <= 0 || !te__attn_intersects(te__attn_keys_of(m, q0, queries), k0, keys)) return 0;
-    /* scratch: tiles of Q, dO, K^T, V^T, then P and dP */
+    /* scratch memory: tiles of Q, dO, K^T, V^T, P and dP */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *kt = dout + value_tile, *vt = kt + tile, *p = vt + value_tile;
@@ -361,7 +368,8 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     return 1;
 }
 
-/* Grid: (tiles of keys * tables, tiles of queries); TE_BIAS_heads has a table for each head, TE_BIAS_shared one. */
+/* The gradient of a table. Grid: (tiles of keys * tables, tiles of queries). With TE_BIAS_heads there is one table for
+ * each head, with TE_BIAS_shared one for all heads. */
 TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -377,7 +385,8 @@ TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, f
             *p = (a->accumulate ? *p : 0.0f) + sum[i * TE__ATTN_TILE + j];
         }
 }
-/* Grid: (heads, tiles of queries). */
+/* The gradient of a relative bias: this block's partial sums of all buckets of one head. Grid: (heads, tiles of
+ * queries). */
 TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -389,7 +398,8 @@ TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at,
         int seen = 0;
         memset(sum, 0, sizeof(float) * TE__ATTN_TILE * TE__ATTN_TILE);
         for (int batch = 0; batch < a->batch; batch++) seen |= te__attn_dbias_add(sum, c, batch, at.x, q0, k0, s);
-        for (int distance = 1 - TE__ATTN_TILE; seen && distance < TE__ATTN_TILE; distance++) { /* diagonals */
+        /* the diagonals of the tile, on each of which key - query is constant */
+        for (int distance = 1 - TE__ATTN_TILE; seen && distance < TE__ATTN_TILE; distance++) {
             const int last = te__attn_min(TE__ATTN_TILE, TE__ATTN_TILE - distance);
             float diagonal = 0;
             for (int i = distance < 0 ? -distance : 0; i < last; i++) diagonal += sum[i * TE__ATTN_TILE + i + distance];
@@ -406,14 +416,14 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* to[rows][ld] = rows of d numbers, which begin `width` numbers apart in `from`; padded with zeros to ld columns and to
- * a multiple of 4 rows. */
+/* to[rows][ld] = rows of d numbers in e4m3, each beginning `width` numbers after the one before it in `from`; padded
+ * with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Raises `max` of each query to its largest score, rounded up to an integer. */
+/* Raises max[query] to the query's largest score, rounded up to an integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {
         float largest = max[q];
@@ -508,7 +518,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
             a);                                                                                                     \
     }
 
-/* The dq kernel writes delta, which the dkdv kernel reads. */
+/* Stores the new keys and values in the cache, then runs forward, which reads them there. */
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
@@ -517,6 +527,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         TE_TRY(name##_store_launch(ctx, a));                                                                        \
         return name##_kernel_launch(ctx, a);                                                                        \
     }
+/* Runs the dq kernel, which writes delta, then the dkdv kernel, which reads it. */
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

@@ -1,8 +1,8 @@
 /* attention_host_tiles.h -- the building blocks of attention_host.h: vectors, tiles of 64 rows in memory, one small
  * matrix product, and the mask and the options on a tile of scores.
  *
- * A tile of scores is s[key][query] or s[query][key], in rows of TE__ATTN_TILE floats. Scores are in base 2, because
- * softmax uses exp2.
+ * A tile of scores is s[key][query] or s[query][key], in rows of TE__ATTN_TILE floats. Scores are in base 2, that is,
+ * multiplied by log2(e), because softmax uses exp2.
  */
 /* target: host */
 #ifndef TE_ATTENTION_HOST_TILES_H
@@ -17,7 +17,7 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* A vector register, in the extension of GCC and Clang. */
+/* A vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats in it. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -32,24 +32,26 @@ typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
-enum { TE__ATTN_TILE = 64 }; /* queries and keys of a tile; the row length of every [.][TE__ATTN_TILE] below */
+/* the number of queries, and of keys, in a tile; also the row length of every [.][TE__ATTN_TILE] below */
+enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* Rows of tiles of q, k and v are padded to 32 numbers. TE__ATTENTION_FLOATS is the number of floats of a block's
- * scratch memory. It is sized for the dkdv kernel, which needs the most: three tiles of each head size and two of
- * scores. */
+/* Rows of tiles of q, k and v are padded to a multiple of 32 numbers. TE__ATTENTION_FLOATS is the number of floats of a
+ * block's scratch memory. The dkdv kernel needs the most: three tiles with rows of head_dim numbers, three with rows of
+ * value_dim numbers, and two tiles of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
 
-/* Vectors are passed through pointers: the calling convention for passing them by value depends on compiler flags. */
+/* Vectors are passed by pointer, because the calling convention for passing them by value depends on compiler flags. */
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
-/* Replaces x by 2^x, with an error of up to 2 units in the last place; results below 2^-126 become 0, and NaN stays
- * NaN. It needs no branch and no table. */
+/* Replaces x by 2^x, with an error of up to 2 units in the last place. Results below 2^-126 become 0, and NaN stays
+ * NaN. The function needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
-    const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
+    /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits */
+    const te__attn_vector shifted = *x + 12582912.0f;
     const te__attn_vector f = *x - (shifted - 12582912.0f);
     /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
     te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f;
@@ -59,7 +61,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* x = tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Beyond +-60 it is +-1 in float. */
+/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Beyond +-60 the result is +-1 in
+ * float. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -78,18 +81,19 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which elements of a product are needed, for a tile whose diagonal is the edge of a causal mask. A product may compute
- * more than these. */
+/* Which part of a product is needed, for a tile of scores whose diagonal is the edge of a causal mask. A product may
+ * compute more than this part. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* columns >= row */
-    TE__ATTN_COLUMNS_TO_ROW,   /* columns <= row */
-    TE__ATTN_DEPTH_FROM_ROW,   /* terms of the sum >= row */
-    TE__ATTN_DEPTH_TO_ROW      /* terms of the sum <= row */
+    TE__ATTN_COLUMNS_FROM_ROW, /* of the product: the elements whose column >= their row */
+    TE__ATTN_COLUMNS_TO_ROW,   /* of the product: the elements whose column <= their row */
+    TE__ATTN_DEPTH_FROM_ROW,   /* of each element's sum: the terms whose index >= its row */
+    TE__ATTN_DEPTH_TO_ROW      /* of each element's sum: the terms whose index <= its row */
 };
 
-/* Arguments of a product c[m][n] = a b, or c += a b if `add` is set. Element (i, k) of a is a[i * a_row + k * a_step].
- * m is rounded up to a multiple of 4 (the additional rows are read and written), n is a multiple of 32. */
+/* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
+ * a[i * a_row + k * a_step]; the rows of b and c are ldb and ldc numbers long. m is rounded up to a multiple of 4 (the
+ * additional rows are read and written), and n must be a multiple of 32. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -97,7 +101,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Four rows by two vectors of sums are held in registers. */
+/* Computes a product. Four rows by two vectors of c at a time are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -130,7 +134,7 @@ TE_FN void te__attn_product(const te__attn_matmul *p) {
             memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
         }
 }
-/* scores[m][TILE] = rows[m][d] (row length ld) times columns[d][TILE], of which n columns are needed */
+/* scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first n columns are computed. */
 TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float *columns, int m, int n, int d,
                            enum te__attn_region region) {
     te__attn_matmul p;
@@ -138,7 +142,7 @@ TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float
     p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
     te__attn_product(&p);
 }
-/* out[m][ld] += the transpose of scores[depth][TILE] times rows[depth][ld] */
+/* out[m][ld] += (the transpose of scores[depth][TILE]) times rows[depth][ld] */
 TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
                                enum te__attn_region region) {
     te__attn_matmul p;
@@ -164,8 +168,8 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* to[d][TE__ATTN_TILE] = the transpose of rows as in te__attn_tile_read, times `factor`; columns from `rows` on are
- * zeros. */
+/* to[d][TE__ATTN_TILE] = the transpose of the rows that te__attn_tile_read would read, times `factor`; columns from
+ * `rows` on are zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -175,8 +179,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Writes a row of d numbers, times `factor`. amax: te_attention_args.amax, or null; it becomes the maximum of itself
- * and the magnitudes that are stored. */
+/* Writes a row of d numbers, times `factor`. amax: te_attention_args.amax, or null; it is raised to the largest
+ * magnitude that is stored, unless it is higher already. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -188,8 +192,8 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     }
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
-/* Writes a row of a->out in the same way. If there is an out_scale, the value is rounded to the dtype, scaled and
- * stored in e4m3. */
+/* Writes a row of a->out. With an out_scale, each number is rounded to the dtype, multiplied by the scale and stored in
+ * e4m3; otherwise as te__attn_row_write does. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -202,31 +206,32 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* Sets the scores of a row outside the range `seen` to -inf. at: the token that column 0 stands for. */
+/* Sets the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) of column 0. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
 }
-/* Sets masked pairs of a tile s[key][query], or s[query][key], to -inf. */
+/* Sets the masked pairs of a tile s[key][query] to -inf. */
 TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
     for (int k = 0; k < keys; k++) te__attn_mask_row(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
 }
+/* Sets the masked pairs of a tile s[query][key] to -inf. */
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Whether one side of the tile's diagonal is completely masked, so that products may skip it: no query before q0 + i
- * sees key k0 + i. Testing the last key suffices, because the first query that sees a key advances by at most one from
- * key to key. */
+/* Whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each i, no
+ * query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first query
+ * that sees the key advances by at most one. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* The factor by which q (or k) is multiplied, so that q k^T are scores in base 2, or with softcap the arguments of
- * te__attn_tanh. */
+/* Returns the factor by which q (or k) is multiplied, so that q k^T is the score in base 2, or with softcap the
+ * argument of te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
-/* Replaces the scores of a tile by softcap tanh(score / softcap), in base 2, in the first n columns. */
+/* Replaces the scores in the first n columns of a tile by softcap tanh(score / softcap), in base 2. */
 TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f) {
     for (int i = 0; f.softcap > 0 && i < rows; i++)
         for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -234,7 +239,7 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap at the score e; the derivative is 0 if e is masked. */
+/* Multiplies x by the derivative of softcap where its result is the score e; the derivative is 0 if e is masked. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -243,11 +248,12 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
     }
 }
 
-/* ALiBi: the slope of a head in base 2; 0 without the option. */
+/* Returns the ALiBi slope of a head, in base 2; 0 without the option. */
 TE_FN float te__attn_alibi(int head, int heads, te__attn_variant f) {
     return f.alibi ? te__attn_alibi_slope(head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
-/* Subtracts slope |i - j| from the scores of a vector, whose pairs have the distances `distance`, `distance` + 1, .. */
+/* Subtracts slope |i - j| from the scores of a vector. Its pairs of query i and key j have the distances (either all i
+ * - j or all j - i) `distance`, `distance` + 1, .. */
 TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
     if (!f.alibi) return;
     float bias[TE__ATTN_LANES];
@@ -256,14 +262,14 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* The location of the score bias of a tile. shift: te__attn_mask.shift. */
+/* Where the score bias of a head is. head: its index; shift: te__attn_mask.shift. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
-/* Adds the score bias, in base 2, to a vector of scores: with by_key those of one query and the keys from `key` on,
- * else those of one key and the queries from `query` on. Pairs outside a table are beyond the end of the sequence; 0 is
+/* Adds the score bias, in base 2, to a vector of scores. The vector has one query and the keys from `key` on if by_key
+ * is set, else one key and the queries from `query` on. Pairs outside a table are beyond the end of the sequence; 0 is
  * added to them. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
@@ -286,11 +292,12 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
     te__attn_get(&b, bias), *x += b;
 }
 
-/* Applies dropout to a tile, s[key][query] (by_key) or s[query][key]: dropped elements become 0, the others are
- * multiplied by `factor`. head: te__attn_global_head. q0, k0: multiples of 64. */
+/* Applies dropout to a tile, s[key][query] if by_key is set, else s[query][key]: dropped elements become 0, the others
+ * are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first key of
+ * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one for eight pairs */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one Philox counter for eight pairs */
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

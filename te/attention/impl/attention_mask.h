@@ -2,23 +2,23 @@
  * backward, use these functions.
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
- * al. 2023 (Mistral); a causal mask has right = 0. So the keys of a query are one contiguous range, neither end of
- * which moves back from one query to the next, and the queries that see a key are a contiguous range, too. The ends of
- * these ranges define the mask completely.
+ * al. 2023 (Mistral); a causal mask has right = 0. So the keys that a query sees are one contiguous range, and from one
+ * query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too. The
+ * ends of these ranges define the mask completely.
  *
  * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
  * has the position i + shift among the keys, where shift = keys - queries, and sees key j if i + shift - left <= j <= i
  * + shift + right. With more queries than keys the first queries may see no key: their range is empty.
  *
- * Do this, in a kernel that owns `rows` queries and loops over tiles of keys (one that owns keys and loops over queries
- * uses te__attn_queries_of and te__attn_seen likewise):
+ * Do this, in a kernel that owns `rows` queries and loops over tiles of keys (a kernel that owns keys and loops over
+ * queries uses te__attn_queries_of and te__attn_seen instead):
  *     const te__attn_mask m = te__attn_mask_of(seq, LEFT, RIGHT); // constants fold
  *     const te__attn_range keys = te__attn_keys_of(m, query, rows), tiles = te__attn_in_tiles(keys, TILE);
  *     for (int i = tiles.first; i < tiles.end; i++)
  *         if (te__attn_needs_mask(keys, i * TILE, TILE)) ... score = te__attn_sees(m, query, key) ? score : -INFINITY
  *
- * The last tile may extend beyond the sequence. No query sees keys there, and te__attn_seen must not be called for
- * them. Queries beyond the sequence do see keys: the kernel must discard their results.
+ * The last tile may extend beyond the sequence. No query sees keys beyond it, and te__attn_seen must not be called for
+ * such keys. Queries beyond the sequence do see keys: the kernel must discard their results.
  */
 #ifndef TE_ATTENTION_MASK_H
 #define TE_ATTENTION_MASK_H
@@ -31,91 +31,97 @@ enum {
 };
 typedef struct te__attn_mask {
     int queries, keys;
-    int left, right; /* how many keys before and after its own position a query sees, or TE_ATTENTION_ALL */
+    int left, right; /* a query sees this many keys before and after its own position; or TE_ATTENTION_ALL */
     int shift;       /* keys - queries; the constant 0 in self-attention, so that the compiler removes it */
 } te__attn_mask;
 
 /* The keys that a block of queries sees, or the queries that see a block of keys. */
 typedef struct te__attn_range {
-    int first, end;         /* tokens that see, or are seen by, at least one token of the block: tiles outside this
-                               range are skipped */
-    int all_first, all_end; /* tokens that see, or are seen by, all tokens of the block: tiles inside this range need no
-                               mask. Empty if all_end <= all_first */
+    int first, end;         /* the tokens that see, or are seen by, at least one token of the block. Kernels skip the
+                               tiles outside this range */
+    int all_first, all_end; /* the tokens that see, or are seen by, all tokens of the block. Tiles inside this range
+                               need no mask. The range is empty if all_end <= all_first */
 } te__attn_range;
 
+/* The mask of self-attention over `seq` tokens. */
 TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
     te__attn_mask m;
     m.queries = m.keys = seq, m.left = left, m.right = right, m.shift = 0;
     return m;
 }
+/* The mask of an attention whose queries and keys may differ in number. */
 TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int right) {
     te__attn_mask m;
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Whether later queries see more keys than earlier ones (with a window on the left, up to its width). If so, kernels
- * process the last queries first, so that the blocks with the least work come last and the multiprocessors finish
- * together. */
+/* Whether later queries see more keys than earlier ones (with a window on the left, until the window is full). If so,
+ * kernels process the last queries first, so that the blocks with the least work come last and the multiprocessors
+ * finish together. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
 /* Whether there is a mask at all. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* The first of the `count` tokens before `token`, and the end of the `count` tokens after it, in a sequence of `seq`
- * tokens; count < 0: all of them. If there is a shift, `token` may lie outside the sequence; then the end needs
- * te__attn_clamp_end. */
+/* The first of the `count` tokens before `token`; count < 0: of all tokens before it. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
+/* The end of the `count` tokens after `token` (one more than the last of them), in a sequence of `seq` tokens;
+ * count < 0: of all tokens after it. If the mask has a shift, `token` may lie outside the sequence; then
+ * te__attn_clamp_end must be applied to the result. */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
 TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
-/* The first key that a query sees, and the end of its keys. */
+/* The first key that a query sees. */
 TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
+/* The end of the keys that a query sees: one more than the last of them. */
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* The first query that sees a key, and the end of its queries. If causal without a shift, the first is `key` itself,
- * which saves a comparison. */
+/* The first query that sees a key. With a causal mask and no shift this is `key` itself, which saves a comparison. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
+/* The end of the queries that see a key: one more than the last of them. */
 TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
     return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
 }
 
-/* The ranges of keys that the `count` queries from `query` on see. */
+/* The ranges of keys that the `count` queries from `query` on see: that at least one of them sees, and that all of them
+ * see. */
 TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_range s;
     s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
-/* The ranges of queries that see the `count` keys from `key` on. */
+/* The ranges of queries that see the `count` keys from `key` on: that see at least one of them, and that see all of
+ * them. */
 TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_range s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
     s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
     return s;
 }
-/* Converts a range of tokens to tiles of `size` tokens. first, end: the tiles that intersect the range; all_first,
- * all_end: the tiles inside it. */
+/* Converts ranges of tokens to ranges of tiles of `size` tokens. first, end: the tiles that intersect the range of
+ * tokens; all_first, all_end: the tiles that lie completely inside it. */
 TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     te__attn_range t;
     t.first = s.first / size, t.end = (s.end + size - 1) / size;
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Returns at >= first. Positions are not negative, so the compiler replaces the call by 1 if `first` is the constant
- * 0. */
+/* Returns whether at >= first. Because positions are never negative, the compiler replaces the call by 1 if `first` is
+ * the constant 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
-/* Whether one of the `count` tokens from `at` on is in the range. */
+/* Whether at least one of the `count` tokens from `at` on lies between s.first and s.end. */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether at least one pair of a token of the block and one of these tokens is masked, so that each score has to be
- * tested. */
+/* Whether at least one pair, of one token of the block that s belongs to and one of the `count` tokens from `at` on, is
+ * masked, so that each score has to be tested. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
@@ -124,7 +130,8 @@ TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* The same, for a key inside the sequence. This form is cheap if a thread has few keys and many queries. */
+/* Whether a query sees a key, if the key is inside the sequence. This form is cheap if a thread has few keys and many
+ * queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

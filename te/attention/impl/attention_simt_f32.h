@@ -1,8 +1,8 @@
 /* attention_simt_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
  *
- * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes the rows y + 16 i: of a
- * tile of scores the columns x + 16 j, of an output groups of 4 columns, from column 4 * (x + 16 j) on. A product reads
- * 4 columns at a time: with T = 64, a thread loads 8 times 16 bytes for 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes the rows y + 16 i: in a
+ * tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3. A product
+ * reads 4 columns of both operands at a time: with T = 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
  *
  * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
  * of the CUDA cores.
@@ -15,30 +15,32 @@
 
 /* ---- tiles and products ------------------------------------------------------------------------------------------ */
 
-/* Tiles of T rows of D columns. R: rows of a thread, and its columns of a tile of scores; COLS: its groups of 4 columns
- * of an output. PAD: D rounded up to a multiple of 4. LD: the row length in shared memory, an odd number of 16-byte
- * units, so that there are no bank conflicts. LP: the row length of a tile of scores. */
+/* Tiles of T rows of D columns. R: how many rows of a tile a thread computes, and how many columns of a tile of scores.
+ * COLS: how many groups of 4 columns of an output it computes. PAD: D rounded up to a multiple of 4. LD: the row length
+ * in shared memory, an odd number of 16-byte units, so that there are no bank conflicts. LP: the row length of a tile
+ * of scores. */
 template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* V: the head size of v. value: the shape of tiles of v; qk: the shape of tiles of q and k. */
+/* V: the head size of v. qk: the shape of tiles of q and k; value: the shape of tiles of v. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* Q; K or V; and P */
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* tiles of Q, of K or V, of P */
 };
 template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
-    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* Q, dO, K, V; and dS */
+    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* tiles of Q, dO, K, V, dS */
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
-/* Loads T rows of D columns, which begin `width` elements apart; rows from `valid` on and the padding become zeros.
- * ALIGNED: 1 if rows are aligned to 16 bytes, because the head sizes are multiples of four. */
+/* Loads T rows of D columns, each row beginning `width` elements after the one before it. The rows from `valid` on and
+ * the padding become zeros. ALIGNED: 1 if rows are aligned to 16 bytes, because the head sizes are multiples of
+ * four. */
 template <class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
@@ -52,7 +54,7 @@ TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int 
         *(float4 *)(tile + r * C::LD + d) = v;
     }
 }
-/* s = A B^T */
+/* s = A B^T, for tiles A and B in shared memory */
 template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
@@ -65,7 +67,7 @@ template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], co
                 s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
     }
 }
-/* o += P B for P [T, T] in shared memory */
+/* o += P B, for P [T, T] and B in shared memory */
 template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     for (int k = 0; k < C::T; k += 4) {
@@ -96,7 +98,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Stores o * factor[row] for rows before `valid`. */
+/* Stores o * factor[row], for the rows before `valid`. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -108,11 +110,11 @@ TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (
                 if (y + 16 * i < valid && d < D) to[(y + 16 * i) * width + d] = o[i][j][n] * factor[i];
             }
 }
-/* The maximum and the sum over the 16 threads of a row. */
-TE_FN float te__attn_f32_row_max(float v) {
+/* Returns the maximum of v over the 16 threads that share a row. */TE_FN float te__attn_f32_row_max(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
+/* Returns the sum of v over the 16 threads that share a row. */
 TE_FN float te__attn_f32_row_sum(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
     return v;
@@ -120,14 +122,15 @@ TE_FN float te__attn_f32_row_sum(float v) {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Whether dropout drops the probability of a pair. */
+/* Whether dropout drops the probability of the pair (query, key). */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
     const int head = te__attn_global_head(a->whole, h.batch * HEADS + h.head, HEADS);
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 
-/* te__attn_f32_load of keys (value 0) or values (1) from `key` on. D: the size of their head. */
+/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, like te__attn_f32_load. D: the head size of
+ * k or of v. */
 template <class F, class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -160,7 +163,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
-    float max_logit[C::R]; /* like row_max, but without sinks */
+    float max_logit[C::R]; /* the maximum of each row, like row_max, but without sinks */
     te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {
@@ -279,7 +282,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
-/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q, dO, K, V, P or dS. */
+/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q, dO, K, V, then P, later
+ * dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -352,7 +356,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     float sum[C::R][C::R];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds up dS of the tile of queries from q0 on by keys from k0 on, for one head, over all sequences in order. */
+    /* Adds to `sum` the dS of a tile, the queries from q0 on by the keys from k0 on, for one head, over all sequences
+     * in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -365,7 +370,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        __syncthreads(); /* all threads have read the tiles of the last sequence */
+        __syncthreads(); /* all threads have read the tiles of the previous sequence */
         te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);

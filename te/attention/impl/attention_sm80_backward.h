@@ -1,15 +1,17 @@
 /* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm
- * 2, in two kernels whose blocks each own the rows that they write, so that there are no atomic additions; and the
- * gradient of a score bias.
+ * 2, in two kernels. Each block owns the rows that it writes, so that there are no atomic additions. Also the gradient
+ * of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
- *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
+ *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV
+ *                               head
  *
- * Floor: the products S, dP, dQ of the dq kernel (6 * n flops) and S, dP, dV, dK of the dkdv kernel (8 * n),
- * where n = batch * heads * seq^2 * head_dim, half of it if causal; an algorithm that computes S and dP only once needs
- * 10 * n. If head_dim of v differs, dP and dV are counted with that size, the other products with head_dim. P and dS
- * are rounded to the dtype for their products. Measurements: docs/notes/attention.md.
+ * Floor: the products S, dP and dQ of the dq kernel, 6 * n flops, and S, dP, dV and dK of the dkdv kernel, 8 * n flops,
+ * where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP only once
+ * needs 10 * n flops. If the head size of v differs, dP and dV take flops in proportion to that size, the other
+ * products in proportion to head_dim. P and dS are rounded to the dtype for their products. Measurements:
+ * docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -19,8 +21,8 @@
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------------- */
 
-/* V: the head size of v. A warp has the same number of rows in the dq and in the dkdv kernel, because both write column
- * sums over the rows of a warp to te_attention_args.sum. */
+/* V: the head size of v. A warp has the same number of rows (M * 16) in the dq and in the dkdv kernel, because in both
+ * kernels each warp writes the sum of each column over its rows to te_attention_args.sum. */
 template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int MAX_DIM = D > V ? D : V;
     static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
@@ -31,8 +33,8 @@ template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
-/* The address in te_attention_args.sum at which a warp stores the sum of its ROWS rows from `row` on, for this column;
- * null if no sums are wanted. */
+/* Returns the address in te_attention_args.sum at which a warp stores, for this column, the sum over its ROWS rows from
+ * `row` on; null if no sums are wanted. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
@@ -48,7 +50,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* this block's queries, this warp's rows of them, and the tiles of keys that they see */
+    /* this block's queries; this warp's rows of these; the tiles of keys that the block's queries see, and those that
+     * the warp's queries see */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -77,7 +80,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            float delta = 0; /* rowsum(dO * O): each of the four lanes of a row sums 8 of every 32 numbers */
+            float delta = 0; /* rowsum(dO * O): of every 32 numbers of a row, each of the row's four lanes adds up 8 */
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
                     float x[8], y[8];
@@ -94,17 +97,17 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived, and all warps have read the other stage */
+        __syncthreads(); /* the tile has arrived, and all warps have finished reading the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        /* all pairs of this warp are masked */
+        /* skip this tile if none of the warp's queries sees one of its keys */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, and dP - delta with dP = dO V^T: without dropout the accumulators start from -delta */
+        /* S = Q K^T, and dP - delta where dP = dO V^T: without dropout the accumulators of dP start from -delta */
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
@@ -118,7 +121,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
                     dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                 });
 
-        /* dS = P (dP - delta), in place of S */
+        /* dS = P (dP - delta), in the registers of S */
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
@@ -154,26 +157,27 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  *                    memory
  *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
  * So each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would suffice
- * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both roles run the same two
- * products, with different operands. */
+ * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
+ * products of the same form (A B^T, then P B), with different operands. */
 template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: a block processes 128 keys by 64 queries at a time; otherwise half of each, so that three blocks share a
-     * multiprocessor. */
+    /* WIDE: 1: a block processes 128 keys by 64 queries at a time; 0: half as many keys and half as many queries, so
+     * that up to three blocks fit on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
-    static constexpr int TILE = WIDE ? 64 : 32; /* queries of a tile */
+    static constexpr int TILE = WIDE ? 64 : 32; /* how many queries a tile has */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
     static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: keys of a block */
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block has */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
 
-/* Starts to load Q, dO, lse and delta of queries q0 to q0 + TILE, of the head that is `member` heads after h. */
+/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on, for the query head that is `member` heads after
+ * that of h. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -185,35 +189,37 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* The offset in shared memory of a pair's rows of V (is_v) or K, in a block with `rows` keys. */
+/* Returns the offset in shared memory, in bytes from the tile of K, of the rows of V (is_v) or K that belong to a pair
+ * of warps. row: the first of them; rows: the number of keys of the block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* A view of an accumulator as one of N columns. The accumulator has registers for the larger of head_dim and V. */
+/* Returns a view of an accumulator as one of N columns. The accumulator itself has registers for the larger of head_dim
+ * and V columns. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* One step of a pair of warps: the pair's keys by a tile of queries of one head. */
+/* One step of a pair of warps: it processes the pair's keys and a tile of queries of one head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
     te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
-    int tile;                  /* the index of this tile of queries */
+    int tile;                  /* the index of this step's tile of queries */
     int batch, head;
-    int key, query;            /* those of this lane's element [0][0][0] */
+    int key, query;            /* the key and the query of this lane's accumulator [0][0][0] */
     float unit, c;             /* the unit of scores, and the unit times log2(e) */
-    const float2 *column;      /* lse (in the dK warp: delta) of this lane's queries; column[n * 4]: those of the
-                                  columns from n * 8 on */
-    uint4 *exchange;           /* this lane's part of the pair's P^T in shared memory */
+    const float2 *column;      /* lse (in the dK warp: delta) of this lane's queries; column[n * 4]: of its two queries
+                                  in columns n * 8 to n * 8 + 7 */
+    uint4 *exchange;           /* where this lane's part of the pair's P^T is in shared memory */
 };
 
-/* Initialises the accumulators: S^T starts from -lse / unit, and dP^T from -delta, so that the products yield S - lse
- * and dP - delta. But with softcap S^T starts from 0, because lse is subtracted after the tanh, and with dropout dP^T
- * starts from 0, because delta is subtracted after the mask. */
+/* Initialises the accumulators. S^T starts from -lse / unit, and dP^T from -delta, so that the products yield S - lse
+ * and dP - delta. There are two exceptions: with softcap S^T starts from 0, because lse is subtracted after the tanh;
+ * and with dropout dP^T starts from 0, because delta is subtracted after the dropout mask is applied. */
 template <class F, int M, int N>
 TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int makes_dk, float unit) {
     const int is_zero = makes_dk ? F::DROP != 0 : F::SOFTCAP > 0;
@@ -225,8 +231,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* For softcap or dropout: s = S^T becomes P^T, with dropout applied. ds_factor is the factor of dP^T - delta in dS^T: P
- * (1 - t^2), with a negative sign if the pair was dropped. */
+/* For softcap or dropout: s = S^T becomes P^T, with dropout applied. ds_factor becomes the factor by which dP^T - delta
+ * is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if the pair was
+ * dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -261,8 +268,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* The dV warp: computes p = P^T from s = S^T - lse, as the operand of its product, and passes P^T, or ds_factor, to the
- * dK warp. */
+/* Called by the dV warp: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes P^T, or
+ * ds_factor, to the dK warp. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -288,9 +295,9 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
         }
 }
 
-/* The dK warp: computes ds = dS^T = P^T (dP^T - delta) from s = dP^T - delta and the P^T of the dV warp, as the operand
- * of its product. With dropout s is dP^T without delta, and a negative sign of the P^T in shared memory says that the
- * pair was dropped. */
+/* Called by the dK warp: computes ds = dS^T = P^T (dP^T - delta), as the operand of the next product, from s = dP^T -
+ * delta and the P^T of the dV warp. With dropout s is dP^T without delta, and a negative sign of P^T in shared memory
+ * says that the pair was dropped. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -312,8 +319,8 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
 }
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. Causal: the blocks with the most work start first, because the first blocks
- * have the first keys, which the most queries see. */
+ * pair, and lse and delta of both stages. With a causal mask the blocks with the most work start first, because the
+ * first blocks have the first keys, and these are seen by the most queries. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -324,7 +331,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* this block's keys, this pair's rows of them, and the tiles of queries that see them */
+    /* this block's keys; this pair's rows of these; the tiles of queries that see the block's keys, and those that see
+     * the pair's */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
@@ -336,7 +344,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* shared memory; rows: this warp's rows of K, or of V for the dK warp */
+    /* shared memory. rows: the offset of this warp's rows of K, or in the dK warp of V; lse_delta: lse, then delta, of
+     * each stage's queries */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -349,12 +358,14 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or dK */
+    float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or in the dK warp dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* wait for this tile of queries, start loading the next one, of this head or the next head of the group */
+        /* wait for this tile of queries, and start to load the next one: of this head, or of the next head of the
+         * group */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived; all warps have read the other stage and the P^T of the last step */
+        __syncthreads(); /* the tile has arrived; all warps have finished reading the other stage and the P^T of the
+                            last step */
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
             if (++tile == tiles.end) tile = tiles.first, member++;
@@ -365,14 +376,15 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            __syncthreads(); /* all pairs of both warps are masked: they only join the barrier at which the others
-                                exchange P^T */
+            __syncthreads(); /* no query of the tile sees a key of this pair: both warps only join the barrier at which
+                                the others exchange P^T */
             continue;
         }
 
         /* S^T - lse = K Q^T - lse, or dP^T - delta = V dO^T - delta */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES; /* Q, dO; or dO, Q */
+        /* the operands B of the two products: Q and dO, or in the dK warp dO and Q */
+        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
             a, mask, warp_tiles, tile_now, batch, head, key0 + g, tile_now * TILE + t * 2, unit, c, column, exchange};
@@ -385,9 +397,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* P^T, or dS^T after the other warp has stored P^T. A warp reaches one of three __syncthreads of this loop,
-         * depending on its role and the mask; the three together form one barrier of the block, which is allowed
-         * because whole warps reach each. A barrier for only the two warps of a pair was not faster. */
+        /* P^T in the dV warp; dS^T in the dK warp, after the dV warp has stored P^T. A warp reaches one of three
+         * __syncthreads of this loop, depending on its role and on the mask. The three together form one barrier of the
+         * block, which is allowed because each of them is reached by whole warps. A barrier for only the two warps of a
+         * pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -415,8 +428,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* the numbers pass through the shared memory of this pair's rows of the other operand,
-                               which have the right size */
+    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of its
+                               rows of V, which have the right size */
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
@@ -437,7 +450,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds up dS of the tile of queries from q0 on by keys from k0 on, for one head, over all sequences in order. */
+    /* Adds to `sum` the dS of a tile, the queries from q0 on by the keys from k0 on, for one head, over all sequences
+     * in order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -456,7 +470,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* all warps have read the tiles of the last sequence */
+        __syncthreads(); /* all warps have finished reading the tiles of the previous sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);

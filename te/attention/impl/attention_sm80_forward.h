@@ -2,15 +2,15 @@
  * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. Dao 2023,
  * FlashAttention-2, algorithm 1.
  *
- * A block computes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles of
- * TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
+ * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles
+ * of TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
  * rows the bandwidth of shared memory would be the limit, not the tensor cores.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * (2 * heads + 2 * kv_heads) *
- * batch * seq * head_dim bytes; if the head size V of v differs, replace 2 * head_dim by head_dim + V in both. At seq
- * 1024 and head_dim 64 that is 500 flops a byte: compute-bound. In addition there are seq^2 exponentials, at 16 a clock
- * and multiprocessor: at head_dim 64 they take two thirds of the time of the products. Measurements:
- * docs/notes/attention.md.
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
+ * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs, replace 2 * head_dim by head_dim + V
+ * in both formulas. At seq 1024 and head_dim 64 that is 500 flops for each byte: compute-bound. In addition there are
+ * seq^2 exponentials for each head, of which a multiprocessor computes 16 in a clock: at head_dim 64 they take two
+ * thirds of the time of the products. Measurements: docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_FORWARD_H
@@ -18,12 +18,12 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* V: the head size of v, and so of O, which takes most of the registers. At head_dim 64, more warps with 16 rows each
- * are faster than fewer warps with 32; at 128 it is the other way round. */
+/* V: the head size of v, and so of O, whose accumulators take most of the registers. At head_dim 64, more warps with 16
+ * rows each are faster than fewer warps with 32; at 128 it is the other way round. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
-    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* blocks on a multiprocessor */
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
     static constexpr int bytes(int tile) {
         return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
@@ -32,19 +32,21 @@ template <int D, int V = D> struct te__attn_forward_shape {
     static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
 };
 
-/* The maximum, and the sum, over the four lanes that together hold a row. */
+/* Returns the maximum of v over the four lanes that together hold a row. */
 TE_FN float te__attn_quad_max(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
 }
+/* Returns the sum of v over the four lanes that together hold a row. */
 TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 1);
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of each square m. s becomes exp(s -
- * row_max), row_max (in the unit of scores) and this lane's part of the sum are updated, and rescale receives the
- * factor for the previous O. c: the unit of scores times log2(e). Returns whether a maximum has changed. */
+/* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of the 16 rows of each m. s becomes
+ * exp(s - row_max). row_max (in the unit of scores) and this lane's part of the sum are updated. rescale becomes the
+ * factor for the previous O. c: the unit of scores times log2(e). Returns whether the maximum of one of these rows has
+ * changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -81,13 +83,15 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* this block's queries, this warp's rows of them, and the tiles of keys that they see */
+    /* this block's queries; this warp's rows of these; the tiles of keys that the block's queries see, and those that
+     * the warp's queries see */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* causal: the first blocks take the queries with the most keys, so that the blocks with the least work come last */
+    /* causal: the first blocks process the queries with the most keys, so that the blocks with the least work come
+     * last */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -103,7 +107,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: not yet divided by the sum; sum: this lane's part */
+    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: O before the division by the sum; sum: this lane's part
+                                                            of each row's sum */
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
@@ -115,17 +120,17 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived, and all warps have read the other stage */
+        __syncthreads(); /* the tile has arrived, and all warps have finished reading the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
             te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(next + K_BYTES, a, h, 1, k0 + TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        /* all pairs of this warp are masked */
+        /* skip this tile if none of the warp's queries sees one of its keys */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T with its options */
+        /* S = Q K^T, with the options applied */
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_apply_softcap<F, M, N>(s, a->scale);
@@ -140,11 +145,12 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* P = exp(S - row_max), O = rescale O + P V. Without a bound on the left, key 0 is in the first tile and not
-         * masked, so that row_max is finite from there on. */
+        /* P = exp(S - row_max), O = rescale O + P V. Without a bound on the left, every query sees key 0, which is in
+         * the first tile, so that row_max is finite from this tile on. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
-        if (__any_sync(~0u, changed)) /* otherwise all factors are 1, which is the usual case after a few tiles */
+        if (__any_sync(~0u, changed)) /* if no maximum has changed, all factors are 1; this is the usual case after a
+                                         few tiles */
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < V / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
@@ -174,8 +180,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
             }
         }
-    if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q, and extend into the memory of other
-                                   warps */
+    if (V > D) __syncthreads(); /* a warp's rows of O take more memory than its rows of Q, and extend into the memory of
+                                   other warps */
     const float *const scale = te__attn_out_scale<F>(a);
     const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,
                                       seq - row0, nullptr, scale, te__attn_amax_output<F>(a)};

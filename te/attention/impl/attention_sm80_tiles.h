@@ -1,9 +1,9 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA: fragments and tiles of the tensor cores (sm_80
  * and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16"), the options on
- * a tile of scores, the location of a head's rows, and the store of a tile. The kernels for f32 and sm_90a use the last
- * three.
+ * a tile of scores, the location of a head's rows, and the store of a tile. The kernels for f32 and sm_90a use the
+ * last three of these four parts.
  *
- * Do this, in each warp, for M * 16 rows of A [., D] against N * 8 rows of B [., D], both tiles in shared memory:
+ * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
  *     te__attn_pack_all<T, M, N>(p, s);
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
@@ -12,9 +12,9 @@
  * 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is a register
  * plus a constant.
  *
- * In an accumulator s[m][n][e], lane l has the rows m * 16 + g + e / 2 * 8, g = l / 4, and the columns
- * n * 8 + 2 t + e % 2, t = l % 4. Template parameters: T dtype, D head_dim, V head size of v, F the options
- * (attention_options.h).
+ * Element s[m][n][e] of an accumulator is, in lane l, that of row m * 16 + g + e / 2 * 8, where g = l / 4, and column
+ * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
+ * options (attention_options.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_TILES_H
@@ -25,19 +25,19 @@
 #include "../../core/impl/ptx_cuda.h"  /* te__mma_sync, te__shared_address */
 #include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
 
-/* The shared memory of a block: 163 KB on sm_80. Define it as 99 KB for sm_86 and sm_89. */
+/* The shared memory that a block may use: 163 KB on sm_80. Define this macro as 99 KB for sm_86 and sm_89. */
 #ifndef TE_SHARED_BYTES
 #define TE_SHARED_BYTES (163 * 1024)
 #endif
-enum { TE__ATTN_PAD = 8 }; /* elements behind each row of a tile */
+enum { TE__ATTN_PAD = 8 }; /* padding after each row of a tile, in elements */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
 /* ---- copies and fragments ----------------------------------------------------------------------------------------
- * These functions copy 16 bytes, or 4, from global to shared memory, asynchronously; if ok is 0 they write zeros
- * instead. */
+ * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously. If ok is 0, they write
+ * zeros instead. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -57,22 +57,23 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* The offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16 x 16
- * square: for A, and for B in product_nn .. */
+/* Returns the offset, in bytes from the first element of a 16 x 16 square, of the row whose address this lane passes to
+ * ldmatrix.x4: for A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
-/* .. and for B in product_nt. */
+/* Returns the same offset for B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
 
-/* Starts to copy ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
+/* Starts to copy ROWS rows of D elements, each WIDTH elements after the one before it, to a tile. Rows from `valid` on
+ * become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16-byte chunks of a row; rows that the block copies at a
-                                                              time */
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* CHUNKS: 16-byte chunks of a row; STEP: rows that the
+                                                              block copies at a time */
     constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
     const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
@@ -90,15 +91,15 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     }
 }
 
-/* Loads the A fragments of M * 16 rows to registers, for a tile that every step uses. */
+/* Loads the A fragments of M * 16 rows to registers, for a tile that is used in every step. */
 template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < D / 16; k++)
             te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
 }
 
-/* s += A B^T over D columns. a and b: the addresses that this lane passes to ldmatrix. HELD: the fragments of A are in
- * registers, and a is not used. */
+/* s += A B^T, where A and B have D columns. a, b: the addresses that this lane passes to ldmatrix. HELD: 1 if the
+ * fragments of A are in registers (`held`); then a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
 TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
                                uint32_t b) {
@@ -118,7 +119,8 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HE
     }
 }
 
-/* o += P B. P, in fragments, has M * 16 rows and K * 16 columns; B, in shared memory, has K * 16 rows of D elements. */
+/* o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of D elements,
+ * and is in shared memory. */
 template <te_dtype T, int M, int K, int D>
 TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
@@ -131,15 +133,15 @@ TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K
             }
         }
 }
-/* Initialises all accumulators of row g + 8 h of square m to start[m][h]. */
+/* Initialises all accumulators of this lane in row m * 16 + g + 8 h to start[m][h]. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
 }
 
-/* Convert accumulators to A fragments of the next product: the two layouts are the same (FlashAttention-2, section
- * 3.3). */
+/* Rounds accumulators to the dtype, as A fragments of the next product. No element changes its lane, because
+ * accumulators and A fragments have the same layout (FlashAttention-2, section 3.3). */
 template <te_dtype T, int M, int N>
 TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -153,16 +155,16 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* The unit of scores in a kernel, by which a score is multiplied to get the logit: a score is q k^T, with the unit
- * scale; or with softcap a tanh, with the unit softcap. */
+/* Returns the unit of scores: in the kernels, a logit is a score times the unit. Without softcap, the score is q k^T
+ * and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
-/* tanh(scale / softcap s) with an error of 2e-7. The hardware's tanh has a relative error of 2^-11: at a softcap of 50
- * that is 1% of a probability, three times the rounding of bf16. */
+/* Returns the score with softcap: tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh has a relative
+ * error of 2^-11: at a softcap of 50 that would change a probability by 1%, three times the rounding error of bf16. */
 template <class F> TE_FN float te__attn_softcapped(float s, float scale) {
     if constexpr (!(F::SOFTCAP > 0)) return s;
     else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
 }
-/* The derivative of tanh where its value is t; 0 where the score is masked (-inf). */
+/* Returns the derivative of the tanh where the tanh has the value t; 0 where the score is masked (t = -inf). */
 template <class F> TE_FN float te__attn_softcap_grad(float t) {
     return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f;
 }
@@ -173,8 +175,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* ALiBi for a tile of scores, in the unit of scores. slope: of the head; at: the slope times the distance query - key
- * of the tile's pair (0, 0). */
+/* ALiBi for a tile of scores, in the unit of scores. slope: that of the head; at: the slope times the distance, query -
+ * key, of the tile's element (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
@@ -184,12 +186,12 @@ template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int he
     }
     return b;
 }
-/* Returns score s with its bias. further: by how much the distance of its pair exceeds that of pair (0, 0), a
- * constant. */
+/* Returns score s with its ALiBi bias. further: how much greater the distance of the pair of s is than that of the
+ * tile's element (0, 0), a constant. */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
-/* The same for all of s[M][N][4], queries by keys. */
+/* Adds the ALiBi bias to all of s[M][N][4], a tile of queries by keys. */
 template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][4], te__attn_alibi_bias b) {
     if constexpr (F::ALIBI)
         TE_UNROLL for (int m = 0; m < M; m++)
@@ -198,11 +200,13 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
                     s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* The score bias (attention_options.h) of a tile of one head. After the first sequence, the L2 has the part of a table
- * that is read, 2 or 4 bytes a pair; a relative bias is read from the L1. */
+/* The score bias (attention_options.h) of a tile of one head. For the first sequence, the part of a table that is read
+ * comes from global memory, 2 or 4 bytes for each pair of query and key; for later sequences it is in the L2. A
+ * relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* the head's table, or its bias at distance 0 */
-    int query, key; /* those of the tile's pair (0, 0); for a relative bias, query is its position among the keys */
+    const void *at; /* the table of the head; or the address of its relative bias for distance 0 */
+    int query, key; /* those of the tile's element (0, 0); for a relative bias, `query` is its position among the
+                       keys */
     float inverse;  /* 1 / the unit of scores */
 };
 template <te_dtype T, class F>
@@ -217,8 +221,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* Returns score s with its bias, for the pair (queries, keys) of the tile. Pairs outside a table are beyond the end of
- * the sequence and get no bias. */
+/* Returns score s with its score bias. queries, keys: the row and the column of s in the tile. Pairs outside a table
+ * are beyond the end of the sequence and get no bias. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -231,8 +235,8 @@ TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries
         return fmaf(te_load(b.at, (int64_t)query * F::BIAS_KEYS + key, T), b.inverse, s);
     }
 }
-/* The same for all of s[M][N][4], queries by keys. Loads the biases of two keys at once if the rows of the table have
- * an even length. */
+/* Adds the score bias to all of s[M][N][4], a tile of queries by keys. If the rows of the table have an even length,
+ * the biases of two keys are loaded at once. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
     constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
@@ -254,12 +258,13 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* te__attn_draw_row of a query. head: batch * heads + head of this call. */
+/* Returns te__attn_draw_row of a query. head: batch * heads + head of this call. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
-/* Calls f(m, n, e, whether this pair is dropped) for all of s[M][N][4], queries by keys. query (modulo 16) and key:
- * those of s[0][0][0]; row: te__attn_draw_row_of its query. */
+/* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; drops: whether dropout drops the
+ * pair. query (it may be given modulo 16), key: those of s[0][0][0]; row: te__attn_draw_row_of the query of
+ * s[0][0][0]. */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -269,7 +274,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys has half of a counter's keys */
+            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys has only half of the 32 keys that one
+                                                              Philox counter serves */
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
                 f(m, n, e, te__attn_drops(w == 0 ? u[0] : w == 1 ? u[1] : w == 2 ? u[2] : u[3], e / 2, F::DROP));
@@ -278,8 +284,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
     }
 }
 
-/* The sink of a head, in the unit of scores. The online softmax begins with the sink as a row's maximum and with a sum
- * of 1. Without sinks it begins with a maximum of -inf and a sum of 0. */
+/* Returns the sink of a head, in the unit of scores; -inf without sinks. The online softmax begins with this value as
+ * the maximum of each row, and with a sum of 1, or without sinks of 0. */
 template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
@@ -293,7 +299,8 @@ template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__
                 if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* The same for a tile of keys by queries; the scores of queries beyond the end of the sequence become -inf, too. */
+/* Sets masked scores to -inf in a tile of keys by queries. The scores of queries beyond the end of the sequence become
+ * -inf, too. */
 template <int M, int N>
 TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -309,29 +316,30 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
 /* One head of one sequence, and the location of its rows, in elements from the start of each tensor. */
 struct te__attn_head {
     int batch, head, kv_head;
-    int seq, keys;          /* queries and keys of the sequence */
-    int64_t width, q;       /* of qkv and dqkv: row length, first element of the head's first query */
-    int64_t kv_width, k, v; /* of te__attn_kv and te__attn_dkv */
-    int64_t out_width, out; /* of out and dout */
-    int64_t row, rows;      /* of lse and delta: the first row, and the stride from head to head */
-    const int32_t *pages;   /* cached: the pages of the sequence; k and v are then the head's rows in a page */
+    int seq, keys;          /* how many queries and keys the sequence has */
+    int64_t width, q;       /* of qkv and dqkv: row length, and the head's first query */
+    int64_t kv_width, k, v; /* of te__attn_kv and te__attn_dkv: row length, and the head's first key and value */
+    int64_t out_width, out; /* of out and dout: row length, and the head's first row */
+    int64_t row, rows;      /* of lse and delta: the head's first row, and the stride from head to head */
+    const int32_t *pages;   /* cached: the page numbers of the sequence; k and v are then offsets in a page */
 };
-/* Row lengths. */
+/* Row lengths, in elements. */
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
     static constexpr int64_t OUT = HEADS * V;            /* of out and dout */
     static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
-/* The first column of a head of k (value == 0) or v in te__attn_kv: the queries are in front of them, except in
- * cross-attention. */
+/* Returns the first column, in te__attn_kv, of a head's keys (value 0) or values (value 1). The columns of the queries
+ * precede those of the keys, except in cross-attention. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(int value, int kv_head) {
     constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
     if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
     return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
 }
-/* The tensor of keys and values, and that of their gradients. */
+/* Returns the tensor of keys and values. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
+/* Returns the tensor of the gradients of keys and values. */
 template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
@@ -367,7 +375,7 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
-/* te__attn_tile_load of ROWS keys (value 0) or values (1) from `key` on. */
+/* Starts to copy ROWS keys (value 0) or values (value 1), from token `key` on, to a tile, like te__attn_tile_load. */
 template <te_dtype T, class F, int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -385,50 +393,53 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* If no query sees a key, the loop over tiles did not run: wait for the first tile, whose memory is reused. */
+/* If no query sees a key, the loop over tiles did not run. Then this function waits until the first tile has arrived,
+ * because the tile's memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
 }
 
-/* The number that softmax subtracts from the scores of a row: the largest so far, or 0 while the row has seen no key,
- * because -inf - -inf would be NaN. That is only possible with a bound on the left, fewer keys than queries, or a bias
- * of -inf. */
+/* Returns the number that softmax subtracts from the scores of a row: the largest score so far; or 0 while the row has
+ * seen no key, because -inf - -inf would be NaN. A row without keys is possible only with a bound on the left, fewer
+ * keys than queries, or a bias of -inf. */
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Whether a row has seen no key; sum: the sum of its exponentials. The output of such a row is 0, and its lse is
+/* Whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its lse is
  * infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Whether a tile of queries and keys has a pair that is not masked. */
+/* Whether at least one pair of a tile of queries by keys is not masked. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
 }
 
 /* ---- stores, the option fp8_output -------------------------------------------------------------------------------
- * Without fp8_output, out_scale and amax are null constants, so that there is no code for them: a branch where O or a
- * gradient is stored, at which point all registers are in use, made whole kernels 1 to 4% slower. */
+ * Without fp8_output, out_scale and amax are null constants, so that there is no code for them. If they were only null
+ * at run time, there would be a branch where O or a gradient is stored. All registers are in use at that point, and
+ * with such a branch the kernels as a whole were 1 to 4% slower. */
 
-/* These functions return out_scale and amax of te_attention_args, or of arguments that copy them; the last one returns
- * the amax for the gradients of keys and values. It is null in cross-attention, where these gradients are not part of
- * dqkv. */
+/* Returns the out_scale of te_attention_args, or of a kernel's own copy of these arguments. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
+/* Returns the amax of these arguments. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
+/* Returns the amax for the gradients of keys and values. In cross-attention it is null, because these gradients are not
+ * part of dqkv. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
 
-/* te__attn_out_at returns the address of element i of out, whose elements are e4m3 if there is a scale, else 16 bits.
- * te__attn_to_e4m3 scales eight numbers of T and converts them to e4m3. */
+/* Returns the address of element i of out. The elements are e4m3 if there is a scale, else they have 16 bits. */
 TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) {
     return scale ? (void *)((uint8_t *)out + i) : (void *)((uint16_t *)out + i);
 }
+/* Multiplies eight numbers of dtype T by the scale, and converts them to e4m3. */
 template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *scale) {
     const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
     float v[8];
@@ -436,12 +447,13 @@ template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *sca
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
     return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
 }
-/* te__attn_track_amax updates *largest, the largest magnitudes so far of the stored numbers, two 16-bit numbers in a
- * word. With it, a warp then updates *amax (te__attn_raise_amax). */
+/* Updates *largest, the largest magnitudes of the numbers that this lane has stored so far: two 16-bit numbers in a
+ * word, one for the even and one for the odd elements. */
 TE_FN void te__attn_track_amax(uint32_t *largest, uint4 eight) {
     const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
     TE_UNROLL for (int i = 0; i < 4; i++) *largest = te__max_u16x2(*largest, w[i] & 0x7fff7fffu);
 }
+/* Raises *amax to the largest of the warp's magnitudes, unless it is higher already. Called by all lanes of a warp. */
 template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t largest) {
     int group;
     if (amax) te_amax_atomic_max(amax, te_amax_bits_of_16x2(largest, T), te_lanes_here(32, &group));
@@ -450,14 +462,14 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 /* The destination of a warp's M * 16 rows. */
 struct te__attn_destination {
     void *to;
-    int64_t width;      /* from row to row, in elements */
+    int64_t width;      /* elements from one row to the next */
     int valid;          /* rows from this one on are beyond the end of the sequence and are not stored */
-    float *sum;         /* output: the sums of the columns; or null */
-    const float *scale; /* not null: store e4m3, times *scale */
-    float *amax;        /* becomes the maximum of itself and the magnitudes before scaling; or null */
+    float *sum;         /* output: the sum of each column over the warp's rows; or null */
+    const float *scale; /* not null: the numbers are multiplied by *scale and stored in e4m3 */
+    float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; or null */
 };
 /* Stores o * factor[row]. The numbers pass through `tile`, this warp's part of shared memory, so that each lane writes
- * 16 bytes at a time. */
+ * 16 bytes to global memory at a time. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
                                unsigned char *tile) {

@@ -2,18 +2,19 @@
  * compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
  * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks.
- * A block that has all splits of a tile merges them itself. Other tiles lie across the boundary of two blocks: their
- * splits are stored as partial results, and a second kernel merges them. Both merge in the same order with the same
- * arithmetic, so that the result of a row is bitwise identical in every batch.
+ * A block that processes all splits of a tile merges their results itself. The splits of other tiles lie in several
+ * blocks: their partial results are stored, and a second kernel merges them. Both kernels merge in the same order with
+ * the same arithmetic, so that the result of a row is bitwise identical in every batch.
  *
  *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
- *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of a stage, with its own
- *                maximum and sum of a row; behind the last key of a split they add their results up, each for a quarter
- *                of O's columns. Transposed, a tile of 8 rows is a whole fragment B of the tensor cores
+ *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
+ *                maximum and sum of each row. After the last key of a split they add up their results, each warp those
+ *                of a quarter of O's columns. The products are transposed because a tile of 8 rows is then a whole B
+ *                fragment of the tensor cores
  *
- * Floor: the keys and values, 2 kv_heads (head_dim + value_dim) bytes a token, at the rate of a read. To reach it the
- * copies begin before the kernel in front ends (te_kernel_wait), and the pages do not displace the partial results from
- * L2. What was measured: docs/notes/attention_decode.md.
+ * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
+ * the memory. To reach it, the copies begin before the preceding kernel ends (te_kernel_wait), and the copied pages do
+ * not displace the partial results from the L2. Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -24,23 +25,24 @@
 #include "attention_sm90_decode_work.h" /* te__decode_group, te__decode_batch */
 
 enum {
-    TE__DECODE_WARPS = 4, /* consumers */
-    TE__DECODE_PLACES = 4 /* groups that the producer may have handed to the consumers */
+    TE__DECODE_WARPS = 4, /* consumer warps */
+    TE__DECODE_PLACES = 4 /* how many groups may be passed to the consumers and not yet finished by them */
 };
 
 template <int D, int V, int ROWS>
 struct te__decode_traits {
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* blocks on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
-    static constexpr int Q_BYTES = ROWS * D * 2;                             /* of a group */
-    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* of eight rows */
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums */
+    static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of a group */
+    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums of each warp */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
     static constexpr int OTHER_BYTES =
         TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
-    /* With more stages in flight than the memory needs, other loads wait longer behind them. */
+    /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind their
+     * copies. */
     static constexpr int MAX_STAGES = WIDEST <= 64 ? 4 : 3;
     static constexpr int STAGES = BUDGET / STAGE_BYTES < MAX_STAGES ? BUDGET / STAGE_BYTES : MAX_STAGES;
     static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
@@ -49,7 +51,7 @@ struct te__decode_traits {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Copy a page's rows to shared memory. No other block reads them, so L2 replaces them first. */
+/* Copies a page's rows to shared memory. No other block reads these rows, so the L2 is told to replace them first. */
 TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t bar) {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -59,8 +61,9 @@ TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t
         "l"(from), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
 }
-/* A warp has read a stage or a place. racecheck does not see that __syncwarp orders the other lanes' reads before lane
- * 0 arrives, so for it (TE_RACECHECK) all lanes arrive. */
+/* te__decode_release signals that a warp has read a stage, or a place with a group. Lane 0 arrives for the warp.
+ * racecheck does not see that __syncwarp orders the other lanes' reads before this arrival, so with TE_RACECHECK all
+ * lanes arrive. */
 #if defined TE_RACECHECK
 enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS * 32 };
 TE_FN void te__decode_release(uint32_t empty) { te__barrier_arrive(empty); }
@@ -82,13 +85,14 @@ template <int STAGES>
 TE_FN void te__decode_advance(te__decode_ring &r) {
     if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
 }
-/* Keys of one split that lie in as many of the smallest pages as a warp has lanes. */
+/* A run: keys of one split in at most 32 pages of the smallest size, so that each lane has one page number. */
 struct te__decode_run {
     int begin, end; /* begin: a multiple of TE__DECODE_KEYS */
-    int page;       /* lane l: the page of key begin + TE_CACHE_MIN_PAGE l */
+    int page;       /* in lane l: the number of the page of key begin + TE_CACHE_MIN_PAGE l */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
-/* slot: the cache's sequence. */
+/* Returns the run that begins at key `begin`, in a split that ends at `end`. slot: the sequence's number in the
+ * cache. */
 TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
     te__decode_run run;
     const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
@@ -96,8 +100,8 @@ TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, in
     if (key < end) run.page = __ldcg(c.table + (int64_t)slot * c.table_width + ((unsigned)key >> c.page_shift));
     return run;
 }
-/* Copy `rows` rows from `key` on to the stage at `to`; `full` is the stage's barrier. head_rows: the element of a page
- * where the rows of the head begin; d: elements of a row. */
+/* Copies `rows` rows, from `key` on, to the stage at address `to`. full: the mbarrier of the stage; head_rows: the
+ * result of te__cache_head_rows; d: the number of elements of a row. */
 TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &run, int64_t head_rows, int d, int key,
                            int rows, uint32_t to, uint32_t full) {
     const int lane = (int)threadIdx.x % 32;
@@ -114,11 +118,12 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 }
 /* Shared memory of a block. */
 struct te__decode_memory {
-    uint32_t stages, full, empty; /* the ring: its stages, [stages] barriers of each kind */
-    uint32_t q, q_full, q_empty;  /* [TE__DECODE_PLACES] each: queries of a group, plain; barriers */
+    uint32_t stages, full, empty; /* the ring: the addresses of its stages, and of [stages] mbarriers of each kind */
+    uint32_t q, q_full, q_empty;  /* [TE__DECODE_PLACES] each: the queries of a group, not swizzled; mbarriers */
     te__decode_group *groups;     /* [TE__DECODE_PLACES] */
 };
-/* The queries of a tile to shared memory: the heads of a query are contiguous. One thread. */
+/* Copies the queries of a tile to shared memory, several heads of a query at once, because they are contiguous. Called
+ * by one thread. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args *a, const te__decode_group &g) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
@@ -132,7 +137,7 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
                            count * D * 2, full);
     }
 }
-/* What the producer has handed over and copied. */
+/* The producer warp, and its position in the work list. */
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
@@ -140,14 +145,14 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    te__decode_group g; /* the current group, which has been handed over */
-    int at, end;        /* the current split; behind the block's last item */
-    int number;         /* of groups before this one */
-    int slot;           /* the cache's sequence */
+    te__decode_group g; /* the current group, which has been passed to the consumers */
+    int at, end;        /* the current split of g; the end of the block's range of items */
+    int number;         /* how many groups of this block precede g */
+    int slot;           /* the number in the cache of the sequence of g */
     te__decode_ring ring;
 
-    /* Hand group g to the consumers, with its queries. The first group's are copied by a consumer, because they must be
-     * waited for (te_kernel_wait). */
+    /* Passes group g and its queries to the consumers. A consumer copies the queries of the first group, so that the
+     * producer need not call te_kernel_wait before its first copies. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
         const uint32_t full = m.q_full + place * 8;
@@ -167,7 +172,7 @@ struct te__decode_producer {
         slot = __ldcg(a->cache.slot + g.i);
         __syncwarp();
     }
-    /* Go to a split that has keys, from the current one on. */
+    /* Advances to the next split that has keys, possibly the current one. Returns false if there is none. */
     __device__ __forceinline__ bool find(void) {
         for (;; at++) {
             if (at == g.to) {
@@ -192,7 +197,8 @@ struct te__decode_producer {
             }
         }
     }
-    /* The pages of the next run are loaded while this run's rows are copied. */
+    /* Copies the keys and values of the block's splits. While a run is copied, the page numbers of the next one
+     * arrive. */
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;
@@ -211,7 +217,7 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Row r of a tile: its query, counted in its sequence, and its head. */
+/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: its query head. */
 template <int HEADS, int KV_HEADS>
 struct te__decode_row {
     int query, head;
@@ -221,31 +227,32 @@ struct te__decode_row {
         query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
     }
 };
-/* The address of chunk `chunk` (16 bytes, at most 7) of row `row` of a matrix [., D] in shared memory, whose rows are
- * stored in the order chunk ^ (row % 8). */
+/* Returns the address of chunk `chunk` (16 bytes; 0 to 7) of row `row` of a matrix [., D] in shared memory, whose rows
+ * are swizzled as in the cache (te_attention_cache). */
 template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* That of chunk c + chunk, for a constant c whose lowest bits are not chunk's. Rows are multiples of 128 bytes. */
+/* Returns the address of chunk c + chunk, if row_at is that of `chunk`. c: a constant that has no bit in common with
+ * `chunk`. Rows must be multiples of 128 bytes. */
 TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
     return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
 }
-/* The tile's queries as fragments B of Q^T, in NT parts of 8 rows; fragment k has the columns 16 k to 16 k + 15. Rows
- * beyond the tile are zeros. Wide ones stay in shared memory. */
+/* The queries of a tile as B fragments of Q^T, in NT parts of 8 rows. Fragment k has columns 16 k to 16 k + 15. Rows
+ * beyond those of the tile are zeros. If the fragments are too many for the registers, they stay in shared memory. */
 template <int D, int NT>
 struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
     int rows;
     uint32_t held[IN_REGISTERS ? D / 32 : 1][NT][4];
-    /* Two fragments, 2 k and 2 k + 1. */
+    /* Reads two fragments, 2 k and 2 k + 1, of part n. */
     __device__ __forceinline__ void read(uint32_t (&b)[4], int k, int n) const {
         const int lane = (int)threadIdx.x % 32;
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
         if (n * 8 + lane / 4 >= rows) b[0] = b[1] = b[2] = b[3] = 0;
     }
-    /* When the copies have arrived. All consumers. */
+    /* Called by all consumers when the queries have arrived in shared memory. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         at = from, rows = of_tile;
         if constexpr (IN_REGISTERS)
@@ -256,9 +263,9 @@ struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* What a warp has of the rows n * 8 + 2 t and n * 8 + 2 t + 1, t = lane % 4: the maximum of its keys' scores, in units
- * of log 2; the sum over this lane's keys; O^T in fragments C of 16 columns, element e of row n * 8 + 2 t + e % 2 and
- * column m * 16 + g + e / 2 * 8, g = lane / 4. */
+/* A lane's part of a result, for rows n * 8 + 2 t and n * 8 + 2 t + 1, where t = lane % 4. max: the maximum of the
+ * scores, in base 2, of all keys of the warp; sum: the sum over the keys of this lane; o[m][n][e]: O^T, as
+ * accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
 template <int M, int NT>
 struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
@@ -270,14 +277,14 @@ struct te__decode_result {
     }
 };
 
-/* S^T of this warp's 16 keys from a stage of K, in units of log 2, masked: s[n][e] is the score of key g + e / 2 * 8
- * and row n * 8 + 2 t + e % 2. key: the first of the keys; stop: behind the last of the split. */
+/* Computes S^T of this warp's 16 keys in a stage of K, in base 2, with the mask applied: s[n][e] is the score of key
+ * `key` + g + e / 2 * 8 and row n * 8 + 2 t + e % 2. key: the first of these keys; stop: the end of the split. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int NT>
 TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, const te_attention_args *a,
                              const te__decode_group &w, int stop, uint32_t stage, int key) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
-    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two sums for each score: a chain of products half as long */
+    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two sums for each score: half as many dependent products */
     TE_UNROLL for (int k = 0; k < D / 32; k++) {
         uint32_t first[4], second[4];
         te__attn_ldmatrix(first, te__decode_chunk(from, k * 4));
@@ -306,22 +313,23 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
         }
     }
 }
-/* Transpose an 8 x 8 matrix of 16-bit elements whose row g the lanes 4 g to 4 g + 3 hold. */
+/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g. */
 TE_FN uint32_t te__transposed(uint32_t pair) {
     uint32_t r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
     return r;
 }
-/* The maximum, or the sum, over the lanes with the same t. */
+/* Returns the maximum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
+/* Returns the sum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
-/* The online softmax of 16 keys: s becomes P^T, as fragments B in p; max, sum and o follow the new maximum. */
+/* One step of the online softmax, over 16 keys: p becomes P^T, as B fragments; r.max, r.sum and r.o are updated. */
 template <te_dtype T, int M, int NT>
 TE_FN void te__decode_softmax(uint32_t (&p)[NT][2], float (&s)[NT][4], te__decode_result<M, NT> &r) {
     float rescale[NT][2];
@@ -343,8 +351,8 @@ TE_FN void te__decode_softmax(uint32_t (&p)[NT][2], float (&s)[NT][4], te__decod
             TE_UNROLL for (int n = 0; n < NT; n++)
                 TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
 }
-/* O^T += V^T P^T for this warp's 16 keys, from a stage of V. left: how many of the keys the split has; behind them the
- * stage holds what was there before, which may be no number. */
+/* O^T += V^T P^T, for this warp's 16 keys in a stage of V. left: how many of these keys belong to the split. The others
+ * are treated as zeros, because the stage still holds earlier data there, which may be NaN. */
 template <te_dtype T, int V, int NT>
 TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][2], uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -358,8 +366,8 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p[n][0], p[n][1], T);
     }
 }
-/* The keys (value 0) or values (1) of the batch's new rows are not in the cache yet. Element `chunk` * 8 of new row
- * `row`. */
+/* Returns the address, in qkv, of elements chunk * 8 to chunk * 8 + 7 of the key (value 0) or the value (value 1) of
+ * new row `row`. The keys and values of new rows are not in the cache yet. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
                                   int chunk) {
@@ -367,8 +375,8 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
-/* Copy those of a stage to it, in the order in which the cache stores chunks. key: the first key of the stage; stop:
- * behind the last of the split. All consumers. */
+/* Copies the keys or values of those new rows that belong to a stage to this stage, swizzled as in the cache. key: the
+ * first key of the stage; stop: the end of the split's keys. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -382,11 +390,12 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                      : "memory");
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the producer's next copy comes after these stores */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
+                                                                    copy */
     te__decode_consumers_sync();
 }
-/* Store in the cache the keys and values of the new rows whose first query is in this tile. All consumers, once for
- * each tile. */
+/* Stores the keys and values of new rows in the cache. Each new row is stored once: for the tile that has its query in
+ * the first of the heads that share the KV head. Called by all consumers, once for each tile. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -402,7 +411,8 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
-/* Load what te__decode_stage_new and te__decode_append will load for one new row, so that L1 has it then. */
+/* Loads the key and the value of the first new row, so that te__decode_stage_new and te__decode_append find them in the
+ * L1. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -413,7 +423,7 @@ TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_
                      : "=r"(unused)
                      : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
 }
-/* The keys from `begin` to `stop`, those of a split. */
+/* Computes the result r of this warp for a split, whose keys are `begin` to `stop` (exclusive). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
                                const te__decode_q<D, NT> &q, te__decode_ring &ring, const te__decode_memory &memory,
@@ -447,22 +457,23 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
 
 /* ---- the consumers: the sum of four warps, and of splits --------------------------------------------------------- */
 
-/* Merge two results of a row: the factors of both, and the maximum. */
+/* How to merge two results of a row: the maximum of both, and the factor of each. */
 struct te__decode_factors {
     float max, first, second;
     __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
         const float offset = max == -INFINITY ? 0.0f : max;
         first = te_exp2(a - offset), second = te_exp2(b - offset);
     }
-    /* Written so that every kernel rounds alike. */
+    /* With explicit rounding, so that both kernels compute the same bits. */
     __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
 };
-/* Where the consumers exchange their results. */
+/* The shared memory in which the consumers exchange their results. */
 struct te__decode_exchange {
     float *max, *sum; /* [warps, rows] */
-    float4 *o;        /* [warps, V / 16, lanes]: eight rows of each warp */
+    float4 *o;        /* [warps, V / 16, lanes]: O^T of eight rows, from each warp */
 };
-/* The split's result: maximum and sum of each row, and O^T in this warp's columns, M fragments from warp M on. */
+/* Adds up the results of the four warps for a split. Returns the maximum and the sum of each row, and O^T in this
+ * warp's columns: M fragments, beginning with fragment number warp * M. */
 template <int M, int NT>
 TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x,
                                                     te__decode_result<M * TE__DECODE_WARPS, NT> &r) {
@@ -500,7 +511,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     }
     return all;
 }
-/* Merge the next split of a group. The first one merges with a maximum of -inf, which leaves it as it is. */
+/* Merges the result of the next split into that of its group. A result with a maximum of -inf (no key was seen) leaves
+ * the other one as it is. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -510,8 +522,8 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
             TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
     }
 }
-/* What a thread has of a group's splits so far lies in shared memory, [numbers, threads], because registers are scarce.
- */
+/* A thread's part of the merged result of a group so far. It is held in shared memory, [numbers, threads], because
+ * registers are scarce. */
 template <int M, int NT>
 struct te__decode_held {
     enum { THREADS = TE__DECODE_WARPS * 32 };
@@ -534,15 +546,15 @@ struct te__decode_held {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* The factor of O in the output. max, sum: over all keys; sink: the logit of the row's sink in units of log 2, or
- * -inf. */
+/* Returns the factor of O in the output. max, sum: those of the row, over all keys; sink: the logit of the row's sink,
+ * in base 2, or -inf. */
 TE_FN float te__decode_scale(float max, float sum, float sink) {
     if (max == -INFINITY) return 0.0f; /* the row sees no key */
     const float all = sum + te_exp2(sink - max);
     return all > 0 ? 1.0f / all : 0.0f;
 }
-/* Store a group's output; the first fragment of `result` is fragment `fragment` of O^T. Lanes of neighbouring columns
- * exchange elements, so that each stores two columns of a row. */
+/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. Lanes with
+ * neighbouring columns exchange elements, so that each lane stores two columns of one row. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
                             const te__decode_result<M, NT> &result, int fragment) {
@@ -557,7 +569,7 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
             const float sink = F::SINKS && exists ? te__attn_sink<T, F>(a, of.head) * unit : -INFINITY;
             scale[row] = te__decode_scale(result.max[n][row], result.sum[n][row], sink);
         }
-        /* lanes with an even g store the first row, the others the second */
+        /* lanes with an even g store the first of their two rows, the others the second */
         const int odd = g % 2, r = n * 8 + 2 * t + odd;
         const te__decode_row<HEADS, KV_HEADS> of(w, r);
         uint16_t *const to = (uint16_t *)a->out + (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
@@ -569,7 +581,7 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
         }
     }
 }
-/* A split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
+/* Stores a split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
 template <int M, int NT>
 TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -584,7 +596,7 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
                 make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
     }
 }
-/* Load the fragment `fragment` of a partial result. */
+/* Loads fragment number `fragment` of a partial result, and the maximum and the sum of each row. */
 template <int FRAGMENTS, int NT>
 TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float *from, int fragment) {
     const int lane = (int)threadIdx.x % 32, t = lane % 4;
@@ -596,7 +608,7 @@ TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float
     }
 }
 
-/* The groups that the producer hands over. merged: te__decode_traits.MERGED_BYTES of shared memory. */
+/* Processes the groups that the producer passes. Called by all consumers. merged: shared memory of MERGED_BYTES. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
@@ -640,10 +652,10 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* Grid: at most TE__DECODE_MAX_BLOCKS, so many that all are resident. Shared memory: the stages, Q, O of four warps,
- * their maxima and sums, the batch. The producer does not wait for the kernel in front: te_cache_begin has made the
- * tables and the keys and values of earlier batches visible, and the consumers replace what it copies of the new rows.
- */
+/* Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS. Shared memory: the stages, Q, O of four
+ * warps, merged results, maxima and sums, the batch. The producer does not wait for the preceding kernel:
+ * te_cache_begin has made the tables and the keys and values of earlier batches visible; and the places of new rows,
+ * which the producer copies too early, are overwritten in shared memory by the consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -683,24 +695,25 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), a warp for each fragment of O^T. Block b merges
- * the group that lies across the end of the first kernel's block b, if its first split is in that block. Memory
- * traffic: the partial results are read once. */
+/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with a warp for each fragment of O^T. Block b
+ * merges the group that begins in block b of the first kernel and continues in the next one, if there is such a group.
+ * Memory traffic: the partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
                   NT = ROWS / 8;
-    constexpr int AHEAD = 8 / NT; /* splits whose loads are in flight */
+    constexpr int AHEAD = 8 / NT; /* how many splits are loaded at the same time */
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
-    te_kernel_trigger(); /* the kernel behind this one may be a decoding one, which has copies to begin with */
+    te_kernel_trigger(); /* the next kernel may be one for decoding, which can begin its copies early */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
     const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
     const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
     te__decode_group g = {};
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
-    /* The kernel behind this one waits until all its blocks are done, so one that waits suffices. */
+    /* The next kernel waits until all blocks of this one are done, so it suffices that one block waits for the
+     * preceding kernel. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -722,8 +735,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Whether there are such kernels: rows are multiples of 128 bytes, because only these are stored in an order that has
- * no bank conflicts. */
+/* Whether there are kernels for decoding with these template arguments. Rows must be multiples of 128 bytes, because
+ * only such rows are swizzled, which avoids bank conflicts. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -733,8 +746,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode
 struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> {
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
     typedef te_attention_args args;
-    /* fewer registers than these blocks could have, so that blocks of the merge and of the next kernel fit beside them
-     */
+    /* limits the registers to fewer than the grid's blocks could use, so that blocks of the merge and of the next
+     * kernel fit beside them */
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -750,7 +763,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
 #endif
         }
     };
-    /* Whether the call has few enough rows, and the cache memory for the partial results. */
+    /* Whether the call has few enough new rows, and the cache has memory for their partial results. */
     static int can(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&

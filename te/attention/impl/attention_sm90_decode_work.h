@@ -1,11 +1,11 @@
 /* attention_sm90_decode_work.h -- the work list of the decoding kernels (attention_sm90_decode.h): which keys each
- * sequence of a batch has, in which splits, and which block processes which of them.
+ * sequence of a batch has, into which splits they are divided, and which block processes which splits.
  *
- * The query heads that share one head of keys form tiles of 8 or 16 rows, (query, head of the group). A group is a tile
- * with all its keys, which are divided into splits (te__cache_split_shift). The items of the list are the splits of all
- * groups, ordered by sequence, head of keys, tile. Each block has a contiguous range of the list, of about as many
- * stages of 64 keys as every other block. Only the device knows the sequences' lengths, so each block finds its range
- * itself.
+ * The queries of all query heads that share one KV head form tiles of 8 or 16 rows; each row is one query of one of
+ * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
+ * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
+ * then tile. Each block processes a contiguous range of the list; all these ranges have about the same number of
+ * stages, of 64 keys. Only the device knows the lengths of the sequences, so each block finds its range itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H
@@ -16,21 +16,24 @@
 
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
-    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* of a stage */
-    TE__DECODE_MAX_SEQUENCES = 512,               /* of a batch, whose lengths each block has in shared memory */
-    /* of te__decode_batch in shared memory, in bytes */
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* keys of a stage */
+    TE__DECODE_MAX_SEQUENCES = 512,               /* sequences of a batch at most; each block holds their lengths in
+                                                     shared memory */
+    /* the size of the shared memory of a te__decode_batch, in bytes */
     TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
 };
 
-/* Keys of a sequence that some of `count` queries from `query` on see, in splits. */
+/* The keys of a sequence that at least one of several queries sees, and the splits that contain them. */
 struct te__decode_keys {
-    int keys;  /* of the sequence, including those of the new rows */
+    int keys;  /* how many keys the sequence has, including those of the new rows */
     int shift; /* a split has 1 << shift keys */
     te__attn_mask mask;
     te__attn_range seen;
-    int first, splits; /* the first split with such keys, and the number of splits; without keys one empty split */
+    int first, splits; /* the first split with such keys, and how many splits there are; if no key is seen, there is
+                          one empty split */
 };
-/* queries, past: the new rows of the sequence, and the tokens that the cache had of it before (-1: refused). */
+/* The keys that the `count` queries from `query` on see. queries: how many new rows the sequence has; past: how many of
+ * its tokens the cache had before these, or -1 if the sequence is refused. */
 template <class F>
 TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
     te__decode_keys w;
@@ -44,18 +47,19 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
     return w;
 }
 
-/* The batch, in a block's shared memory. A sequence has first_split[i + 1] - first_split[i] splits, those that any of
- * its queries sees, and in these first_stage[i + 1] - first_stage[i] stages, in each tile of each head of keys. */
+/* The batch, in a block's shared memory. Each group of sequence i has first_split[i + 1] - first_split[i] splits, those
+ * that any query of the sequence sees; these have first_stage[i + 1] - first_stage[i] stages. */
 struct te__decode_batch {
-    const int *first_split, *first_stage, *past, *first_row; /* [count + 1], past: [count] */
-    int count, heads; /* sequences; groups of a sequence: heads of keys times tiles */
-    int tiles, items; /* tiles of a sequence; splits of all groups */
-    int longest;      /* new rows of a sequence at most, also where cu_seqlens says more */
+    const int *first_split, *first_stage, *past, *first_row; /* [count + 1]; past: [count] */
+    int count, heads; /* the number of sequences; the number of groups of a sequence: KV heads times tiles */
+    int tiles, items; /* the number of tiles of a sequence for each KV head; the number of splits of all groups */
+    int longest;      /* limit on the new rows of a sequence, even if cu_seqlens says more */
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n < longest ? n : longest;
     }
-    /* The sequence of element `at` of a list in which sequence i has heads * (first[i + 1] - first[i]) elements. */
+    /* Returns the sequence that element `at` of a list belongs to, if sequence i has heads * (first[i + 1] - first[i])
+     * elements in that list. */
     __device__ __forceinline__ int sequence_of(const int *first, int at) const {
         int low = 0, high = count;
         while (high - low > 1) {
@@ -67,7 +71,8 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Block b has the items from begin(b) to begin(b + 1): those that begin in its share of all stages. */
+    /* Returns the first item of block b; its last item is the one before begin(b + 1). The stages of all items are
+     * divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -79,9 +84,9 @@ struct te__decode_batch {
         return first_split[i] * heads + head * splits + (split < splits ? split : splits);
     }
 };
-/* Fill the arrays at `memory` (TE__DECODE_BATCH_BYTES). All threads of the block. It reads only what
- * te_cache_begin has read or written, so it may run before te_kernel_wait (see te__cache_begin); the loads do not go
- * through L1, which may hold an earlier batch. */
+/* Fills the arrays at `memory`, which has TE__DECODE_BATCH_BYTES bytes. Called by all threads of the block. This
+ * function reads only data that te_cache_begin has read or written, so it may run before te_kernel_wait (see
+ * te__cache_begin). Its loads bypass the L1, which may still hold the data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
@@ -97,7 +102,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
         if (i < n.count) past[i] = __ldcg(a->cache.past + i);
     }
     __syncthreads();
-    const auto add = [&](int i, int(&sum)[2]) { /* the splits and stages of sequence i */
+    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i */
                                                 const int rows = n.rows(i);
                                                 if (rows <= 0) return;
                                                 const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
@@ -105,7 +110,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
                                                 const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
                                                 sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
     };
-    /* each thread has consecutive sequences; a prefix sum over the threads */
+    /* each thread processes consecutive sequences; a prefix sum over the threads adds up their splits and stages */
     const int each = (n.count + threads - 1) / threads, from = thread * each;
     const int to = from + each < n.count ? from + each : n.count;
     int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
@@ -131,26 +136,29 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
     return n;
 }
 
-/* A group, and one of its splits. */
+/* A group, and the part of its splits that this block processes. */
 struct te__decode_group : te__decode_keys {
-    int i, kv_head, tile; /* sequence, head of keys, tile */
-    int item, count;      /* the group's first item; its items, which are splits first_split, first_split + 1, .. */
+    int i, kv_head, tile; /* the sequence, the KV head and the tile of the group */
+    int item, count;      /* the group's first item, and how many items it has: splits first_split, first_split + 1, ..
+                             of the sequence */
     int first_split;
-    int first_row, rows; /* of the sequence in the batch; of the tile, which may be none */
-    int from, to;        /* the block processes the group's splits from `from` to `to` */
+    int first_row, rows; /* the sequence's first row in the batch; how many rows the tile has (0 is possible) */
+    int from, to;        /* the block processes the group's splits from `from` to `to` (exclusive) */
     int is_last;         /* this is the block's last group */
-    int slot;            /* where its partial results are, te__decode_slot_of */
-    /* The keys of split `at` of the group that the tile sees: from begin, a multiple of TE__DECODE_KEYS, to end. */
+    int slot;            /* the slot of its partial results, te__decode_slot_of */
+    /* The first key of the group's split `at` that the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
+    /* The end of the keys of the group's split `at` that the tile sees (one more than the last); 0 if it has no
+     * rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
     }
 };
-/* Complete a group whose i, kv_head, tile and item are known. */
+/* Completes a group whose i, kv_head, tile and item are set: sets its keys, count, first_split, first_row and rows. */
 template <int GROUP, class F>
 TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
@@ -163,7 +171,7 @@ TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
     static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
 }
-/* The group of an item. */
+/* Returns the group that an item belongs to. */
 template <int GROUP, class F>
 TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
     te__decode_group g;
@@ -174,7 +182,7 @@ TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) 
     te__decode_complete<GROUP, F>(g, n);
     return g;
 }
-/* The group behind a group that is not the last. */
+/* Advances g to the next group. g must not be the last group of the batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     g.item += g.count;
@@ -187,14 +195,16 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     te__decode_complete<GROUP, F>(g, n);
 }
 
-/* The slot of the partial results of a group that is not one block's. There is room for TE__DECODE_MAX_BLOCKS groups;
- * if the batch has more, a group has the number of the block that has its first split, because no two such groups share
- * that block. block: that block, or a later one. */
+/* Returns the slot for the partial results of a group whose splits more than one block processes. There are
+ * TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the number of the group.
+ * Otherwise it is the number of the block that processes the group's first split: no two such groups have the same
+ * slot, because only the last group of a block can extend beyond the block. block: that block, or a later one. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
     if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
     while (n.begin(block, blocks) > g.item) block--;
     return block;
 }
+/* Returns the partial results in a slot, one for each split. floats: the size of a partial result, in floats. */
 TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
     return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
 }

@@ -1,26 +1,26 @@
 /* attention_sm90_forward.h -- attention forward for compute capability 9.0 (sm_90a), bf16 and f16.
  *
  * A persistent block processes one tile of queries after the other; a tile has 64 queries for each of the two or three
- * consumer warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, K and V through pipelines of
- * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
- * tile it
+ * consumer warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, where K and V each have a pipeline
+ * of several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For
+ * each tile it
  *
  *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
  *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
  *     when O is complete packs P' to 16 bits.
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
- * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. The order
- * of S and P V, and the ping-pong of the warpgroups at small head sizes, are FlashAttention-3's (Shah et al. 2024).
+ * issued together with the first S of the next tile of queries, so that the tensor cores also work during the epilogue.
+ * FlashAttention-3 (Shah et al. 2024) has this order of S and P V, and the ping-pong of warpgroups at small head sizes.
  *
- * Softmax rescales conditionally (as FlashAttention-4 does): the number that is subtracted from a row's scores,
- * row_max, stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most
- * tiles of keys need no maximum, no shuffle and no rescaling of O.
+ * Softmax rescales conditionally (as in FlashAttention-4): row_max, the number that is subtracted from a row's scores,
+ * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most tiles of
+ * keys need no maximum, no shuffle and no rescaling of O.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal; 2 * (head_dim + V) instead of 4 *
- * head_dim if the head size V of values differs), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so
- * that from some hundred tokens on the flops, not the bytes, limit the speed. In addition there are seq^2 exponentials,
- * at 16 a clock and multiprocessor, which at head size 64 take as long as the products. Measurements:
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace
+ * 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
+ * some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials, of which a
+ * multiprocessor computes 16 in a clock; at head size 64 they take as long as the products. Measurements:
  * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -34,10 +34,10 @@
 
 /* ---- constants ------------------------------------------------------------------------------------------------- */
 
-/* The tuned constants for the head size D of q and k and the head size V of v. KEYS: keys of a tile. GROUPS: number of
- * consumer warpgroups, with 64 queries each. K has one stage more than V if shared memory suffices, because a tile of K
- * is held until P is known to be small enough; otherwise S is recomputed from it. PINGPONG: the warpgroups issue their
- * products one after the other, in a fixed order. */
+/* The tuned constants for the head size D of q and k and the head size V of v. KEYS: the number of keys of a tile.
+ * GROUPS: the number of consumer warpgroups, with 64 queries each. K has one stage more than V if shared memory
+ * suffices, because a tile of K is held until P is known to be small enough: if P is too large, S is recomputed from
+ * this tile. PINGPONG: 1: the warpgroups issue their products one after the other, in a fixed order. */
 template <int D, int V = D> struct te__attn_fwd_config;
 template <> struct te__attn_fwd_config<64> {
     static constexpr int KEYS = 128, GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, PINGPONG = 1;
@@ -63,14 +63,15 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     typedef te__attn_fwd_config<D_, V_> config;
     static constexpr int D = D_, V = V_, KEYS = config::KEYS, GROUPS = config::GROUPS, PINGPONG = config::PINGPONG;
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
-    static constexpr int ROWS = 64 * GROUPS; /* queries of a block's tile */
+    static constexpr int ROWS = 64 * GROUPS; /* the number of queries in a block's tile */
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
-    static constexpr int PACKED = KEYS / 4; /* registers of packed P in a thread */
+    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold the packed P */
     typedef float scores[KEYS / 2];
-    /* registers of a producer thread and of a consumer thread; their sum over all threads of the block is at most the
-     * number of registers with which the block was launched */
+    /* registers of a producer thread, and of a consumer thread. Summed over all threads of the block, they are at most
+     * as many as the block was launched with */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES; /* bytes of a stage */
+    /* bytes of one stage of Q, K and V; of Q also those of one warpgroup */
+    static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
     static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
@@ -88,25 +89,26 @@ typedef struct te__attn_fwd_params {
     uint32_t
         *tickets; /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null:
                      blocks take tiles in a fixed order */
-    int all_heads;     /* heads of all sequences */
-    int seq;           /* queries of a sequence; varlen: of the longest */
-    int tiles;         /* tiles of queries in total; varlen: the number of tile numbers, some of which have no tile */
-    int head_tiles;    /* tiles of queries of a head */
-    int last_tiles;    /* causal: how many of a head's tiles, those with the fewest keys, come last, after all other
+    int all_heads;     /* the number of heads of all sequences together */
+    int seq;           /* the number of queries of a sequence; varlen: of the longest */
+    int tiles;         /* the number of tiles of queries; varlen: of tile numbers, some of which have no tile */
+    int head_tiles;    /* the number of tiles of queries of one head */
+    int last_tiles;    /* causal: how many tiles of each head, those with the fewest keys, come last, after all other
                           tiles of all heads */
-    /* the number of heads that are processed at the same time, so that their K and V stay in the L2; and that number
-     * for the last tiles */
+    /* how many heads are processed at the same time, few enough that their K and V stay in the L2; and how many while
+     * the last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
-    const void *sinks; /* with sinks: [heads of one sequence] */
-    const te_rng *rng; /* with dropout, or null */
+    const void *sinks; /* sinks: one logit for each head of a sequence, [heads] */
+    const te_rng *rng; /* dropout: as in te_attention_args, or null */
     uint32_t id;
     te_attention_shard whole;
-    te_sequences sequences; /* varlen */
-    int slots;              /* varlen: the number of tile numbers (te_sequence_tiles) for one head of all sequences */
-    int kv_seq;             /* cross-attention: keys of a sequence; kv is then a separate tensor */
+    te_sequences sequences; /* varlen: the sequences of the batch */
+    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) one head of all sequences has */
+    int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
 } te__attn_fwd_params;
-/* The parameters if the head size of v differs from that of k: `kv` then maps only the keys, and `v` the values. */
+/* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
+ * values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -115,20 +117,21 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries: the first of them, and their head, counted over all sequences. */
+/* A tile of queries: its first query, and the number of its head, sequence * heads + head. */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
-/* Special values of head. END: there are no more tiles; INVALID (varlen): this number has no tile. */
+/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID (only with varlen): this tile number
+ * has no tile. */
 enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 
 typedef struct te__attn_fwd_barriers {
     uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
     te__attn_work_tile work[2]; /* the tile of queries in each stage of Q */
-    te_sequence rows[2];        /* varlen: the rows of its sequence */
+    te_sequence rows[2];        /* varlen: the rows of the sequence of that tile */
 } te__attn_fwd_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* One thread of a block calls this. */
+/* Called by one thread of a block. */
 template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
     const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
     const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
@@ -136,7 +139,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* for Q all consumer threads arrive, for K and V one lane of each warp */
+            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each warp */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -144,10 +147,11 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Returns tile `number` in the order in which blocks take tiles: first all tiles of some heads, then all tiles of the
- * next heads. If causal, the tiles with the most keys come first, and those with the fewest keys come last, after all
- * other tiles of all heads, so that all blocks end at about the same time. Causal tiles are counted from the end of the
- * sequence: the partial tile is then the one with the fewest keys, and its first queries lie before the sequence. */
+/* Returns the tile with the given number, in the order in which blocks take tiles: first all tiles of some heads
+ * (heads_at_once), then all tiles of the next heads. With a causal mask, the tiles with the most keys come first, and
+ * those with the fewest keys come last, after all other tiles of all heads, so that all blocks end at about the same
+ * time. With a causal mask, tiles are also counted from the end of the sequence: so the partial tile is the one with
+ * the fewest keys, and its first queries lie before the beginning of the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -164,8 +168,9 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     return w;
 }
 
-/* The same for packed sequences: first the tiles of all sequences for some heads, then those for the next heads; in
- * each sequence, the tiles with the most keys come first. at: a cursor, which is moved to the tile's sequence. */
+/* Returns the tile with the given number for packed sequences: first come the tiles of all sequences for some heads,
+ * then the tiles of all sequences for the next heads. In each sequence, the tiles with the most keys come first. at: a
+ * cursor, which is moved to the sequence of the tile. */
 template <int ROWS, int HEADS, class F>
 TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -179,26 +184,27 @@ TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, in
     return w;
 }
 
-/* Returns the number of this block's next tile. A block takes the number only when its tile is done, not ahead of time,
- * so that blocks end at about the same time. With the last ticket the count wraps to 0, ready for the next launch. */
+/* Returns the number of this block's next tile. A block takes a number only when its current tile is done, not ahead of
+ * time, so that all blocks end at about the same time. With the last number, the counter wraps to 0, ready for the next
+ * launch. */
 TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
 }
 
-/* The tiles of keys that `count` queries from `query` on see; at least one tile, even for queries outside the
- * sequence. */
+/* Returns the tiles of keys that the `count` queries from `query` on see: at least one tile, even for queries outside
+ * the sequence. */
 template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, int query, int count) {
     te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
     if (t.end < 1) t.end = 1;
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
-/* The mask of a sequence of `seq` queries. */
+/* Returns the mask of a sequence of `seq` queries. */
 template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq) {
     if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
-/* The sequence of the tile of queries in a stage of Q. */
+/* Returns the rows of the sequence that the tile of queries in a stage of Q belongs to. */
 template <class F>
 TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__attn_fwd_barriers *bars, int stage) {
     te_sequence all = {0, p->seq};
@@ -208,22 +214,24 @@ TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* The sequence whose K and V are loaded. (Varlen: the tile of Q may extend into neighbouring sequences; the rows of
- * these are computed but not stored.) */
+/* Returns the sequence whose K and V are loaded: its index, or with varlen its rows. (With varlen a tile of Q may
+ * extend into neighbouring sequences. The results for the rows of these are computed, but not stored.) */
 template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
-/* The tensor map of the values, and the index in it of the head of v that belongs to a head of k. */
+/* Returns the tensor map that contains the values. */
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
+/* Returns the index, in that tensor map, of the head of v. kv_head: its index among the KV heads; k_head: the index of
+ * its keys in the tensor map of the keys. */
 template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
 
-/* One thread loads all tiles in the order in which the consumers use them. tiles: the addresses of Q, K and V in shared
- * memory. */
+/* Called by one thread: loads all tiles in the order in which the consumers use them. tiles: the addresses of the
+ * stages of Q, K and V in shared memory. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
     const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
@@ -250,7 +258,7 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
         const int head = w.head % HEADS;
         const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
         const int v_head = te__attn_fwd_v_head<KV_HEADS, F>(kv_head, k_head);
-        /* the first K is loaded before Q, whose stage may still be in use */
+        /* the first tile of K is loaded before Q, because the stage of Q may still be in use */
         if (w.head >= 0) te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -263,7 +271,7 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                        first_row + w.query + 64 * g, F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_pipeline_advance(q);
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--) { /* V of a tile is used one step after its K */
+        for (int j = t.end - 2; j >= t.first; j--) { /* the V of a tile of keys is used one step after its K */
             te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
             te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, (j + 1) * C::KEYS, batch);
         }
@@ -274,26 +282,29 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* A consumer's side of the pipelines: addresses of mbarriers and of the first stages, and its position in them. */
+/* A consumer's side of the pipelines: the addresses of mbarriers and of the first stages, and the consumer's position
+ * in the stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* this warpgroup's rows of Q, and the mbarrier that signals that they have been read */
+    uint32_t q, q_empty; /* addresses of this warpgroup's rows of Q, and of the mbarrier that signals that they have
+                            been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
     float scale_log2; /* the unit of scores times log2(e) */
 };
-/* Named barriers 1 to GROUPS: barrier 1 + g signals that warpgroup g may issue its products. */
+/* Waits until this warpgroup may issue its products. Named barrier 1 + g signals this to warpgroup g. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
+/* Signals to the next warpgroup that it may issue its products. */
 template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
 
-/* Issue the products S of the current tile of keys and O += P V of the previous tile. On return S is complete. has_k,
- * has_v: 0 if no such tile of K or V was loaded; the result of its product is then not used. add: 0: O = P V instead of
- * O += P V. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, while O
+ * may not be. has_k, has_v: 0 if there is no such tile of K or of V; then the result of that product is not used. If
+ * add is 0, O = P V is computed instead of O += P V. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -318,15 +329,15 @@ template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Waits until O is complete, and releases V. */
+/* Waits until O is complete, then releases the stage of V, if there is one (has_v). */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signal that this warp has read the current K. is_last: it was the last tile of keys for these queries, so the warp no
- * longer needs Q and the work tile (each lane has its own copy of the work tile). */
+/* Signals that this warp has read the current tile of K. is_last: it was the last tile of keys for these queries, so
+ * the warp no longer needs Q and the work tile (each lane has its own copy of the work tile). */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -334,20 +345,21 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
     te__attn_pipeline_advance(a.k);
 }
 
-/* Skip a tile of keys. The block loads tiles of keys for all of its warpgroups, and this warpgroup skips those that
- * none of its queries sees; the V of such a tile is skipped one product later. At either end of the range of keys,
- * there is at most one such tile. */
+/* Skips a tile of K. The block loads the tiles of keys that any of its warpgroups needs, and each warpgroup skips those
+ * that none of its own queries sees; the V of such a tile is skipped one product later. At either end of the range of
+ * keys, there is at most one such tile. */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
     te__attn_release_k(a, 0);
 }
+/* Skips a tile of V. */
 template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
 
-/* Apply the options that change scores (softcap, ALiBi), and the mask of a window if this tile needs one. */
+/* Applies the options that change scores (softcap, ALiBi), and the mask of a window if this tile needs one. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
                                      int needs_mask) {
@@ -355,9 +367,9 @@ TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, 
     te__attn_alibi_scores<HEADS, F>(r, scale, t);
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
-/* The first tile of keys: computes the mask, row_max, P and row_sum. needs_mask: some queries do not see all of its
- * keys. Without a window the hidden keys are those to the right of the queries. at: the query and the key of this
- * thread's first row and column. */
+/* Processes the scores of the first tile of keys: applies the mask, and computes row_max, P and row_sum. needs_mask:
+ * some queries do not see all keys of this tile. Without a window, these queries do not see the keys after their own
+ * position. at: the query and the key of this thread's first row and column. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
@@ -372,9 +384,9 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* A tile of keys after the first one. needs_mask: some queries do not see all of its keys, which happens only with a
- * window: without one, all queries see all keys of these tiles, because the queries of a warpgroup and the tiles of
- * keys begin at multiples of 64. is_last: it is the last tile. */
+/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. This happens
+ * only with a window: without one, all queries see all keys of these tiles, because the queries of a warpgroup and the
+ * tiles of keys begin at multiples of 64. is_last: this is the last tile. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -396,8 +408,8 @@ TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeline
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
 
-/* The destination of the output of work tile w. rows: with varlen, the rows of the tile's sequence. row: this thread's
- * first row, counted from the tile's first query. */
+/* Returns the destination of the output of work tile w. rows: with varlen, the rows of the tile's sequence. row: this
+ * thread's first row, counted from the first query of the tile. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w,
                                                  const te_sequence &rows, int row) {
@@ -425,12 +437,13 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                    tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
                                    te__attn_score_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
-    te__attn_work_tile w = {0, TE__ATTN_WORK_END}; /* the tile of queries whose O is in the registers, if any */
+    te__attn_work_tile w = {0, TE__ATTN_WORK_END}; /* the tile of queries whose O this thread has in registers, if
+                                                      any */
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the previous queries was
-                                               skipped */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: for the previous tile of queries, this warpgroup skipped
+                                               the last tile of keys */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -476,7 +489,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars) {
-    /* the swizzle repeats every 1024 bytes */
+    /* aligned to 1024 bytes, because the swizzle repeats every 1024 bytes */
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
@@ -499,12 +512,12 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* How many bytes of the L2 the K and V of all heads that are processed at the same time may take (a single head may
- * take more). */
+/* How many bytes of the L2 may be taken by the K and V of all heads that are processed at the same time. (A single head
+ * may take more.) */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
-/* Sets the arguments and the schedule, for the forward in 16 bits and for that in FP8. kv_bytes: the size of K and V of
- * one head. kv_heads: the number of different heads of K and V in the schedule. */
+/* Sets the arguments and the schedule, for the forward in 16 bits and for the forward in FP8. kv_bytes: the size of K
+ * and V of one head. kv_heads: how many different heads of K and V the schedule has. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -514,7 +527,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
-    /* causal: the last quarter of a head's tiles reads only a quarter of its keys, so more heads fit into the L2 */
+    /* causal: the last quarter of a head's tiles, those with the fewest keys, read only a quarter of the keys, so more
+     * heads fit into the L2 */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }
@@ -525,7 +539,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
     te__attn_fwd_params *const p = &all->common;
     const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* the number of heads in a row up to the last one of K */
+    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* how many heads a row has up to the last head of K */
     const int heads = k_end + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
     const uint16_t *kv_data = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
     te__attn_heads_tensor q, kv, v;
@@ -543,7 +557,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     return TE_OK;
 }
 
-/* Launch `kernel`, which was compiled for C. */
+/* Launches `kernel`, the instantiation for the sizes that the template argument C defines. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
                                      const te_attention_args *a, const char *name) {
@@ -561,8 +575,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
     return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
-/* The kernel as a type (attention_cuda.h, "kernels as types"). EXISTS is 0 if there is no kernel for these
- * constants. */
+/* The kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these template
+ * arguments. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
                   te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

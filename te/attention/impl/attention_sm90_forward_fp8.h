@@ -1,23 +1,24 @@
 /* attention_sm90_forward_fp8.h -- attention forward in FP8 (attention_fp8.h) for compute capability 9.0 (sm_90a).
  *
- * The roles of the warps and the pipelines are those of attention_sm90_forward.h; the products are of e4m3 numbers,
- * which takes half the time. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
+ * The roles of the warps and the pipelines are those of attention_sm90_forward.h. The operands of the products are
+ * e4m3, which halves their time. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
  *
  * S is accumulated in f16, and P is f16 before it is rounded to e4m3. So a register holds two numbers, which leaves
- * enough registers for three warpgroups, and an instruction processes two. That is accurate enough: S has the 11 bits
- * of f16, while the operands have only 4, and the scale of a score, the integer offset of a row and their sum are exact
- * or have 11 bits.
+ * enough registers for three warpgroups, and an instruction processes two numbers. That is accurate enough: S has 11
+ * significant bits, those of f16, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and
+ * the result also have 11 bits, and the offset, an integer, is exact.
  *
  * The offset of a row (row_max) is the maximum of its first tile of keys, rounded up to an integer, until the sum of a
- * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P, which is still f16, O and the sums are divided
- * by a power of two. Only if f16 may have overflowed, too, S of that tile is recomputed, and P is computed in float. P
- * becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of four groups of
- * eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are permuted
- * accordingly (te__attn_fp8_byte_of_key).
+ * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is still f16), O and the sums are
+ * divided by a power of two. If f16 may have overflowed, too, S of that tile is recomputed instead, and P is computed
+ * in float. P becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of
+ * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are
+ * permuted accordingly (te__attn_fp8_byte_of_key).
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal), and seq^2 exponentials, at 16
- * a clock and multiprocessor, which at head size 128 take as long as the products. Memory traffic: 1 byte for each
- * element of q, k and v, 2 for each of the output. Measurements: docs/notes/attention_sm90.md.
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
+ * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 they take as long as the products.
+ * Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_FP8_H
@@ -29,8 +30,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one out of this many packed pairs of P
- * is computed by a polynomial instead of the special function unit, which would otherwise be the bottleneck. */
+/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: of every EXP2_POLY_EVERY packed pairs
+ * of P, one is computed by a polynomial instead of by the special function unit, which would otherwise be the
+ * bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -49,9 +51,9 @@ template <int D_> struct te__attn_fp8_traits {
     static constexpr int EXP2_POLY_EVERY = config::EXP2_POLY_EVERY;
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
-    static constexpr int PAIRS = D / 2;     /* elements of 16 bits in a row of q or k */
-    static constexpr int PACKED = KEYS / 8; /* registers of packed P in a thread */
-    typedef uint32_t scores[KEYS / 4];      /* pairs of f16 */
+    static constexpr int PAIRS = D / 2;     /* how many elements of 16 bits a row of q or k has */
+    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold the packed P */
+    typedef uint32_t scores[KEYS / 4];      /* S, or P, as pairs of f16 */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = D * KEYS;
@@ -60,13 +62,14 @@ template <int D_> struct te__attn_fp8_traits {
     static_assert(KEYS == 128 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_skip_k expect it");
 };
 
-/* If the sum of a lane's elements of P exceeds this, an element may have been above 65504, the largest f16, or NaN. */
+/* If the sum of a lane's elements of P exceeds this limit, an element may have been above 65504, the largest f16, or
+ * NaN. */
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    te__attn_fwd_params common; /* q and kv are the tensors in e4m3; kv has only the keys */
-    CUtensorMap v;         /* [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads] */
+    te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
+    CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
+    const float *amax;     /* [heads + 2 kv_heads]: of each head of q, of k and of v */
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -79,7 +82,8 @@ typedef struct te__attn_fp8_params {
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* D[64, N] = A[64, 32] B[N, 32]^T, or +=, by a warpgroup, like te__wgmma_atom, with A in registers. */
+/* D[64, N] = A[64, 32] B[N, 32]^T, or D += .. if `add` is set, by a warpgroup, like te__wgmma_atom, with A in
+ * registers. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -89,7 +93,7 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* The same with A in shared memory, N = 128 and accumulators of f16, two columns of a row in a register. */
+/* The same product with A in shared memory, N = 128 and accumulators in f16: a register holds two columns of a row. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -99,8 +103,8 @@ TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* Issue the product S of the current tile of keys, and O += P V of the previous tile. A wgmma sums over 32 columns,
- * which are two 16-byte chunks of a row of 128 bytes. */
+/* Issues the product S of the current tile of keys. Each wgmma sums over 32 columns, which are two 16-byte chunks of a
+ * row of 128 bytes. */
 template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a) {
     const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
     const uint64_t q = te__attn_tile_descriptor(a.q, 64);
@@ -108,6 +112,7 @@ template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r,
         te__wgmma_e4m3_f16(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
     te__wgmma_commit();
 }
+/* Issues O += P V of the previous tile of keys. */
 template <class C>
 TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int add) {
     const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::D);
@@ -131,7 +136,7 @@ TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* c[16, 8] += a[16, 32] b[32, 8] of e4m3, by a warp. */
+/* c[16, 8] += a[16, 32] b[32, 8], by a warp; a and b are e4m3. */
 TE_FN void te__mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -159,29 +164,33 @@ template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragmen
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The lower and the upper half of a pair of f16, and a pair of two equal numbers. */
+/* The lower f16 of a pair. */
 TE_FN float te__attn_f16x2_low(uint32_t w) { return te_float_of_f16((uint16_t)w); }
+/* The upper f16 of a pair. */
 TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(w >> 16)); }
+/* A pair of two equal f16. */
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* P = 2^(scale s + offset[e]) in f16, with the scale and the offset of row e as pairs of equal numbers. offset:
- * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent one of these, it is stored as NaN, and P becomes NaN;
- * te__attn_fp8_exp_row_f32 then computes P instead. */
+/* P = 2^(scale s + offset[e]) in f16. scale, and offset[e] of row e, are pairs of two equal numbers; the offset is
+ * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent the scale or an offset, NaN is stored instead, and P
+ * becomes NaN; te__attn_fp8_exp_row_f32 then computes P in float. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* A scale below 2^-24 becomes 2^-24: with such a scale the scores contribute less than 2^-8 in any case, but a scale of
- * 0 times a masked score of -inf would be NaN. */
+/* A scale below 2^-24 becomes 2^-24. This changes the exponent by less than 2^-8, because a finite f16 score is below
+ * 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not be used: 0 times a masked score of -inf would be NaN. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
+/* Returns the offset of a row as a pair of two equal f16, or NaN if f16 cannot represent it exactly. */
 TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
     const uint32_t w = te__attn_f16x2(offset);
     return te__attn_f16x2_low(w) == offset ? w : TE__ATTN_FP8_NAN;
 }
-/* Computes 2^x of a pair of f16 without the special function unit: the integer part of x is added to the exponent of a
- * polynomial of the fraction. Relative error at most 2^-8.8. Below 2^-14 the result is 0, from 2^16 on infinity. */
+/* Computes 2^x for a pair of f16, without the special function unit: a polynomial approximates 2^x for the fraction of
+ * x, and the integer part of x is added to the exponent of the result. Its relative error is at most 2^-8.8. Results
+ * below 2^-14 become 0, and results from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
     /* 1536: adding it rounds to an integer, because f16 numbers from 1024 to 2048 are integers */
@@ -195,11 +204,11 @@ TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(fraction) : "r"(x), "r"(fraction));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(fraction), "r"(c2), "r"(c1));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(y), "r"(fraction), "r"(one));
-    y += (whole & 0x003f003fu) << 10; /* a carry from the lower half changes the last bit of the upper one */
+    y += (whole & 0x003f003fu) << 10; /* a carry from the lower number only changes the last bit of the upper one */
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(0x84008400u)); /* -2^-14 */
     return y;
 }
-/* S becomes P in row e. Returns this lane's sum of P; even and odd columns are accumulated separately, in f16. */
+/* Replaces S by P in row e. Returns this lane's sum of P; even and odd columns are summed separately, in f16. */
 template <class C>
 TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__attn_fp8_exponent &x) {
     constexpr int EVERY = C::EXP2_POLY_EVERY;
@@ -214,7 +223,7 @@ TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__
     }
     return te__attn_f16x2_low(sum) + te__attn_f16x2_high(sum);
 }
-/* The same in float, for any scale and row_max. */
+/* Replaces S by P in row e, computed in float, for any scale and row_max. Returns this lane's sum of P. */
 template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C> &r, int e, float row_max,
                                       float scale) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
@@ -227,7 +236,8 @@ template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C
     }
     return sum[0] + sum[1];
 }
-/* Packs P to the A operands of P V: a register has four columns of a row, from two groups of eight columns. */
+/* Packs P to the A operands of P V: a register holds four columns of a row, two of each of two groups of eight
+ * columns. */
 template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 4 + i % 2;
@@ -235,7 +245,7 @@ template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) 
             "mov.b32 %0, {x, y};\n}" : "=r"(r.p[i]) : "r"(r.s[at]), "r"(r.s[at + 2]));
     }
 }
-/* The maximum of row e, of S or of P. */
+/* Returns the maximum of row e, whether r.s holds S or P. */
 template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> &r, int e) {
     uint32_t w = r.s[e];
     TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++) asm("max.f16x2 %0, %0, %1;" : "+r"(w) : "r"(r.s[2 * j + e]));
@@ -243,19 +253,20 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 }
-/* Whether a lane's sum of P in this warp exceeds `limit` or is NaN. */
+/* Whether the sum of P of any lane of this warp exceeds `limit` or is NaN. */
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
-/* For rows in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such that P
- * is at most 16; if P is at most 16 already, divides by 2. */
+/* For each row in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such
+ * that P is at most 16; if P is at most 16 already, divides them by 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
     TE_UNROLL for (int e = 0; e < 2; e++) {
-        float row_sum = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* the largest of the row's four lanes */
+        float row_sum = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* the largest sum of the row's four lanes */
         row_sum = fmaxf(row_sum, __shfl_xor_sync(~0u, row_sum, 2));
-        const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127; /* rounded up */
+        /* power: log2 of the largest P of the row, rounded up */
+        const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127;
         const int shift = row_sum > TE_E4M3_MAX ? te_max(power - TE__ATTN_FP8_P_EXPONENT, 1) : 0;
         factor[e] = __uint_as_float((uint32_t)(127 - shift) << 23);
         r.row_max[e] += (float)shift, sum[e] *= factor[e], r.row_sum[e] *= factor[e];
@@ -265,7 +276,7 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* The offset of row e: the maximum of its logits, rounded up to an integer; -inf if the row has seen no key
+/* Returns row_max of row e: the maximum of its logits, rounded up to an integer; -inf if the row has seen no key
  * (te__attn_finite_max). */
 template <class C> TE_FN float te__attn_fp8_integer_max(const te__attn_fwd_fragments<C> &r, int e, float c) {
     return ceilf(te__attn_fp8_max(r, e) * c);
@@ -283,7 +294,7 @@ TE_FN void te__attn_fp8_rescale(te__attn_fwd_fragments<C> &r, te__attn_fp8_expon
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* The first tile of keys: computes the offsets of its rows, P and its sums. */
+/* Processes the scores of the first tile of keys: computes row_max, the offset, P and the sum of P of each row. */
 template <class F, class C>
 TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float row_max[2],
                                       float row_sum[2], float scale) {
@@ -322,7 +333,8 @@ TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent
     te__attn_release_k(a, is_last);
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
-/* The dequantization factors of a head: from products of e4m3 to a score in base 2, and from e4m3 to v. */
+/* The dequantization factors of a head. score: q k^T of the e4m3 numbers, times this factor, is a score in base 2;
+ * value: an e4m3 element of v, times this factor, is the value. */
 struct te__attn_fp8_head_units { float score, value; };
 template <int HEADS, int KV_HEADS>
 TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_params *p, int head) {
@@ -359,11 +371,11 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     const te__attn_mask m = te__attn_fwd_mask<F>(p, p->seq);
-    float value = 0; /* the dequantization factor of v for w */
+    float value = 0; /* the dequantization factor of v in the head of w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: the last tile of keys of the previous queries was
-                                               skipped */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: for the previous tile of queries, this warpgroup skipped
+                                               the last tile of keys */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -380,9 +392,9 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
         te__attn_fp8_issue_gemms(r, a, has_next, has_output, add);
         if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS;
-        int key = tile + lane % 4 * 2; /* this lane's first key of the tile */
-        asm volatile("" : "+r"(key));  /* the compiler then recomputes bounds derived from it instead of holding them in
-                                          registers */
+        int key = tile + lane % 4 * 2; /* this lane's first key in the tile */
+        asm volatile("" : "+r"(key));  /* so that the compiler recomputes the bounds derived from `key` instead of
+                                          holding them in registers */
         if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_masks_later_tiles<F>()) te__attn_mask_window(r, m, next.query + group * 64, tile);
             else te__attn_mask_scores(r, m, next.query + row, key);
@@ -414,7 +426,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Loads a tile of the transposed V: all D dimensions of the keys from `key` on. */
+/* Loads a tile of the transposed V: the keys from `key` on, in all D rows (dimensions). */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {
@@ -442,7 +454,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
         const CUtensorMap *const k_map = &p->kv;
-        constexpr int WIDTH = C::BOXES * 64; /* width of a tile of K, in elements of 16 bits */
+        constexpr int WIDTH = C::BOXES * 64; /* row length of a tile of K, in elements of 16 bits */
         if (w.head >= 0) te__attn_produce_tile<WIDTH, C::KEYS>(k, k_map, kv_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -466,7 +478,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *p, te__attn_fwd_barriers *bars) {
-    /* the swizzle repeats every 1024 bytes */
+    /* aligned to 1024 bytes, because the swizzle repeats every 1024 bytes */
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
@@ -500,7 +512,7 @@ TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_enco
                                     {64, (cuuint32_t)dim, 1, 1}};
     return te__tensor_map(map, encode, of->v, &shape, TE_bf16, ctx);
 }
-/* The tensor of q or k in e4m3; two dimensions of a head are one element of 16 bits. */
+/* Describes the tensor of q or k in e4m3; two dimensions of a head are one element of 16 bits. */
 TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim, int heads, int box_rows,
                                                        const te_attention_args *a) {
     te__attn_heads_tensor x;
