@@ -11,13 +11,13 @@
  *     te_safetensors file;
  *     TE_TRY(te_safetensors_open(&file, "run.safetensors", &ctx));
  *     const char *position = te_safetensors_metadata(&file, "position");
- *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks everything before it changes anything
+ *     te_status status = te_checkpoint_load(&all, &file, &ctx);     // makes all checks before it changes anything
  *     te_safetensors_close(&file);
  *
- * Several ranks (a context with a communicator) save and load one file of whole tensors. The file is the same as if one
- * rank had written it, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of
- * the world writes the file, and all ranks read it. With several ranks the scales of recipes are not saved, because
- * they differ between ranks; a run that continues computes new ones.
+ * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
+ * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
+ * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. With several ranks the scales of
+ * recipes are not saved, because they differ between ranks; a run that continues computes new ones.
  *
  * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model
  * (te_safetensors_load).
@@ -100,8 +100,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* How many of the tensors at the beginning of the list are loaded before the others: the numbers, i.e. small arrays in
- * host memory. recipes.scales lies in target memory and is loaded with the others. */
+/* The number of tensors at the beginning of the list that are loaded before the others. They are the numbers, i.e. the
+ * small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -311,10 +311,11 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
 }
 /* Load from an open file. It must have exactly the tensors that *c asks for: those of the models, and those of the
  * optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs; tensors
- * that are missing, unknown or of another shape. The error text says which and what was expected, and nothing has been
- * changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been loaded. The
- * file is read twice, first to verify its checksum, unless te_safetensors_verify has done that. Waits for the stream;
- * if there are several ranks, all of them must call it, each with the file open, and they wait for each other. */
+ * that are missing, unknown or of another shape. The error text names the tensor or list and says what was expected;
+ * nothing has been changed then. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may
+ * have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify has verified it
+ * before. Waits for the stream; if there are several ranks, all of them must call it, each with the file open, and they
+ * wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

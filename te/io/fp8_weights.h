@@ -6,7 +6,7 @@
  *     TE_TRY(te_fp8_weights_save("fp8.safetensors", trained, 1, &ctx));
  * and in the program that runs the models:
  *     TE_INFERENCE(small, (bf16, (recipe, fp8_row)), ...)
- *     TE_TRY(small_bind(&s, 0, &ctx));                             // to no memory
+ *     TE_TRY(small_bind(&s, 0, &ctx));                             // binds no memory
  *     const te_named_model models[] = {{"h0", &s.model}};
  *     static te_fp8_weights weights;                               // the models point to it
  *     TE_TRY(te_allocate(&ctx, &memory, te_fp8_weights_bytes(models, 1)));
@@ -15,13 +15,13 @@
  *
  * For the weight of a GEMM the file has
  *     h0.fc1.weight            F8_E4M3 [out, in]
- *     h0.fc1.weight_scale_inv  F32, the factor that its numbers are multiplied by: [1] (fp8_delayed, fp8_current),
- *                              [out, 1] (fp8_row), or [out / 128, in / 128] rounded up (fp8_block: as in DeepSeek-V3's
- *                              files)
- *     h0.fc1.input_scale       F32 [1], only fp8_delayed after its first step: the factor that multiplies the GEMM's
- *                              input before it is rounded. If it is missing, the scale is computed from the input's
- *                              amax, as under fp8_current
- * and all other parameters as in a checkpoint. Weights in F32, BF16 or F16 are cast, so any checkpoint can be loaded.
+ *     h0.fc1.weight_scale_inv  F32, 1 / scale, by which a GEMM multiplies the weight's FP8 numbers: [1] (fp8_delayed,
+ *                              fp8_current), [out, 1] (fp8_row), or [out / 128, in / 128] rounded up (fp8_block: as in
+ *                              DeepSeek-V3's files)
+ *     h0.fc1.input_scale       F32 [1], only under fp8_delayed after its first step: the GEMM's input is multiplied by
+ *                              this factor before it is rounded. If this tensor is missing, the scale is computed from
+ *                              the input's amax, as under fp8_current
+ * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16, as a checkpoint has.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
@@ -40,11 +40,12 @@ typedef struct te_fp8_weights {
 /* Iterates over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: how many parameters of the op were visited; next: the index of the
-                                        * model's next parameter */
+    int count, model, op, in_op, next; /* in_op: the number of parameters of the current op that were visited; next: the
+                                          index of the model's next parameter */
     te_param *param;
-    te_recipe recipe; /* the recipe whose GEMM has this parameter as its weight; none: there is no such GEMM */
-    int products;     /* the number of weights of GEMMs under a recipe before this parameter */
+    te_recipe recipe; /* the recipe of the GEMM whose weight this parameter is; none: it is not the weight of a GEMM
+                         under a recipe */
+    int products;     /* how many of the parameters before this one are weights of GEMMs under a recipe */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -160,9 +161,9 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in memory,
- * whose rows have another pitch (te_blockwise_2d_scale_pitch). loads: 1: from the file's array to memory; 0: the
- * reverse. */
+/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in target
+ * memory, whose rows have another pitch (te_blockwise_2d_scale_pitch). If loads is 1, copy from `file` to `memory`,
+ * else from `memory` to `file`. */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
     const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
                   pitch = te_blockwise_2d_scale_pitch(p->cols);

@@ -4,7 +4,7 @@
  *
  * Do this:
  *     te_json config;
- *     TE_TRY(te_json_open(&config, "config.json", &ctx));                        // checks all of it
+ *     TE_TRY(te_json_open(&config, "config.json", &ctx));                        // checks the whole file
  *     const te_json_value *base = te_json_find(&config, "rope_parameters.rope_theta");   // null: there is none
  *     if (base && base->kind == TE_JSON_number) use(0, (int)base->number);
  *     te_json_close(&config);
@@ -38,7 +38,7 @@
  */
 typedef struct te__json {
     char *text;
-    size_t n, at;     /* bytes of the text; index of the next byte to be read */
+    size_t n, at;     /* n: the number of bytes of the text; at: the index of the next byte to be read */
     const char *path; /* for error texts */
     te_context *ctx;
 } te__json;
@@ -211,7 +211,7 @@ TE_API void te__text_string(te__text *t, const char *s) {
 enum {
     TE_JSON_MAX_DEPTH = 16,
     TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, including the closing NUL */
-    TE_JSON_MAX_BYTES = 64 << 20 /* of a file */
+    TE_JSON_MAX_BYTES = 64 << 20 /* the size limit of a file */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
@@ -224,7 +224,7 @@ typedef struct te_json_value {
 typedef struct te_json {
     te_json_value *value; /* [count], sorted by name */
     int count;
-    char *text;           /* memory of the strings */
+    char *text;           /* the memory in which the strings lie */
 } te_json;
 
 TE_API void te_json_close(te_json *t) {
@@ -277,7 +277,7 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
 typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length of its name in bytes */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of that object's or array's name */
     int index[TE_JSON_MAX_DEPTH];  /* for an array: the index of the next element */
     int more[TE_JSON_MAX_DEPTH];   /* the state `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];

@@ -60,7 +60,8 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     return status;
 }
 
-/* The same, but maps the file into memory. Until it is closed, no other process may truncate it. */
+/* The same as te_safetensors_open, but maps the file into memory. While the file is open, no other process may truncate
+ * it. */
 TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
     te_safetensors file;
     uint64_t bytes = 0;
@@ -98,8 +99,8 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
 
 /* ---- the checksum ------------------------------------------------------------------------------------------------ */
 
-/* Compute the checksum of the file's bytes, in which each digit of the stored checksum is replaced by '0'. digits_at:
- * the offset of these digits in the file. */
+/* Compute the checksum of the file's bytes, where each of the stored checksum's digits counts as '0'. digits_at: the
+ * offset of these digits in the file. */
 TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uint64_t digits_at, te_context *ctx) {
     uint64_t total = f->data_at;
     for (int i = 0; i < f->count; i++) total += f->tensor[i].bytes;
@@ -169,8 +170,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Whether loading can convert numbers of dtype `from`, which it can if that is F32, BF16 or F16. *to: the te_dtype for
- * it. */
+/* Whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the te_dtype
+ * that corresponds to `from`. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -198,8 +199,8 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. They are not converted from the
- * file's dtype. */
+/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. The elements are not converted,
+ * but keep the file's dtype. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
@@ -335,10 +336,10 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Write metadata and tensors, which may lie in host or target memory and are read in stream order, to a file. An old
- * file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for the
- * stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error text
- * says which entry. */
+/* Write metadata and tensors to a file. The tensors may lie in host or target memory, and are read in stream order. An
+ * old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for
+ * the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error
+ * text says which entry. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

@@ -10,7 +10,7 @@
 
 #include "../core/dtype.h" /* te_dtype */
 
-/* X(name, bytes) */
+/* Calls X(name, bytes of an element) for each dtype of the format. */
 #define TE_SAFETENSORS_DTYPES(X) \
     X(F64, 8) X(I64, 8) X(U64, 8) \
     X(F32, 4) X(I32, 4) X(U32, 4) \
@@ -37,10 +37,10 @@ enum {
 typedef struct te_safetensor {
     const char *name;
     te_safetensors_dtype dtype;
-    int rank; /* 0: one number */
+    int rank; /* the number of dimensions; 0: the tensor is a single number */
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
-    uint64_t bytes;  /* the size of the whole tensor: the product of its shape times the bytes of its dtype */
+    uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
     uint64_t offset; /* in the table of an open file: where the tensor begins in the file's data */
     int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
     int sliced;      /* 1: data is only a part of the file's tensor (te_safetensor_slice) */
@@ -56,10 +56,10 @@ typedef struct te_safetensors {
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
     uint64_t data_at;    /* the offset of the data in the file, in bytes */
-    char *header, *path; /* the header's strings are decoded in place */
+    char *header, *path; /* header: the text of the header, whose strings were decoded in place */
     const char *memory;  /* the bytes of the file, if it was opened in memory or is mapped; null: the file is read
                           * through fd */
-    size_t mapped;       /* bytes that te_safetensors_close unmaps */
+    size_t mapped;       /* the number of bytes that are mapped; te_safetensors_close unmaps them */
     int fd, open;        /* open: 1 if fd must be closed */
     int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
 } te_safetensors;

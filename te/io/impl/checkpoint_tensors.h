@@ -99,7 +99,7 @@ TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w,
 typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
     te__sharded_tensor *sharded; /* [count]; for numbers: zeros */
-    char *names;                 /* memory of the names */
+    char *names;                 /* the memory in which the names lie */
     const te_group *ranks;       /* the tensor group, which shards parameters */
     int replica;                 /* this rank's index in the data group */
     int is_sharded;              /* 1: one file for several ranks */
@@ -142,8 +142,8 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
 }
 /* Whether a checkpoint is one file for several ranks. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of these
- * constants. */
+/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of the
+ * constants TE__CHECKPOINT_... */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -158,8 +158,9 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. If this rank has a range of the
- * parameter, `it` is at the first one, and is moved past the last one. *more: 0 if `it` is at its end. */
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` iterates over the ranges of
+ * elements whose optimizer state this rank has. If there are such ranges of this parameter, `it` is at the first of
+ * them, and is moved past the last one. *more: 0 if `it` has reached its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -266,8 +267,8 @@ typedef struct te__gather {
     const te__checkpoint_tensors *l;
     char *part, *zeros[2]; /* in target memory; part: the part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit
                             * formats */
-    size_t size;           /* bytes of an element of the current tensor; the file has the tensors with 4 before those
-                            * with 2 */
+    size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
+                              come before those with 2-byte elements */
     int i;                 /* the current tensor; l->count: past the last tensor of this element size */
     uint64_t at;           /* the next byte of the current tensor */
 } te__gather;
@@ -331,8 +332,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts. The ranks that do not write take part in gathering all parts here. Rank 0 gathers the
- * remaining parts here if its write has failed, so that the other ranks do not wait for it. */
+/* Gather all remaining parts. For a rank that does not write, these are all parts. For rank 0 parts remain only if its
+ * write has failed; it gathers them so that the other ranks do not wait for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;

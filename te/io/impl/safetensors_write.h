@@ -16,7 +16,7 @@
 typedef struct te__safetensors_extra {
     int sealed; /* 1: put a checksum into the metadata */
     int finite; /* 1: refuse an infinity or a NaN in F32, BF16 and F16 */
-    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; null: they are copied from
+    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; if null, the bytes are copied from
      * t->data. */
     te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
     void *from; /* the callback's first argument */
@@ -29,7 +29,7 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* The beginning of a sealed file's header, which the digits of the checksum follow. */
+/* The beginning of a sealed file's header. The digits of the checksum follow directly after this text. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
@@ -183,8 +183,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     }
     return TE_OK;
 }
-/* Write a tensor. If the file's tensor is the transpose of t->data, it is transposed in host memory, which takes twice
- * the tensor's bytes. */
+/* Write a tensor. If the file should have the transpose of t->data, the data is first transposed in host memory, which
+ * takes twice the tensor's bytes. */
 TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
     te_safetensor host = *t;
