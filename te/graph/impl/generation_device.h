@@ -30,7 +30,7 @@ enum {
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
     TE__GENERATION_DECODES = 2, /* the sequence has one row, whose token the device has chosen before */
-    TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of its prompt is
+    TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of the prompt is
                                    still to come */
     TE__GENERATION_NEW = 8      /* the first step of a sequence */
 };
@@ -78,7 +78,7 @@ typedef struct te__generation_state {
     int32_t *tokens;         /* of the current step: the batch's tokens, [rows] */
     uint16_t *history;       /* [sequences, vocabulary], how often each token was generated; null: no penalties */
     uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: whether the prompt has it */
-    void *x[2];              /* the tensors between two lists: [rows], each row as wide as the widest of them */
+    void *x[2];              /* buffers for tensors that one list passes to the next: [rows] of the widest such row */
 } te__generation_state;
 
 /* Append an array of `count` elements to a block of memory, and return its address. *at: the block's size so far, which
