@@ -42,7 +42,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        p->ticket[n] = 0; /* the ticket and, behind it, the semaphores */
+        p->ticket[n] = 0; /* zeroes the ticket and the semaphores, which lie behind it */
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
@@ -239,9 +239,9 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention
-     * they are slower if there are many key tiles and few queries, because key tiles then wait for their turn to add dQ
-     * (measurements: docs/notes/attention_sm90.md). */
+    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention the
+     * wgmma kernels are slower if there are many key tiles and few queries, because blocks then wait for their turn to
+     * add dQ (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
@@ -255,7 +255,8 @@ struct te__attn_sm90_backward {
     /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
      * clusters: the number of clusters that run at the same time; without clusters, of blocks. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
-        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* heads whose bands are scheduled together */
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* the number of heads of K and V whose bands are
+                                                                         scheduled together */
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;

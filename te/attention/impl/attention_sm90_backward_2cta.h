@@ -58,7 +58,8 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* The second warpgroup computes dS from P, 16 queries at a time, because there are no registers for all of P. */
+/* Called by the second warpgroup: computes dS from P. It loads P from shared memory for 16 queries at a time, because
+ * there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t from = te__attn_2cta_p_at(g);
@@ -112,8 +113,8 @@ template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], c
         te__attn_ldmatrix(a[x], te__attn_chunk_address(g->base + g->group * C::K_BYTES + x / 4 * 8192, row,
                                                   2 * (x % 4) + lane / 16));
 }
-/* Issues the product S (warpgroup G = 0) or dP (G = 1) of step i. D: the number of columns that the product sums
- * over. */
+/* Waits for the tile of Q or dO of step i, then issues the product for S (warpgroup G = 0) or dP (G = 1) of that step.
+ * D: the number of columns that the product sums over. */
 template <te_dtype T, int D, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g,
                                       int i) {
@@ -202,7 +203,7 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    constexpr int SUMMED = G ? V : D; /* the number of columns that S or dP sums over */
+    constexpr int SUMMED = G ? V : D; /* the number of columns over which the product for S or dP sums */
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
      * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS: the number of groups of 16
@@ -227,7 +228,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
         te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i);
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(s);
-        int n = 0; /* steps of this item so far */
+        int n = 0; /* the number of steps of this item so far */
 #pragma unroll 1
         for (;; n++) {
             uint32_t p16[4][4]; /* P or dS */

@@ -190,7 +190,7 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
-    constexpr int PITCH = N * 8; /* bytes of a row of 2 N columns */
+    constexpr int PITCH = N * 8; /* bytes of a row, which has 2 N columns of f32 */
     const int lane = te__attn_rematerialize(g->lane);
     te__barrier_wait(empty, phase);
     if (left >= 64) {
@@ -341,7 +341,7 @@ TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const
     }
 }
 
-/* Issues the product S of the current step. */
+/* Waits for the tile of Q of the current step, then issues the product for S. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
     const int st = g->i & 1;
@@ -494,21 +494,22 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
-    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* so that the first warpgroup begins */
+    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* the second warpgroup signals, so that the first one
+                                                                   begins */
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
         const int dq_query = D > 64 ? 0 : g->group * 64; /* the index within a tile of queries of the first query for
                                                             which this warpgroup computes dQ */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* lse, then delta */
+        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* of this lane's queries: lse, and later in a step delta */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
         if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
-        int n = 0;                 /* steps of this item so far */
+        int n = 0;                 /* the number of steps of this item so far */
         int left = 0, left_before; /* number of queries from query dq_query of a tile to the end of the sequence: left
                                       for the tile of the last step, left_before for that of the step before it */
 #pragma unroll 1

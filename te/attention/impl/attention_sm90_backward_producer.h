@@ -36,7 +36,7 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* stages of Q and dS, and of dO if shared memory suffices */
+    TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS, and of dO if shared memory suffices */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
     TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band */
     TE__ATTN_BWD_PRE_THREADS = 256
@@ -52,8 +52,8 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* [batch, seq, width]; varlen: [rows, width] */
-    CUtensorMap kv;        /* cross-attention: [batch, kv_seq, width] */
+    CUtensorMap qkv, dout; /* of tensors [batch, seq, width]; varlen: [rows, width] */
+    CUtensorMap kv;        /* cross-attention: of a tensor [batch, kv_seq, width] */
     te_attention_args a;
     float *dq;        /* the f32 sums of dQ, [heads, ceil(head_dim / 64), batch * seq, 64]; see te__attn_bwd_dq_at */
     uint32_t *ticket; /* the number of the next item to be taken; the preprocess kernel zeroes the ticket and the
@@ -63,7 +63,7 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    int key_tiles, query_tiles; /* of a sequence; varlen: te_sequence_tiles of all sequences */
+    int key_tiles, query_tiles; /* numbers of tiles of a sequence; varlen: of all sequences (te_sequence_tiles) */
     int items, band;            /* the number of key tiles of all heads together; the number of key tiles of a band */
     int any_order;              /* te_context.attention_nondeterministic; ignored in full attention, where any order is
                                    slower */
@@ -72,7 +72,7 @@ typedef struct te__attn_bwd_params {
 
 /* An item, the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
-    int head;                  /* batch * kv_heads + kv_head */
+    int head;                  /* of K and V, counted over all sequences: batch * kv_heads + kv_head */
     int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
     int band_first, band_last; /* the first and the last key tile of the item's band */
 };
@@ -106,15 +106,16 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* rows over which one column sum of dK or dV is taken */
-    /* PREFETCH: there are registers to load lse and delta ahead of their use. */
+    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* the number of rows over which a column sum of dK or dV is
+                                                          taken */
+    /* PREFETCH: lse and delta are loaded ahead of their use, because there are registers for them. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
     /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
      * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
      * thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: the warpgroups issue their products one after the other, so that one computes exponentials while the
-     * products of the other one run. */
+    /* PINGPONG: the two warpgroups issue their products in turn, so that one computes exponentials while the products
+     * of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
@@ -139,8 +140,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: the number of columns of dQ that warpgroup `group` of block `rank` computes, and the box in which these
-     * columns lie. */
+    /* TWO_CTA: dq_columns returns the number of columns of dQ that warpgroup `group` computes; dq_box returns the box
+     * in which these columns lie, for block `rank`. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
@@ -161,7 +162,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* the other warpgroup uses a shared slot next */
+        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* if both warpgroups share a slot, the other one
+                                                                       uses it next */
     }
     /* The stage of dO in step i, and the parity of the current phase of that stage's mbarriers. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
@@ -192,14 +194,15 @@ template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT
 /* Returns the item at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
-    const int whole = key_tiles / band * band; /* key tiles in whole bands */
+    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands */
     const int first = i / (band * heads) * band;
-    const int count = first < whole ? band : key_tiles - whole; /* key tiles of this band */
+    const int count = first < whole ? band : key_tiles - whole; /* the number of key tiles of this band */
     const int at = i - first * heads, n = at % count;
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item of ticket i. walk: with varlen, a cursor, which is moved to the item's sequence. */
+/* Returns the item of ticket i. walk: with varlen, a cursor over the sequences, which is moved to the item's
+ * sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -240,7 +243,7 @@ TE_FN int64_t te__attn_bwd_stats_at(const te__attn_bwd_params *p, const te_seque
     if (F::VARLEN) return (int64_t)head * p->sequences.rows + rows.first;
     return ((int64_t)batch * HEADS + head) * p->a.seq;
 }
-/* The semaphore of a head's tile of queries, for block `rank` of the cluster. */
+/* The address of the semaphore of tile `tile` of a head's queries, for block `rank` of the cluster. */
 template <int HEADS, class C, class F>
 TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head,
                                           int tile, int rank) {
@@ -269,7 +272,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* key tiles in earlier bands */
+        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* the number of key tiles of
+                                                                                         earlier bands that add to this
+                                                                                         tile of queries */
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
     if constexpr (F::CROSS) {
@@ -300,8 +305,8 @@ template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, i
  * that share the item's head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
     int head, tile; /* of the current step; head: its number within one sequence */
-    int left;       /* remaining steps, including this one */
-    int tiles;      /* tiles of queries of the sequence */
+    int left;       /* the number of remaining steps, including the current one */
+    int tiles;      /* the number of tiles of queries of the sequence */
 } te__attn_bwd_query_tiles;
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
@@ -375,7 +380,7 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, in the form that te__attn_tma_load_box takes. */
+/* The sequence of an item, as te__attn_tma_load_box takes it: its rows with varlen, else its number. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
@@ -403,12 +408,12 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* The state of the thread that schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* number of items so far */
-    int step;                         /* steps so far, of all items */
-    int number;                       /* the ticket of the item */
+    int round;                        /* the number of items so far */
+    int step;                         /* the number of steps so far, over all items */
+    int number;                       /* the ticket of the current item */
     te__attn_bwd_item item;
-    te_sequence rows;                 /* varlen: of the item */
-    te__attn_bwd_query_tiles last[2]; /* the last two steps */
+    te_sequence rows;                 /* varlen: the rows of the item's sequence */
+    te__attn_bwd_query_tiles last[2]; /* the last two steps of the current item */
 };
 
 /* Advances to the next item: the first block of a cluster takes a ticket and passes the item to the warps of both
@@ -511,7 +516,8 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
  * multiplies sixteen columns, so the descriptor makes it read the eight numbers twice; the second time they are
  * multiplied by elements of A that are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* 8 rows take 128 bytes; no swizzle */
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* the stride between groups of eight rows
+                                                                                 is 128 bytes; no swizzle */
 }
 /* Splits x into three terms of bf16, followed by a zero; together the terms have 24 bits, as many as f32. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
@@ -643,7 +649,7 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
-    int n = 0; /* steps so far */
+    int n = 0; /* the number of steps so far, over all items */
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {

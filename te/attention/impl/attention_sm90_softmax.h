@@ -21,7 +21,7 @@
 /* A thread's part of the two rows that it works on. They are numbered e = 0 and e = 1, and the second is eight rows
  * below the first. The elements of a row are distributed over four lanes. */
 template <class C> struct te__attn_fwd_fragments {
-    typename C::scores s;         /* S, then P */
+    typename C::scores s;         /* S, which P later replaces */
     uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of the product P V */
     float o[C::V / 2];            /* O, not yet divided by the rows' sums of P */
     float row_max[2], row_sum[2]; /* row_max: the number that is subtracted from a row's scores; row_sum: this lane's
