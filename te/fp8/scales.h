@@ -45,12 +45,12 @@ enum { TE_FP8_BLOCK = 128 /* the number of elements of a 1D block, and of rows a
 
 typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
-    TE_SCALING_TENSORWISE,   /* one scale */
-    TE_SCALING_ROWWISE,      /* one for each row: [rows] */
-    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
-                              * te_blockwise_1d_scale_at */
-    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to a
-                              * multiple of 4] */
+    TE_SCALING_TENSORWISE,   /* one scale for the whole matrix */
+    TE_SCALING_ROWWISE,      /* one scale for each row: [rows] */
+    TE_SCALING_BLOCKWISE_1D, /* one scale for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
+                                te_blockwise_1d_scale_at */
+    TE_SCALING_BLOCKWISE_2D, /* one scale for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to
+                                a multiple of 4] */
     TE_SCALING_COUNT
 } te_scaling;
 
@@ -65,14 +65,14 @@ TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); 
  * for cuBLASLt. The scales of the remaining 0 to 3 rows form a second array behind the first one, for a second GEMM
  * that computes these rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
-/* The index of the scale of 1D block `block` of row `row`. */
+/* The index, in a matrix's array of scales, of the scale of 1D block `block` of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
     const int64_t aligned = te_blockwise_1d_aligned_rows(rows);
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* For 2D blocks: the pitch of the array of scales, i.e. the distance between two rows of blocks, and the index of the
- * scale of block (row, col). */
+/* Two functions for 2D blocks: the pitch of the array of scales, i.e. the distance in scales from one row of blocks to
+ * the next, and the index of the scale of block (row, col). */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
@@ -88,7 +88,7 @@ TE_BOTH int64_t te_scaling_count(te_scaling s, int64_t rows, int64_t cols) {
     default: return 0;
     }
 }
-/* The index of the scale of element (row, col). */
+/* The index, in a matrix's array of scales, of the scale of element (row, col). */
 TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t row, int64_t col) {
     switch (s) {
     case TE_SCALING_ROWWISE: return row;
@@ -112,13 +112,13 @@ typedef struct te_scales {
     size_t bytes;
 } te_scales;
 
-/* Which amax the scale is computed from: the largest or the most recent one of the history. */
+/* Which amax a scale is computed from: the largest one in the history, or the most recent one. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
     te_amax_algorithm amax;
     int margin;       /* the scale is divided by 2^margin, as headroom above amax */
-    float epsilon;    /* a lower bound of amax */
+    float epsilon;    /* a smaller amax is replaced by epsilon */
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
@@ -149,7 +149,7 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Bounds of a scale, within which both the scale and its inverse are normal numbers, not subnormal ones. */
+/* The bounds of a scale. Within them both the scale and its inverse are normal numbers, not subnormal ones. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
@@ -185,7 +185,7 @@ TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
     const int j = b.x * TE_SCALES_GROUPS + group, i = a->first + j, length = a->s.length;
     if (j >= a->count) return;
-    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* 0 if amax is infinite or NaN */
+    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* entry: 0 if amax is infinite or NaN */
     const int at = a->s.at[i];
     float *history = a->s.history + (int64_t)i * length, largest = entry;
     for (int h = g.id; a->rule.amax == TE_AMAX_MAX && h < length; h += g.count)
@@ -201,7 +201,7 @@ TE_KERNEL_IF_USED(te__scales_update, TE_SCALES_THREADS, 1, te_scales_args, te_sc
 
 typedef struct te_scales_reduce_args {
     te_scales s;
-    const float *all; /* [ranks, count] */
+    const float *all; /* [ranks, count], the amax of each tensor on each rank */
     int first, count, ranks;
 } te_scales_reduce_args;
 /* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
@@ -271,7 +271,7 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     for (int i = 0; i < count; i++) TE_REQUIRE(te_is_fp8(formats[i]), ctx, TE_ERROR_DTYPE,
         "te_scales_init: tensor %d is %s; it must be e4m3 or e5m2", i, te_dtype_name(formats[i]));
     const size_t part = te__scales_part(count) / 4;
-    float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
+    float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* the initial state, in host memory */
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
     for (int i = 0; i < count; i++) {
         const size_t at = (size_t)i;
@@ -289,7 +289,7 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
  * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
-    float *all = (float *)malloc(bytes + 1); /* amax, scale, format_max, at, inverse */
+    float *all = (float *)malloc(bytes + 1); /* a copy of amax, scale, format_max, at and inverse */
     TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te__scales_reformat: cannot allocate %zu bytes", bytes);
     int known = 1;
     te_status status = te_copy(ctx, all, s->memory, bytes);

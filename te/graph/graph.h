@@ -44,13 +44,14 @@
 enum { TE_GRAPH_BLOCKS = 1024 }; /* the largest number of pieces that may be in use at one time; 16 micro-batches of 8
                                     blocks need about 700 */
 
-/* A first-fit allocator. It may not be copied or moved, and must outlive its graphs. */
+/* A first-fit allocator. The struct may not be copied or moved, and must outlive the graphs that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* bytes: size; used: in use now; high: the highest end of a piece so far */
+    size_t bytes, used, high; /* bytes: the pool's size; used: the bytes in use now; high: the highest end of a piece so
+                                 far */
     int measures;             /* 1: the pool has no memory and only computes `high` */
     int count, next_id;
-    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count], sorted by address */
+    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces in use, sorted by address */
 } te_graph_pool;
 
 /* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must free it only after
@@ -105,8 +106,8 @@ TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t b
     TE_REQUIRE(bytes, ctx, TE_ERROR_SHAPE, "graph pool: 0 bytes are wanted for %s", what ? what : "a piece");
     return te__graph_pool_allocate(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
 }
-/* Return a piece, given by its address, to the pool. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if no piece begins at this
- * address. */
+/* Return the piece that begins at address `memory` to the pool. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if no piece
+ * begins at this address. */
 TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the pool is null");
     for (int i = 0; i < p->count; i++)
@@ -135,7 +136,7 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
 
 /* ---- named tensors ----------------------------------------------------------------------------------------------- */
 
-/* If name is null, the tensor is identified by its position in the array, counted from 0. */
+/* A tensor with a name. If the name is null, the tensor is identified by its position in the array, counted from 0. */
 typedef struct te_named { const char *name; te_tensor tensor; } te_named;
 
 TE_API te_named te_named_tensor(const char *name, te_tensor t) {
@@ -159,13 +160,14 @@ struct te_graph;
  * joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* The description of a capture. It is read only during the call; names are copied. */
+/* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
 typedef struct te_graph_spec {
-    const char *name;         /* for error texts */
+    const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
     const void *arg;          /* passed to run */
-    size_t arg_bytes;         /* how many bytes of `arg` are copied; run gets the copy. 0: run gets `arg` itself */
-    const te_named *in, *out; /* [in_count], [out_count]; data null: memory from the pool */
+    size_t arg_bytes;         /* the number of bytes at `arg` that are copied, so that run gets the copy; 0: run gets
+                                 `arg` itself */
+    const te_named *in, *out; /* [in_count] and [out_count]; a tensor whose data is null gets memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
 
@@ -199,7 +201,8 @@ typedef struct te_graph {
     const struct te_graph *at; /* the address of this struct at the capture; it must stay there */
 } te_graph;
 
-/* Find a static input or output of a graph by position or by name; te_none() if there is none. */
+/* Four functions find a static input or output of a graph, by its position or by its name; te_none() if there is
+ * none. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
@@ -390,7 +393,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     const char *name = spec->name ? spec->name : "without a name";
     TE_TRY(te__graph_check_spec(spec, name, ctx));
     const int count = spec->in_count + spec->out_count;
-    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* calloc's own alignment */
+    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* aligned to 16 bytes, as
+                                                                                           calloc's memory is */
     size_t bytes = arg_at + spec->arg_bytes + strlen(name) + 1;
     for (int i = 0; i < count; i++) {
         const char *s = te__graph_spec_tensor(spec, i)->name;

@@ -30,7 +30,8 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* The struct must stay at its address, because the models point to it. */
+/* The scales of models whose weights are only in FP8. The struct must stay at its address, because the models point to
+ * it. */
 typedef struct te_fp8_weights {
     te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
 } te_fp8_weights;
@@ -54,7 +55,7 @@ TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count
     it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
     return it;
 }
-/* Go to the next parameter; returns 0 if there is none. */
+/* Go to the next parameter that is not tied; returns 0 if there is none. */
 TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     it->products += it->recipe != TE_RECIPE_none;
     it->recipe = TE_RECIPE_none;
@@ -70,8 +71,8 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* The bytes that the parameter takes in memory. If it is the weight of a GEMM under a recipe, it is in FP8 and its
- * scales are included. */
+/* The bytes that the current parameter takes in target memory. If it is the weight of a GEMM under a recipe, these are
+ * the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
@@ -105,7 +106,8 @@ TE_API te_status te__fp8_check_models(const te_named_model *models, int count, c
 
 /* ---- the tensors of a file --------------------------------------------------------------------------------------- */
 
-/* A parameter has up to three tensors in the file: itself, its scales, and the scale of the GEMM's input. */
+/* A parameter has up to three tensors in the file: the parameter itself, its scales, and the scale of the GEMM's
+ * input. */
 enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
 
 typedef struct te__fp8_tensors {
@@ -145,7 +147,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* The same for a tensor that holds the scale of a GEMM's input: "h0.fc1.input_scale". */
+/* Make the name of the next tensor in the list, which holds the scale of a GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];
@@ -153,7 +155,7 @@ TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__f
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* Add a tensor of `count` numbers, which lie at the next unused entries of l->numbers. */
+/* Add to the list a tensor of `count` numbers, which are the next unused entries of l->numbers. */
 TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, const int64_t *size, int64_t count) {
     l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, rank, size, l->numbers + l->used);
     l->used += count;
@@ -264,7 +266,8 @@ TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* Add the tensors that the file should have for a parameter. at: the address to which the parameter will be loaded. */
+/* Add to the list the tensors that the file should have for a parameter. at: the address to which the parameter will be
+ * loaded. */
 TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
                                       char *at, te_context *ctx) {
     const te_param *p = it->param;
@@ -379,7 +382,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Point the models' parameters to the memory that was read. */
+/* Make the models' parameters point to the memory into which they were read. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);

@@ -29,11 +29,11 @@
 
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix */
-    const char *op, *field; /* op and field of the parameter that the tensor is a part of */
+    const char *op, *field; /* the op and the field of the parameter of which the tensor is a part */
     int64_t rows;           /* the number of rows of the parameter that this part has, over all ranks; they follow the
                                rows of the previous part. 0: all remaining rows. For a parameter with only one row (a
                                bias), it is a number of columns instead */
-    int transposed;         /* 1: the file has this part transposed, as [in, out] */
+    int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
 } te_packed;
 
 /* A list of views and their names, for te_safetensors_load and te_safetensors_write. */

@@ -30,7 +30,7 @@ typedef struct te_named_model {
     te_model *model;
 } te_named_model;
 
-enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, including the closing NUL */
+enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's name, including the closing NUL */
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
@@ -93,7 +93,7 @@ TE_API const char *te__plan_op_next(const char *s) {
     for (int i = 0; i < 4; i++) {
         if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
         s += te__plan_op_length(s), s += *s ? 1 : 0;
-        i = -1; /* another collective may follow */
+        i = -1; /* start again with the first kind, because another collective may follow */
     }
     return s;
 }
@@ -117,7 +117,7 @@ TE_API void te__plan_text_strip(char *text) {
     char *to = text;
     const char *from = strchr(text, ';');
     while (from) {
-        const size_t n = te__plan_op_length(from + 1) + 1; /* "; gelu act 768>768" */
+        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of a part such as "; gelu act 768>768" */
         int skip = 0;
         for (int k = 0; k < 4; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
         const char *next = from[n] ? from + n : 0;

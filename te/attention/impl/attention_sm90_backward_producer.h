@@ -624,7 +624,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* The same for TWO_CTA: adds this block's columns of dQ, those of the first warpgroup, then those of the second. */
+/* te__attn_bwd_dq_add_step for TWO_CTA: adds this block's columns of a step's dQ, those of the first warpgroup, then
+ * those of the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {

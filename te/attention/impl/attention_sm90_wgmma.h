@@ -161,8 +161,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences of different lengths. rows: the sequence's range of rows; y: the first row to load,
- * counted within the sequence. */
+/* te__attn_tma_load_head for packed sequences of different lengths. rows: the sequence's range of rows; y: the first
+ * row to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -212,8 +212,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences, a tensor [rows, width]. rows: the sequence's range of rows; y: the first token to
- * load, counted within the sequence. */
+/* te__attn_tma_load_box for packed sequences, a tensor [rows, width]. rows: the sequence's range of rows; y: the first
+ * token to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -277,7 +277,7 @@ TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
 TE_FN void te__attn_add_release(uint32_t *p) {
     asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
-/* A barrier of the four warps of consumer warpgroup `group`, 0 or 1. */
+/* A barrier for the four warps of a consumer warpgroup. group: the number of the warpgroup, 0 or 1. */
 TE_FN void te__attn_warpgroup_sync(int group) {
     if (group) asm volatile("bar.sync 2, 128;" ::: "memory");
     else asm volatile("bar.sync 1, 128;" ::: "memory");
@@ -302,7 +302,7 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Makes the tensor map of a te__attn_heads_tensor. */
+/* Makes the tensor map, for TMA, of the tensor x. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;

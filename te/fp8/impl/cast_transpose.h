@@ -74,7 +74,7 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* The position of a lane's 8 x 8 piece: it begins at (row, col) of the tile that begins at (row0, col0) of the
+/* The position of a lane's 8 x 8 piece. The piece begins at (row, col) of a tile, which begins at (row0, col0) of the
  * tensor. */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
@@ -179,7 +179,7 @@ TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist
         }
 }
 /* Store the transposed tile whose first element is (row, col) of the tensor. Each lane stores chunks of 16 bytes, i.e.
- * 16 rows of a column. */
+ * 16 rows of one column of the tile. */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transposed, int64_t row, int64_t col,
                               te_lanes g) {
     enum { CHUNKS = TE_FP8_TILE / 16 };
@@ -215,7 +215,7 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same, but first branches on the format, so that k.to becomes a compile-time constant. */
+/* The same as te__fp8_tile, but first branches on the format, so that k.to becomes a compile-time constant. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -272,7 +272,7 @@ typedef struct te_quantize {
     void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
     float *amax;        /* set to the maximum of its current value and all |x|; target memory; null: not wanted */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
-    const float *scale; /* target memory; null: 1 */
+    const float *scale; /* target memory; null: the scale is 1 */
     float *inverse;     /* [2], output: 1 / scale and scale; target memory; null: not wanted */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
@@ -329,8 +329,8 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per SM; fewer for f32, because x then takes
-                                                                  * more registers */
+enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* the number of blocks per SM; fewer if x is f32,
+                                                                    because x then takes more registers */
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
 /* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
@@ -339,8 +339,8 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per S
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* The same, but only for tensors whose cols are a multiple of eight, as is always the case in a list of ops. So this
- * defines only one kernel. */
+/* The same as TE_QUANTIZE, but only for tensors whose cols are a multiple of eight, as is always the case in a list of
+ * ops. So this defines only one kernel. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \

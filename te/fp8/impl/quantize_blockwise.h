@@ -80,7 +80,7 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* How many rows of the piece at (row, col) lie in the tensor; 0 if col is past the last column. */
+/* How many rows of the 8 x 8 piece at (row, col) lie in the tensor; 0 if col is past the tensor's last column. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
@@ -134,8 +134,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set the entry of line i in s->line. With 1D blocks, it becomes the line's scale, and the inverse of the scale is
- * stored to q; with 2D blocks, it becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
+/* Set the entry of line i in s->line. With 1D blocks, the entry becomes the line's scale, and 1 / scale is stored to
+ * q->y_inverse or q->yt_inverse; with 2D blocks, the entry becomes the line's largest |x|. format_max: the largest
+ * number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -151,8 +152,8 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     }
     s->line[is_column][at] = bits;
 }
-/* Store 1 / scale of 2D block (row, col). For the last block of a row of blocks, also fill the padding at the end of
- * the row of scales, because cuBLASLt may read it. */
+/* Store `value`, which is 1 / scale of 2D block (row, col), to its entry of `inverse`. For the last block of a row of
+ * blocks, also fill the padding at the end of the row of scales, because cuBLASLt may read it. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
@@ -263,7 +264,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks per SM; x takes more registers in f32 */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* the number of blocks per SM; x takes more
+                                                                      registers in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
  * *ctx). */

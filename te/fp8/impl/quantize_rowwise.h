@@ -21,7 +21,7 @@
 #include "../scales.h"         /* te_scale_of_amax_bits, TE_KERNEL_RESIDENT */
 
 typedef struct te_quantize_rowwise {
-    void *y;        /* [rows, cols] of `to` */
+    void *y;        /* [rows, cols], of dtype `to` */
     float *inverse; /* [rows], 1 / scale; target memory */
     const void *x;  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
@@ -41,7 +41,8 @@ enum {
     TE_ROWWISE_VECTORS = 4 /* the number of vectors of eight elements that a lane holds in registers */
 };
 
-/* Cast the vector x and store it at element `at` of y. from, to: the dtypes of x and y, compile-time constants. */
+/* Cast the eight elements x and store them from element `at` of y on. from, to: the dtypes of x and y, compile-time
+ * constants. */
 TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int64_t at, float scale,
                              const te_dtype from, const te_dtype to) {
     float v[8];
@@ -102,7 +103,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks per SM; x takes more registers in f32 */
+#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* the number of blocks per SM; x takes more registers
+                                                                    in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
  * *ctx). */

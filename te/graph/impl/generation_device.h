@@ -26,15 +26,15 @@ enum {
     TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20 /* the number of bytes that a block of te__generation_fork
                                                          copies */
 };
-/* te__generation_input.flags */
+/* The bits of te__generation_input.flags, for each sequence. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
     TE__GENERATION_DECODES = 2, /* the sequence has one row, whose token the device has chosen before */
     TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of the prompt is
                                    still to come */
-    TE__GENERATION_NEW = 8      /* the first step of a sequence */
+    TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
-/* te__generation_result.code */
+/* The values of te__generation_result.code, for each sequence. */
 enum {
     TE__GENERATION_NOTHING,
     TE__GENERATION_TOKEN,
@@ -54,7 +54,7 @@ typedef struct te__generation_input {
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k, *flags;
     int32_t *past;       /* the number of tokens of the sequence that the cache should have before the step */
-    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]; -1: none */
+    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: stop tokens; -1: none */
     int32_t *cu_seqlens; /* [sequences + 1] */
     int32_t *tokens;     /* [rows] */
     char *memory;
@@ -258,7 +258,7 @@ TE_KERNEL_IF_USED(te__generation_fork, TE__GENERATION_THREADS, 1, te__generation
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* The batch of a step. */
+/* The sizes of a step's batch. */
 typedef struct te__generation_batch {
     int sequences, rows, max_seqlen;
     int decodes; /* 1: the batch has exactly one row of each sequence, and needs no cu_seqlens */

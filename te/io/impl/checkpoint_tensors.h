@@ -29,12 +29,12 @@ typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shar
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
-    int saves;               /* 1: this rank saves the shard (exactly one of the ranks that hold it does) */
+    int saves;               /* 1: this rank saves the shard; exactly one of the ranks that hold it does so */
     te__shard_format format; /* how the shard is stored; moments in 8 bits are converted to and from bf16 */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
-    int64_t rows, cols;        /* of the whole tensor */
+    int64_t rows, cols;        /* the shape of the whole tensor */
     te_shard_layout runs;              /* the contiguous runs of the whole tensor that this rank of the tensor group
                                         * has */
     te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second shard is in the replicated remainder */
@@ -42,8 +42,8 @@ typedef struct te__sharded_tensor {
 } te__sharded_tensor;
 
 TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_group *g) {
-    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* true even if this rank has only one
-                                                                                 * row of the matrix */
+    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* also true if this rank has only one
+                                                                                   row of the matrix */
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
@@ -54,7 +54,7 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
 /* Whether this rank of the tensor group saves its part of p. A replicated parameter is saved by rank 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
-/* A part of a whole tensor, elements [at, at + count), in target memory. */
+/* A part of a whole tensor: its elements [at, at + count), in target memory. */
 typedef struct te__tensor_part {
     void *data;   /* the elements of the part */
     int64_t at, count;
@@ -83,7 +83,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* The same for all shards that this rank saves or, if `loads`, for all shards that it has. */
+/* Call te__tensor_shard_copy for all shards of the tensor that this rank saves or, if `loads`, for all shards that it
+ * has. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)
@@ -102,13 +103,13 @@ typedef struct te__checkpoint_tensors {
     char *names;                 /* the memory in which the names lie */
     const te_group *ranks;       /* the tensor group, which shards parameters */
     int replica;                 /* this rank's index in the data group */
-    int is_sharded;              /* 1: one file for several ranks */
+    int is_sharded;              /* 1: several ranks save or load one file */
     int has_8bit;                /* 1: the optimizer has moments in 8 bits, which are bf16 in the file */
     int count;
     size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
     te_adamw_state state;
     te_rng rng;
-    int64_t step[2], recipes[2]; /* the numbers */
+    int64_t step[2], recipes[2]; /* the values of the numbers */
     uint64_t random[2];
 } te__checkpoint_tensors;
 
@@ -140,7 +141,7 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
     if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
     l->count++;
 }
-/* Whether a checkpoint is one file for several ranks. */
+/* Whether several ranks save or load one file. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
 /* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of the
  * constants TE__CHECKPOINT_... */
@@ -269,8 +270,9 @@ typedef struct te__gather {
                             * formats */
     size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
                               come before those with 2-byte elements */
-    int i;                 /* the current tensor; l->count: past the last tensor of this element size */
-    uint64_t at;           /* the next byte of the current tensor */
+    int i;                 /* the index of the current tensor; l->count when all tensors of this element size are
+                              done */
+    uint64_t at;           /* the offset of the next byte in the current tensor */
 } te__gather;
 
 TE_API void te__gather_close(te__gather *g, te_context *ctx) { te_release(ctx, g->part); }
