@@ -50,7 +50,7 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
     char text[48];
     const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
     const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
-    /* the first two options are counts of heads */
+    /* the first two options of an attention op are counts of heads */
     const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
     const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
     /* a frozen_linear computes the same as a linear */
@@ -111,7 +111,7 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove from a text, in place, the dtype and the ops that weights do not depend on. */
+/* Remove from a text, in place, its dtype, and those ops that have no influence on weights. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;

@@ -141,9 +141,9 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit for the sum of a lane's elements of P in one row of a tile. No element is negative, so none exceeds the
- * limit either. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the range of float, but the
- * limit must keep the product P V far from the end of that range. */
+/* The limit for the sum of a lane's elements of P in one row of a tile. As no element is negative, no single element
+ * exceeds the limit either. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the range of float,
+ * but the limit must keep the product P V far from the end of that range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }

@@ -25,7 +25,7 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A shard: a range of the elements of a tensor that this rank has. */
+/* A shard of a tensor: a range of elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
@@ -35,8 +35,8 @@ typedef struct te__tensor_shard {
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* the shape of the whole tensor */
-    te_shard_layout runs;              /* the contiguous runs of the whole tensor that this rank of the tensor group
-                                        * has */
+    te_shard_layout runs;              /* the contiguous runs of elements that this rank of the tensor group has of the
+                                          whole tensor */
     te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second shard is in the replicated remainder */
     int shards;
 } te__sharded_tensor;
@@ -101,7 +101,7 @@ typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
     te__sharded_tensor *sharded; /* [count]; for numbers: zeros */
     char *names;                 /* the memory in which the names lie */
-    const te_group *ranks;       /* the tensor group, which shards parameters */
+    const te_group *ranks;       /* the tensor group, over whose ranks parameters are sharded */
     int replica;                 /* this rank's index in the data group */
     int is_sharded;              /* 1: several ranks save or load one file */
     int has_8bit;                /* 1: the optimizer has moments in 8 bits, which are bf16 in the file */
