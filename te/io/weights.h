@@ -111,7 +111,7 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove from a text, in place, its dtype, and those ops that have no influence on weights. */
+/* Remove from a text, in place, its dtype, and those ops (dropout and others) on which weights do not depend. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;
