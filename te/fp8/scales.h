@@ -10,8 +10,9 @@
  *
  * Delayed scaling (Micikevicius et al. 2022): the scale is computed from the amax of earlier steps, so the kernel that
  * produces a tensor can cast it at once. scale = format_max / amax / 2^margin, where amax is either the largest or the
- * most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays as it is. Infinity and NaN enter
- * the history as 0, so that one bad step does not affect the scale for as long as its entry is in the history.
+ * most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays as it is. An amax that is
+ * infinite or NaN enters the history as 0; otherwise one bad step would affect the scale for as long as its entry is in
+ * the history.
  *
  * Current scaling: the history has length 1. The scale of a tensor is updated after a kernel has computed the tensor's
  * amax and before another kernel casts the tensor.
@@ -30,26 +31,26 @@
 
 /* ---- how a matrix is scaled -------------------------------------------------------------------------------------- */
 
-/* Below, cols is the dimension of a matrix [rows, cols] that a GEMM sums over (its k). An FP8 matrix stores each number
- * multiplied by a scale. Its array of scales holds the inverse, 1 / scale, because GEMMs multiply by that. The layouts
- * are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and _BLK128x128_32F
- * ("Scaling factors layouts").
+/* Below, cols of a matrix [rows, cols] is the dimension over which a GEMM sums (the GEMM's k). An FP8 matrix stores
+ * each number multiplied by a scale. But its array of scales holds the inverses, 1 / scale, because GEMMs multiply by
+ * these. The layouts are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and
+ * _BLK128x128_32F ("Scaling factors layouts").
  *
  * Do this:
  *     float *inverse = ...;        // te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) floats of target memory
  *     inverse[te_blockwise_1d_scale_at(rows, cols, row, col / TE_FP8_BLOCK)] = 1 / scale;
  */
 
-enum { TE_FP8_BLOCK = 128 /* elements of a 1D block, rows and columns of a 2D block */ };
+enum { TE_FP8_BLOCK = 128 /* the number of elements of a 1D block, and of rows and of columns of a 2D block */ };
 
 typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
-    TE_SCALING_TENSORWISE,   /* one scale */
-    TE_SCALING_ROWWISE,      /* one for each row: [rows] */
-    TE_SCALING_BLOCKWISE_1D, /* one for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
-                              * te_blockwise_1d_scale_at */
-    TE_SCALING_BLOCKWISE_2D, /* one for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to a
-                              * multiple of 4] */
+    TE_SCALING_TENSORWISE,   /* one scale for the whole matrix */
+    TE_SCALING_ROWWISE,      /* one scale for each row: [rows] */
+    TE_SCALING_BLOCKWISE_1D, /* one scale for each 1 x 128 elements of a row: [ceil(cols / 128), rows]; see
+                                te_blockwise_1d_scale_at */
+    TE_SCALING_BLOCKWISE_2D, /* one scale for each 128 x 128 elements: [ceil(rows / 128), ceil(cols / 128) rounded up to
+                                a multiple of 4] */
     TE_SCALING_COUNT
 } te_scaling;
 
@@ -60,17 +61,18 @@ TE_API const char *te_scaling_name(te_scaling s) {
 
 /* The number of blocks that n rows or columns are divided into. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
-/* The number of rows whose 1D scales form the array that cuBLASLt reads, which must have a multiple of four rows. The
- * scales of the remaining 0 to 3 rows form a second array after it, for a second GEMM that computes these rows. */
+/* cuBLASLt reads 1D scales only for a multiple of four rows. This is the number of rows whose 1D scales form the array
+ * for cuBLASLt. The scales of the remaining 0 to 3 rows form a second array behind the first one, for a second GEMM
+ * that computes these rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
-/* The index of the scale of 1D block `block` of row `row`. */
+/* The index, in a matrix's array of scales, of the scale of 1D block `block` of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
     const int64_t aligned = te_blockwise_1d_aligned_rows(rows);
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* For 2D blocks: the pitch of the array of scales, i.e. the distance between two rows of blocks, and the index of the
- * scale of block (row, col). */
+/* Two functions for 2D blocks: the pitch of the array of scales, i.e. the distance in scales from one row of blocks to
+ * the next, and the index of the scale of block (row, col). */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
@@ -86,7 +88,7 @@ TE_BOTH int64_t te_scaling_count(te_scaling s, int64_t rows, int64_t cols) {
     default: return 0;
     }
 }
-/* The index of the scale of element (row, col). */
+/* The index, in a matrix's array of scales, of the scale of element (row, col). */
 TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t row, int64_t col) {
     switch (s) {
     case TE_SCALING_ROWWISE: return row;
@@ -100,9 +102,9 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 
 typedef struct te_scales {
     float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
-    float *scale;      /* [count], values are multiplied by it before rounding; initially 1 */
+    float *scale;      /* [count], numbers of the tensor are multiplied by it before they are rounded; initially 1 */
     float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which GEMMs multiply by */
-    float *format_max; /* [count], the largest number of the tensor's format */
+    float *format_max; /* [count], the largest number that the tensor's format represents */
     float *history;    /* [count, length], a ring buffer of amax for each tensor; initially 0 */
     int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
     int count, length;
@@ -110,13 +112,13 @@ typedef struct te_scales {
     size_t bytes;
 } te_scales;
 
-/* Which amax the scale is computed from: the largest or the most recent one of the history. */
+/* Which amax a scale is computed from: the largest one in the history, or the most recent one. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
     te_amax_algorithm amax;
     int margin;       /* the scale is divided by 2^margin, as headroom above amax */
-    float epsilon;    /* a lower bound of amax */
+    float epsilon;    /* a smaller amax is replaced by epsilon */
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
@@ -147,12 +149,11 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Bounds of a scale, within which both the scale and its inverse are normal numbers, not subnormal ones. */
+/* The bounds of a scale. Within them both the scale and its inverse are normal numbers, not subnormal ones. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
-/* The scale for an amax, which must be above 0 or have a rule with an epsilon above 0. format_max: the largest number
- * of the format. */
+/* The scale for an amax. Either amax or rule->epsilon must be above 0. format_max: the largest number of the format. */
 TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule *rule) {
     const float a = amax < rule->epsilon ? rule->epsilon : amax;
     float s = format_max / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
@@ -177,14 +178,14 @@ typedef struct te_scales_args {
 enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
        TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
 
-/* Updates the scale and the amax history of one tensor; a group of lanes works on each tensor. Memory traffic: four
- * bytes read for each entry of the history, if the rule is TE_AMAX_MAX. */
+/* Updates the scale and the amax history of each tensor; a group of lanes works on one tensor. Memory traffic: if the
+ * rule is TE_AMAX_MAX, four bytes are read for each entry of the history. */
 TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
     const int j = b.x * TE_SCALES_GROUPS + group, i = a->first + j, length = a->s.length;
     if (j >= a->count) return;
-    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* 0 if amax is infinite or NaN */
+    const float now = a->s.amax[i], entry = now <= FLT_MAX ? now : 0.0f; /* entry: 0 if amax is infinite or NaN */
     const int at = a->s.at[i];
     float *history = a->s.history + (int64_t)i * length, largest = entry;
     for (int h = g.id; a->rule.amax == TE_AMAX_MAX && h < length; h += g.count)
@@ -200,11 +201,11 @@ TE_KERNEL_IF_USED(te__scales_update, TE_SCALES_THREADS, 1, te_scales_args, te_sc
 
 typedef struct te_scales_reduce_args {
     te_scales s;
-    const float *all; /* [ranks, count] */
+    const float *all; /* [ranks, count], the amax of each tensor on each rank */
     int first, count, ranks;
 } te_scales_reduce_args;
 /* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
- * the next update changes the scale on no rank. Memory traffic: four bytes read for each rank and tensor. */
+ * the next update changes the scale on no rank. Memory traffic: four bytes are read for each rank and tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -220,8 +221,8 @@ TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
 TE_KERNEL_IF_USED(te__scales_reduce, TE_SCALES_THREADS, 1, te_scales_reduce_args, te_scales_reduce_body(te_args, te_at))
-/* Sets the amax of one tensor to the maximum of itself and the history, and clears the history. Memory traffic: four
- * bytes read and four bytes written for each entry of the history. */
+/* Sets the amax of each tensor to the maximum of its current value and all entries of the history, and sets these
+ * entries to 0. Memory traffic: four bytes are read and four bytes written for each entry of the history. */
 TE_FN void te_scales_amax_from_history_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -289,7 +290,7 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     for (int i = 0; i < count; i++) TE_REQUIRE(te_is_fp8(formats[i]), ctx, TE_ERROR_DTYPE,
         "te_scales_init: tensor %d is %s; it must be e4m3 or e5m2", i, te_dtype_name(formats[i]));
     const size_t part = te__scales_part(count) / 4;
-    float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
+    float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* the initial state, in host memory */
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
     for (int i = 0; i < count; i++) {
         const size_t at = (size_t)i;
@@ -307,7 +308,7 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
  * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
-    float *all = (float *)malloc(bytes + 1); /* amax, scale, format_max, at, inverse */
+    float *all = (float *)malloc(bytes + 1); /* a copy of amax, scale, format_max, at and inverse */
     TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te__scales_reformat: cannot allocate %zu bytes", bytes);
     int known = 1;
     te_status status = te_copy(ctx, all, s->memory, bytes);
@@ -365,8 +366,8 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     TE_TRY(te_group_all_gather(g, gathered, s->amax + first, count, TE_f32, ctx));
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
-/* For each of the tensors [first, first + count), set amax to the maximum of itself and the history, and clear the
- * history. */
+/* For each of the tensors [first, first + count), set amax to the maximum of its current value and all entries of the
+ * history, and set these entries to 0. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

@@ -14,13 +14,14 @@
  *     te_named in[] = {te_named_ints("tokens", 0, rows)};
  *     te_named out[] = {te_named_tensor("loss", te_matrix(0, TE_f32, rows, 1))};
  *     te_graph_spec spec = te_graph_spec_of("step", step, t, 0, in, 1, out, 1);
- *     TE_TRY(te_graph_capture(&g, &spec, &pool, &ctx));    // after one eager step, which loads kernels; runs nothing
+ *     TE_TRY(te_graph_capture(&g, &spec, &pool, &ctx));    // records only. Before it, one eager step loads the kernels
  *     ...
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * On the host a replay calls the function, with the same checks and results. The capture does not call it there, so an
- * error in the function shows only at the first replay, which may have run a part of it.
+ * On the host a replay calls the function, with the same checks and results. There a capture does not call the
+ * function, so an error in the function shows only at the first replay, when a part of the function may have run
+ * already.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
@@ -40,20 +41,21 @@
  *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes, "saved of micro-batch 1", &ctx));
  */
 
-enum { TE_GRAPH_BLOCKS = 1024 }; /* the limit of pieces in use at one time; 16 micro-batches of 8 blocks need about
-                                  * 700 */
+enum { TE_GRAPH_BLOCKS = 1024 }; /* the largest number of pieces that may be in use at one time; 16 micro-batches of 8
+                                    blocks need about 700 */
 
-/* A first-fit allocator. It may not be copied or moved, and must outlive its graphs. */
+/* A first-fit allocator. The struct may not be copied or moved, and must outlive the graphs that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* bytes: size; used: in use now; high: the highest end of a piece so far */
+    size_t bytes, used, high; /* bytes: the pool's size; used: the bytes in use now; high: the highest end of a piece so
+                                 far */
     int measures;             /* 1: the pool has no memory and only computes `high` */
     int count, next_id;
-    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count], sorted by address */
+    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces in use, sorted by address */
 } te_graph_pool;
 
-/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns it, and must free it only after the
- * graphs are destroyed. If null, the pool only measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
+/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must free it only after
+ * the graphs are destroyed. If memory is null, the pool only measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -64,7 +66,8 @@ TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes
     return TE_OK;
 }
 
-/* Allocate a piece. who, what: two parts of the error text, which say what the piece is for. */
+/* Allocate a piece of the pool. *id: output, a number that identifies the piece. who, what: two parts of the error
+ * text, which say what the piece is for. */
 TE_API te_status te__graph_pool_allocate(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
                                          const char *what, te_context *ctx) {
     const size_t need = bytes > SIZE_MAX / 4 ? bytes : (bytes / TE_ALIGN + (bytes % TE_ALIGN != 0)) * TE_ALIGN;
@@ -103,8 +106,8 @@ TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t b
     TE_REQUIRE(bytes, ctx, TE_ERROR_SHAPE, "graph pool: 0 bytes are wanted for %s", what ? what : "a piece");
     return te__graph_pool_allocate(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
 }
-/* Return a piece, given by its address, to the pool. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if no piece begins at this
- * address. */
+/* Return the piece that begins at address `memory` to the pool. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if no piece
+ * begins at this address. */
 TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the pool is null");
     for (int i = 0; i < p->count; i++)
@@ -113,16 +116,16 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
 }
 
 /* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
- * used in place; so if the y of one graph is the x of the next, the replay copies nothing. A tensor without memory
- * (data null) gets memory from the pool. The caller acquires the memory of a te_saved from the pool with
- * te_graph_pool_acquire.
+ * used in place; so if one graph's output y and the next graph's input x have the same memory, a replay copies nothing.
+ * A tensor without memory (data null) gets memory from the pool. The caller acquires the memory of a te_saved from the
+ * pool with te_graph_pool_acquire.
  *
- * The pool. Memory is acquired and released in the order of the captures, and reused on the assumption that replays
- * come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and outputs. Later
- * captures may then reuse their memory; the graph can still be replayed at its position in the order. For a pipeline
- * (F0 F1 B0 F2 ...), capture in the order of the schedule, and after B0 retire F0 and release the memory that F0 saved
- * for B0. A pool without memory only measures: run the same sequence of calls with it, which records no graph;
- * afterwards pool.high is the number of bytes to allocate.
+ * The pool. Memory is acquired and released in the order of the captures. Released memory is reused, which is correct
+ * only if replays come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and
+ * outputs. Later captures may then reuse their memory; the graph can still be replayed at its position in the order.
+ * For a pipeline (F0 F1 B0 F2 ...), capture in the order of the schedule, and after B0 retire F0 and release the memory
+ * that F0 saved for B0. A pool without memory only measures: run the same sequence of calls with it, which records no
+ * graph; afterwards pool.high is the number of bytes to allocate.
  *
  * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
  * are the same as those of an eager run.
@@ -133,7 +136,7 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
 
 /* ---- named tensors ----------------------------------------------------------------------------------------------- */
 
-/* If name is null, the tensor is identified by its position in the array, counted from 0. */
+/* A tensor with a name. If the name is null, the tensor is identified by its position in the array, counted from 0. */
 typedef struct te_named { const char *name; te_tensor tensor; } te_named;
 
 TE_API te_named te_named_tensor(const char *name, te_tensor t) {
@@ -141,28 +144,30 @@ TE_API te_named te_named_tensor(const char *name, te_tensor t) {
     n.name = name, n.tensor = t;
     return n;
 }
-/* For tokens or labels. A graph copies bits, so int32 numbers may be passed as f32: p[count] becomes the tensor [count,
- * 1]. */
+/* For tokens or labels. A graph copies inputs bit by bit, so the int32 numbers p[count] can be passed as a tensor
+ * [count, 1] of f32. */
 TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count) {
     return te_named_tensor(name, te_matrix((void *)(uintptr_t)p, TE_f32, count, 1));
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-enum { TE__GRAPH_POSITION_BYTES = 16 }; /* size of the generated name of a tensor that has none, such as "#2" */
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size of a generated name, such as "#2", of a tensor without a name */
 
 struct te_graph;
-/* Enqueues library calls on ctx->stream, which during a capture is the graph's stream. It may not allocate or release
- * memory, wait, copy from or to pageable memory, or use another stream without joining it to this one by events. */
+/* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is the graph's
+ * stream. It may not allocate or release memory, wait, copy from or to pageable memory, or use another stream without
+ * joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* The description of a capture. It is read only during the call; names are copied. */
+/* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
 typedef struct te_graph_spec {
-    const char *name;         /* for error texts */
+    const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
-    const void *arg;          /* for run */
-    size_t arg_bytes;         /* how many bytes of `arg` are copied; run gets the copy. 0: run gets `arg` itself */
-    const te_named *in, *out; /* [in_count], [out_count]; data null: memory from the pool */
+    const void *arg;          /* passed to run */
+    size_t arg_bytes;         /* the number of bytes at `arg` that are copied, so that run gets the copy; 0: run gets
+                                 `arg` itself */
+    const te_named *in, *out; /* [in_count] and [out_count]; a tensor whose data is null gets memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
 
@@ -176,7 +181,7 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* if the caller gave it no name: its position, such as "#2" */
+    const char *name;   /* the tensor's name; if the caller gave none, its position, such as "#2" */
     const void *source; /* the address that a replay copies this input from */
     int id;             /* identifies the piece of the pool that holds the tensor; 0: the tensor is in the caller's
                          * memory */
@@ -196,7 +201,8 @@ typedef struct te_graph {
     const struct te_graph *at; /* the address of this struct at the capture; it must stay there */
 } te_graph;
 
-/* Find a static input or output of a graph by position or by name; te_none() if there is none. */
+/* Four functions find a static input or output of a graph, by its position or by its name; te_none() if there is
+ * none. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
@@ -217,8 +223,8 @@ TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Return to the pool the memory that it allocated for this graph's inputs and outputs, for later captures ("The pool",
- * above). */
+/* Release the memory from the pool that holds this graph's inputs and outputs, so that later captures can use it ("The
+ * pool", above). */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
@@ -238,7 +244,8 @@ TE_API void te_graph_destroy(te_graph *g) {
 
 /* ---- the call of the function ------------------------------------------------------------------------------------ */
 
-/* Replaces the context's target while the function runs; it returns an error from calls that a graph cannot repeat. */
+/* A target that replaces the context's target while the function runs. Its functions return an error for calls that a
+ * graph cannot repeat. */
 typedef struct te__graph_target {
     te_target target;
     const te_target *real;
@@ -327,7 +334,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
         status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaStreamDestroy(capture);
-    if (status != TE_OK) (void)cudaGetLastError(); /* clears the error, which the next launch would report */
+    if (status != TE_OK) (void)cudaGetLastError(); /* clears CUDA's last error, which the next launch would report
+                                                      otherwise */
     else g->exec = exec;
 #else
     (void)g, (void)ctx;
@@ -385,7 +393,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     const char *name = spec->name ? spec->name : "without a name";
     TE_TRY(te__graph_check_spec(spec, name, ctx));
     const int count = spec->in_count + spec->out_count;
-    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* calloc's own alignment */
+    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* aligned to 16 bytes, as
+                                                                                           calloc's memory is */
     size_t bytes = arg_at + spec->arg_bytes + strlen(name) + 1;
     for (int i = 0; i < count; i++) {
         const char *s = te__graph_spec_tensor(spec, i)->name;
@@ -411,8 +420,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Find the input of the graph that in[i] stands for, check in[i], and store the address of its data as the input's
- * source. */
+/* Find the input of the graph to which in[i] belongs, by name or position; check in[i]; and store the address of its
+ * data as that input's source. */
 TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;

@@ -1,20 +1,20 @@
-/* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache of the same lists: a prompt that
- * many texts begin with, or a conversation that goes on later. What follows has the same bits as if the sequence had
- * stayed in the cache.
+/* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache for the same lists of ops. The
+ * sequence may be a prompt that many texts begin with, or a conversation that is continued later. Results computed
+ * after loading are bitwise identical to those without saving and loading.
  *
  * Do this:
  *     TE_TRY(te_cache_save(&cache, slot, tokens, "prompt.safetensors", &ctx));           // tokens: may be null
  *     ...
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
- * A safetensors file with a checksum. For each attention of the cache's models, in their order, it has
+ * The file is a safetensors file with a checksum. It has, for each attention op of the cache's models, in order,
  *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype
  *     layer.0.values    [kv_heads, length, value_dim]
- *     tokens            [length], I32, where the program passes the tokens that the sequence is made of
- * and in the metadata the text of each layer's list (te/io/weights.h). The file does not depend on page_rows, nor on
- * the order in which the target stores a row, so that a host and a GPU can exchange files. It does not name the
- * weights: a file of other weights is loaded, and is wrong. Of several ranks each saves the heads that it has, to a
- * file of its own.
+ *     tokens            [length], I32, if the program passes the sequence's tokens
+ * and, in the metadata, the text of each layer's list (te/io/weights.h). The file depends neither on page_rows nor on
+ * the order in which the target stores a row, so that a host and a GPU can exchange files. The file does not identify
+ * the weights: a file that was saved with other weights loads without an error, but its keys and values are wrong. If
+ * there are several ranks, each rank saves its own heads to a file of its own.
  */
 #ifndef TE_CACHE_FILE_H
 #define TE_CACHE_FILE_H
@@ -25,15 +25,16 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* A file while it is written or read. All arrays lie in host memory. */
+/* The state while a file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
     te_safetensor *tensor; /* [2 layers + 1]: keys and values of each layer, then the tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
-    char *staging;         /* keys or values of a layer in the order of the pages: [pages, kv_heads, page_rows, dim] */
-    char *rows;            /* saving: the same in the order of the file, [kv_heads, length, dim] */
-    char *memory;          /* loading: all tensors of the file */
+    char *staging;         /* the keys or the values of one layer in the order of the pages: [pages, kv_heads,
+                              page_rows, dim] */
+    char *rows;            /* when saving: the same numbers in the order of the file: [kv_heads, length, dim] */
+    char *memory;          /* when loading: the data of all tensors of the file */
     int length, pages, count;
 } te__cache_file;
 
@@ -46,7 +47,8 @@ TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int
 TE_API void te__cache_file_free(te__cache_file *f) {
     free(f->tensor), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
 }
-/* Describe the tensors of a sequence of `length` tokens. The data of each is not null, but not yet memory. */
+/* Describe the tensors of the file, for a sequence of f->length tokens. The data pointer of each is a placeholder,
+ * which is not null. */
 TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     const te_cache *c = f->cache;
     f->count = 0;
@@ -67,7 +69,7 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     f->tensor[f->count] = te_safetensor_of(f->name[f->count], TE_SAFETENSORS_I32, 1, shape, f->name);
     f->count++;
 }
-/* Allocate what does not depend on the length. After an error there is nothing to free. */
+/* Allocate the arrays whose sizes do not depend on the sequence's length. After an error there is nothing to free. */
 TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_context *ctx) {
     const size_t tensors = 2 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
     memset(f, 0, sizeof *f);
@@ -79,7 +81,7 @@ TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_c
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
 }
-/* The largest tensor of a layer, and its bytes in the order of the pages. */
+/* Allocate f->staging and, if with_rows is set, f->rows, each large enough for every tensor of a layer. */
 TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     size_t rows = 1, staging = 1;
@@ -98,8 +100,8 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
-/* Copy tensor i between its pages in the cache and the staging memory; to_cache: in that direction. Where a page is not
- * full, only its rows are copied. */
+/* Copy tensor i from its pages in the cache to f->staging or, if to_cache is set, from f->staging to its pages. Of a
+ * page that is not full, only the rows in use are copied. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[i / 2];
@@ -119,8 +121,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     }
     return te_synchronize(ctx);
 }
-/* Reorder tensor i in host memory between the order of the staging memory and that of the file, and the chunks of each
- * row between the order of the target (te__cache_is_swizzled) and their own. */
+/* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. Its rows are in the order
+ * of the pages in f->staging, and in the order of the file in `rows`. The 16-byte chunks within a row are in the order
+ * of the target (te__cache_is_swizzled) in f->staging, and in ascending order in `rows`. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];
@@ -141,7 +144,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes [at, at + n) of a tensor, for te__safetensors_write. */
+/* A callback for te__safetensors_extra.source: copies bytes [at, at + n) of a tensor to `to`. */
 TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor *s, uint64_t at, size_t n,
                                        te_context *ctx) {
     te__cache_file *f = (te__cache_file *)from;
@@ -160,7 +163,8 @@ TE_API te_named_model te__cache_file_model(const te_cache *c, int k, char name[T
     m.name = name, m.model = (te_model *)(uintptr_t)c->layer[k].model;
     return m;
 }
-/* Put the key and the text of each layer's list into t, and their places into pairs; t->p null: only count bytes. */
+/* Write the metadata key and the text of each layer's list to t, and the addresses of both to `pairs`. If t->p is null,
+ * only count the bytes. */
 TE_API void te__cache_file_lists(te__text *t, te_safetensors_pair *pairs, const te_cache *c, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size;
     char name[TE__CACHE_FILE_NAME];
@@ -187,9 +191,10 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
     free(memory);
     return status;
 }
-/* Save sequence `slot` with all its tokens' keys and values. tokens [length], in host or target memory: also these, for
- * a program that will look for a prompt that begins with them; null: none. An old file at the path stays as it is until
- * the new one is complete on the disk. Waits for the stream. */
+/* Save the keys and values of all tokens of sequence `slot`. tokens: the sequence's tokens, [length], in host or target
+ * memory. They are saved, too, so that a program can later find out whether a prompt begins with them. If tokens is
+ * null, no tokens are saved. An old file at the path stays as it is until the new one is complete on the disk. Waits
+ * for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;
@@ -212,7 +217,8 @@ TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *token
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Find the length, and check that the file has the tensors and the lists of this cache, and no others. */
+/* Read the sequence's length from the file, and check that the file has the tensors and the lists of this cache, and no
+ * other tensors. */
 TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, int wants_tokens, te_context *ctx) {
     const te_cache *c = f->cache;
     const te_safetensor *keys = te_safetensors_find(file, "layer.0.keys");
@@ -240,7 +246,7 @@ TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, i
     }
     return TE_OK;
 }
-/* Read all tensors to host memory: what can fail comes before the cache changes. */
+/* Read all tensors to host memory. This comes before the cache is changed, because reading may fail. */
 TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *file, te_context *ctx) {
     size_t bytes = 0;
     for (int i = 0; i < f->count; i++) bytes += (size_t)f->tensor[i].bytes;
@@ -256,7 +262,8 @@ TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *fi
     }
     return TE_OK;
 }
-/* Check that the pages suffice: those that are free, and those that only sequence `slot` has. */
+/* Check that there are enough pages for the file's sequence. Available are the free pages, and those that only sequence
+ * `slot` uses, because that sequence will be dropped. */
 TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const size_t uses = (size_t)t->pages;
@@ -280,14 +287,14 @@ TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, t
                t->pages, available);
     return TE_OK;
 }
-/* Sequence `slot` becomes the one of the file. */
+/* Replace sequence `slot` by the file's sequence, which te__cache_file_read has read. */
 TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te_context *ctx) {
     const te_cache *c = f->cache;
     const int32_t of_slot = slot;
     te_cache_args a = te__cache_args(c);
     TE_TRY(te_cache_truncate(c, slot, 0, ctx));
     if (!f->length) return te_synchronize(ctx);
-    /* a batch of one sequence takes its pages */
+    /* begin a batch that consists of this sequence only, which allocates the sequence's pages */
     TE_TRY(te_copy(ctx, c->t.slot, &of_slot, sizeof of_slot));
     a.of.count = 1, a.of.max_seqlen = a.of.rows = f->length, a.slots = c->t.slot;
     TE_TRY(te__cache_begin_launch(ctx, te__grid_of(1, 1), &a));
@@ -299,12 +306,12 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     }
     return TE_OK;
 }
-/* Sequence `slot` becomes the one that te_cache_save has put into the file; what it was before is dropped. tokens:
- * [capacity of the cache], in host memory, gets the file's tokens; null: they are not wanted. length: gets their
- * number; may be null. Not between te_cache_begin and the models of its batch. All of the file is checked, and read to
- * host memory, before the cache changes: after an error it is as it was. Waits for the stream. Errors: TE_ERROR_FORMAT
- * and TE_ERROR_IO (not such a file, or damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other
- * lists, or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
+/* Replace sequence `slot` by the sequence in a file that te_cache_save has written. tokens: output, the file's tokens,
+ * [capacity of the cache], in host memory; null: they are not wanted. length: output, the number of tokens; may be
+ * null. Must not be called between te_cache_begin and the models of its batch. The whole file is checked, and read to
+ * host memory, before the cache is changed; so after an error the cache is unchanged. Waits for the stream. Errors:
+ * TE_ERROR_FORMAT and TE_ERROR_IO (not such a file, or a damaged one), TE_ERROR_SHAPE, TE_ERROR_DTYPE and
+ * TE_ERROR_VALUE (a file of other lists, or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

@@ -11,13 +11,13 @@
  *     te_safetensors file;
  *     TE_TRY(te_safetensors_open(&file, "run.safetensors", &ctx));
  *     const char *position = te_safetensors_metadata(&file, "position");
- *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks everything before it changes anything
+ *     te_status status = te_checkpoint_load(&all, &file, &ctx);     // makes all checks before it changes anything
  *     te_safetensors_close(&file);
  *
- * Several ranks (a context with a communicator) save and load one file of whole tensors. The file is the same as if one
- * rank had written it, so any number of ranks can load it, whatever tensor parallelism or ZeRO-1 they use. Rank 0 of
- * the world writes the file, and all ranks read it. With several ranks the scales of recipes are not saved, because
- * they differ between ranks; a run that continues computes new ones.
+ * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
+ * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
+ * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. With several ranks the scales of
+ * recipes are not saved, because they differ between ranks; a run that continues computes new ones.
  *
  * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model
  * (te_safetensors_load).
@@ -42,23 +42,23 @@
  *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
  *                 "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: 1 if a step was made, else 0; the number of
- *                 GEMMs under a recipe; the length of the amax histories.
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: first 1 if a step was made, else 0; then the
+ *                 number of GEMMs under a recipe; then the length of the amax histories.
  *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
- *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h): loading into a model with
- *                 another list is an error that names the op that differs, even if the shapes agree; collectives are
- *                 ignored. A file of an older version has neither the checksum nor the lists, and loads without these
- *                 checks. */
+ *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model with
+ *                 another list is an error, even if the shapes agree, and the error text names the op that differs;
+ *                 differences in collectives are ignored. A file of an older version has neither the checksum nor the
+ *                 lists, and loads without these checks. */
 typedef struct te_checkpoint {
     const te_named_model *models;
     int count;
-    te_adamw *optimizer;                 /* null: not in the file */
+    te_adamw *optimizer;                 /* null: the file has no optimizer state */
     int random;                          /* 1: the context's random state is in the file */
     const te_safetensors_pair *metadata; /* strings to save; te_checkpoint_load does not use them */
     int metadata_count;
     int force;           /* 1: save tensors even if they have infinities or NaNs; load even if the checksum or the lists
                             are wrong */
-    te_recipes *recipes; /* null: not in the file */
+    te_recipes *recipes; /* null: the file has no recipes */
 } te_checkpoint;
 
 /* ---- the tensors ------------------------------------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    /* this iterates over all parameters, including those of which this rank has no elements */
+    /* `p` iterates over all parameters, including those of which this rank has no elements */
     te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
@@ -100,8 +100,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* How many of the tensors at the beginning of the list are loaded before the others: the numbers, i.e. small arrays in
- * host memory. recipes.scales lies in target memory and is loaded with the others. */
+/* The number of tensors at the beginning of the list that are loaded before the others. They are the numbers, i.e. the
+ * small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -143,7 +143,7 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Fetch the values of the numbers, for saving. Waits for the stream. */
+/* Fetch the values of the numbers (step counts, random state) before saving. Waits for the stream. */
 TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
@@ -156,15 +156,16 @@ TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_chec
 
 /* ---- the metadata ------------------------------------------------------------------------------------------------ */
 
-/* The metadata of a file: the caller's pairs, then one pair for each model, with its list as a text. The keys and
- * values of the models' pairs lie in `text`. */
+/* The metadata of a file: the caller's pairs, then one pair for each model, whose value is the model's list of ops as a
+ * text. The keys and values of the models' pairs lie in `text`. */
 typedef struct te__checkpoint_metadata {
     te_safetensors_pair *pair;
     char *text;
     int count;
 } te__checkpoint_metadata;
 
-/* Write the key and the text of each model's list. If t->p is null, only compute the size of these strings. */
+/* Write the metadata key and the text of each model's list to t. If t->p is null, only compute the size of these
+ * strings. */
 TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
@@ -213,8 +214,8 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Check that a checkpoint could be saved at `path`: the folder is writable, and the path is not that of a device or
- * folder. Leaves nothing behind. Call it before a training that takes days. */
+/* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
+ * folder. Leaves no file behind. Useful before a training that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
@@ -223,8 +224,8 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     return TE_OK;
 }
 
-/* Write the file if there are several ranks: all ranks gather the tensors, and rank 0 of the world writes them. status:
- * the status of this rank so far; l: null if this rank failed before it had a list. */
+/* Write the file when there are several ranks: all ranks take part in gathering the tensors, and rank 0 of the world
+ * writes them. status: the status of this rank so far; l: null if this rank failed before it had a list. */
 TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
                                                           const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                           te_status status, te_context *ctx) {
@@ -243,7 +244,7 @@ TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, cons
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
-/* Write the file if there is one rank. */
+/* Write the file when there is only one rank. */
 TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_tensors *l,
                                                  const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                  te_context *ctx) {
@@ -257,8 +258,8 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
 }
 /* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for
  * the stream; if there are several ranks, all of them must call it, and they wait for each other. Errors: TE_ERROR_IO;
- * a number that is not finite (TE_ERROR_VALUE, unless `force` is set), so that the last good file is not replaced by a
- * bad one; two tensors of the same name; an optimizer with a model that is not among `models`. */
+ * a number that is not finite (TE_ERROR_VALUE, unless `force` is set; this keeps a bad file from replacing the last
+ * good one); two tensors of the same name; an optimizer with a model that is not among `models`. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;
@@ -333,10 +334,11 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
 }
 /* Load from an open file. It must have exactly the tensors that *c asks for: those of the models, and those of the
  * optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs; tensors
- * that are missing, unknown or of another shape. The error text says which and what was expected, and nothing has been
- * changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been loaded. The
- * file is read twice, first to verify its checksum, unless te_safetensors_verify has done that. Waits for the stream;
- * if there are several ranks, all of them must call it, each with the file open, and they wait for each other. */
+ * that are missing, unknown or of another shape. The error text names the tensor or list and says what was expected;
+ * nothing has been changed then. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may
+ * have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify has verified it
+ * before. Waits for the stream; if there are several ranks, all of them must call it, each with the file open, and they
+ * wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

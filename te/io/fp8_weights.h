@@ -6,7 +6,7 @@
  *     TE_TRY(te_fp8_weights_save("fp8.safetensors", trained, 1, &ctx));
  * and in the program that runs the models:
  *     TE_INFERENCE(small, (bf16, (recipe, fp8_row)), ...)
- *     TE_TRY(small_bind(&s, 0, &ctx));                             // to no memory
+ *     TE_TRY(small_bind(&s, 0, &ctx));                             // binds no memory
  *     const te_named_model models[] = {{"h0", &s.model}};
  *     static te_fp8_weights weights;                               // the models point to it
  *     TE_TRY(te_allocate(&ctx, &memory, te_fp8_weights_bytes(models, 1)));
@@ -15,13 +15,13 @@
  *
  * For the weight of a GEMM the file has
  *     h0.fc1.weight            F8_E4M3 [out, in]
- *     h0.fc1.weight_scale_inv  F32, the factor that its numbers are multiplied by: [1] (fp8_delayed, fp8_current),
- *                              [out, 1] (fp8_row), or [out / 128, in / 128] rounded up (fp8_block: as in DeepSeek-V3's
- *                              files)
- *     h0.fc1.input_scale       F32 [1], only fp8_delayed after its first step: the factor that multiplies the GEMM's
- *                              input before it is rounded. If it is missing, the scale is computed from the input's
- *                              amax, as under fp8_current
- * and all other parameters as in a checkpoint. Weights in F32, BF16 or F16 are cast, so any checkpoint can be loaded.
+ *     h0.fc1.weight_scale_inv  F32, 1 / scale, by which a GEMM multiplies the weight's FP8 numbers: [1] (fp8_delayed,
+ *                              fp8_current), [out, 1] (fp8_row), or [out / 128, in / 128] rounded up (fp8_block: as in
+ *                              DeepSeek-V3's files)
+ *     h0.fc1.input_scale       F32 [1], only under fp8_delayed after its first step: the GEMM's input is multiplied by
+ *                              this factor before it is rounded. If this tensor is missing, the scale is computed from
+ *                              the input's amax, as under fp8_current
+ * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16, as a checkpoint has.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
@@ -30,7 +30,8 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* The struct must stay at its address, because the models point to it. */
+/* The scales of models whose weights are only in FP8. The struct must stay at its address, because the models point to
+ * it. */
 typedef struct te_fp8_weights {
     te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
 } te_fp8_weights;
@@ -40,11 +41,12 @@ typedef struct te_fp8_weights {
 /* Iterates over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: how many parameters of the op were visited; next: the index of the
-                                        * model's next parameter */
+    int count, model, op, in_op, next; /* in_op: the number of parameters of the current op that were visited; next: the
+                                          index of the model's next parameter */
     te_param *param;
-    te_recipe recipe; /* the recipe whose GEMM has this parameter as its weight; none: there is no such GEMM */
-    int products;     /* the number of weights of GEMMs under a recipe before this parameter */
+    te_recipe recipe; /* the recipe of the GEMM whose weight this parameter is; none: it is not the weight of a GEMM
+                         under a recipe */
+    int products;     /* how many of the parameters before this one are weights of GEMMs under a recipe */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -53,7 +55,7 @@ TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count
     it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
     return it;
 }
-/* Go to the next parameter; returns 0 if there is none. */
+/* Go to the next parameter that is not tied; returns 0 if there is none. */
 TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     it->products += it->recipe != TE_RECIPE_none;
     it->recipe = TE_RECIPE_none;
@@ -69,8 +71,8 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* The bytes that the parameter takes in memory. If it is the weight of a GEMM under a recipe, it is in FP8 and its
- * scales are included. */
+/* The bytes that the current parameter takes in target memory. If it is the weight of a GEMM under a recipe, these are
+ * the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
@@ -104,7 +106,8 @@ TE_API te_status te__fp8_check_models(const te_named_model *models, int count, c
 
 /* ---- the tensors of a file --------------------------------------------------------------------------------------- */
 
-/* A parameter has up to three tensors in the file: itself, its scales, and the scale of the GEMM's input. */
+/* A parameter has up to three tensors in the file: the parameter itself, its scales, and the scale of the GEMM's
+ * input. */
 enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
 
 typedef struct te__fp8_tensors {
@@ -144,7 +147,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* The same for a tensor that holds the scale of a GEMM's input: "h0.fc1.input_scale". */
+/* Make the name of the next tensor in the list, which holds the scale of a GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];
@@ -152,7 +155,7 @@ TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__f
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* Add a tensor of `count` numbers, which lie at the next unused entries of l->numbers. */
+/* Add to the list a tensor of `count` numbers, which are the next unused entries of l->numbers. */
 TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, const int64_t *size, int64_t count) {
     l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, rank, size, l->numbers + l->used);
     l->used += count;
@@ -160,9 +163,9 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in memory,
- * whose rows have another pitch (te_blockwise_2d_scale_pitch). loads: 1: from the file's array to memory; 0: the
- * reverse. */
+/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in target
+ * memory, whose rows have another pitch (te_blockwise_2d_scale_pitch). If loads is 1, copy from `file` to `memory`,
+ * else from `memory` to `file`. */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
     const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
                   pitch = te_blockwise_2d_scale_pitch(p->cols);
@@ -263,7 +266,8 @@ TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* Add the tensors that the file should have for a parameter. at: the address to which the parameter will be loaded. */
+/* Add to the list the tensors that the file should have for a parameter. at: the address to which the parameter will be
+ * loaded. */
 TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
                                       char *at, te_context *ctx) {
     const te_param *p = it->param;
@@ -383,7 +387,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Point the models' parameters to the memory that was read. */
+/* Make the models' parameters point to the memory into which they were read. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);

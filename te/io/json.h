@@ -4,7 +4,7 @@
  *
  * Do this:
  *     te_json config;
- *     TE_TRY(te_json_open(&config, "config.json", &ctx));                        // checks all of it
+ *     TE_TRY(te_json_open(&config, "config.json", &ctx));                        // checks the whole file
  *     const te_json_value *base = te_json_find(&config, "rope_parameters.rope_theta");   // null: there is none
  *     if (base && base->kind == TE_JSON_number) use(0, (int)base->number);
  *     te_json_close(&config);
@@ -38,7 +38,7 @@
  */
 typedef struct te__json {
     char *text;
-    size_t n, at;     /* bytes of the text; index of the next byte to be read */
+    size_t n, at;     /* n: the number of bytes of the text; at: the index of the next byte to be read */
     const char *path; /* for error texts */
     te_context *ctx;
 } te__json;
@@ -124,7 +124,7 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* this reads at most the closing NUL, and nothing after it */
+    const char c = j->text[j->at + 1]; /* at the end of the text this reads the closing NUL, never a byte after it */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -166,8 +166,9 @@ TE_API te_status te__json_string(const char **out, te__json *j) {
     return TE_OK;
 }
 
-/* Make sure that an array of `count` elements has space for one more element. The capacity is 8 elements at first, and
- * doubles whenever the array is full. Returns the array; null, with p unchanged, if there is no memory. */
+/* Make sure that an array p of `count` elements, of `size` bytes each, has space for one more element. The capacity is
+ * 8 elements at first, and doubles whenever the array is full. Returns the array; null, with p unchanged, if there is
+ * no memory. */
 TE_API void *te__grow(void *p, int count, size_t size) {
     if (count && (count < 8 || (count & (count - 1)))) return p;
     return realloc(p, (count ? 2 * (size_t)count : 8) * size);
@@ -211,20 +212,20 @@ TE_API void te__text_string(te__text *t, const char *s) {
 enum {
     TE_JSON_MAX_DEPTH = 16,
     TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, including the closing NUL */
-    TE_JSON_MAX_BYTES = 64 << 20 /* of a file */
+    TE_JSON_MAX_BYTES = 64 << 20 /* the size limit of a file */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
 typedef struct te_json_value {
     const char *name; /* the keys and indices that lead to the value, with dots between them */
     te_json_kind kind;
-    double number;    /* the value of a number; 0 or 1 for a bool */
-    const char *text; /* the value of a string; null for other kinds */
+    double number;    /* the value, if it is a number; 0 or 1 if it is a bool */
+    const char *text; /* the value, if it is a string; else null */
 } te_json_value;
 typedef struct te_json {
     te_json_value *value; /* [count], sorted by name */
     int count;
-    char *text;           /* memory of the strings */
+    char *text;           /* the memory in which the strings lie */
 } te_json;
 
 TE_API void te_json_close(te_json *t) {
@@ -277,9 +278,9 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
 typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length of its name in bytes */
-    int index[TE_JSON_MAX_DEPTH];  /* for an array: the index of the next element */
-    int more[TE_JSON_MAX_DEPTH];   /* the state `more` of te__json_next */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of that object's or array's name */
+    int index[TE_JSON_MAX_DEPTH];  /* for an array, the index of its next element */
+    int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;
 
@@ -362,8 +363,8 @@ TE_API te_status te__json_read(te_json *t, const char *path, te_context *ctx) {
     t->text[bytes] = 0;
     return te__json_table(t, (size_t)bytes, path, ctx);
 }
-/* Read a file and check all of it. After an error there is nothing to close. Errors: TE_ERROR_IO, TE_ERROR_FORMAT,
- * TE_ERROR_MEMORY. */
+/* Read a JSON file into the table, and check the whole file. After an error there is nothing to close. Errors:
+ * TE_ERROR_IO, TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
 TE_API te_status te_json_open(te_json *t, const char *path, te_context *ctx) {
     TE_REQUIRE(t && path, ctx, TE_ERROR_NULL, "JSON: the table or the path is null");
     memset(t, 0, sizeof *t);
@@ -371,7 +372,7 @@ TE_API te_status te_json_open(te_json *t, const char *path, te_context *ctx) {
     if (status != TE_OK) te_json_close(t);
     return status;
 }
-/* The value with this name; null if there is none. */
+/* Find the value with this name; null if there is none. */
 TE_API const te_json_value *te_json_find(const te_json *t, const char *name) {
     te_json_value key;
     key.name = name;

@@ -1,6 +1,6 @@
-/* packed.h -- loads and saves tensors of a file that are parts of one parameter. Other programs store q, k and v, or
- * gate and up, as separate tensors, where a list of ops has one weight. Each tensor of the file is described by a view
- * of a part of the parameter; te_safetensors_load and te_safetensors_write take such views.
+/* packed.h -- loads and saves parameters that a file stores as several tensors. Other programs store q, k and v, or
+ * gate and up, as separate tensors, while a list of ops has one weight for them. Each tensor of the file is described
+ * by a view of a part of the parameter; te_safetensors_load and te_safetensors_write take such views.
  *
  * Do this:
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -29,11 +29,11 @@
 
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix */
-    const char *op, *field; /* op and field of the parameter that the tensor is a part of */
-    int64_t rows;           /* how many rows of the parameter this part has, counted over all ranks; they follow the
-                               rows of the previous part. 0: all remaining rows. Of a parameter with one row (a bias),
-                               columns are counted instead */
-    int transposed;         /* 1: the file has this part transposed, as [in, out] */
+    const char *op, *field; /* the op and the field of the parameter of which the tensor is a part */
+    int64_t rows;           /* the number of rows of the parameter that this part has, over all ranks; they follow the
+                               rows of the previous part. 0: all remaining rows. For a parameter with only one row (a
+                               bias), it is a number of columns instead */
+    int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
 } te_packed;
 
 /* A list of views and their names, for te_safetensors_load and te_safetensors_write. */
@@ -73,8 +73,8 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* How many units of the parameter that parts[n] names belong to the parts before parts[n]. extent: the number of units
- * of the parameter. */
+/* The number of units that the parts before parts[n] take of the parameter that parts[n] names. extent: the number of
+ * units of that parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)

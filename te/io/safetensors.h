@@ -50,7 +50,8 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* The same for a file whose bytes are in host memory; they must stay there until the file is closed. */
+/* The same as te_safetensors_open, for a file whose bytes lie in host memory. They must stay there until the file is
+ * closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
     memset(f, 0, sizeof *f);
@@ -60,7 +61,8 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     return status;
 }
 
-/* The same, but maps the file into memory. Until it is closed, no other process may truncate it. */
+/* The same as te_safetensors_open, but maps the file into memory. While the file is open, no other process may truncate
+ * it. */
 TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
     te_safetensors file;
     uint64_t bytes = 0;
@@ -80,14 +82,14 @@ TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_cont
     return status;
 }
 
-/* The tensor with this name; null if there is none. */
+/* Find the tensor with this name in the file's table; null if there is none. */
 TE_API const te_safetensor *te_safetensors_find(const te_safetensors *f, const char *name) {
     te_safetensor key;
     key.name = name;
     return f && name && f->count ? (const te_safetensor *)bsearch(&key, f->tensor, (size_t)f->count, sizeof key,
                                                                   te__by_name) : 0;
 }
-/* The metadata string with this key; null if there is none. */
+/* Find the metadata string with this key; null if there is none. */
 TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key) {
     te_safetensors_pair pair, *found = 0;
     pair.key = key, pair.value = 0;
@@ -98,8 +100,8 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
 
 /* ---- the checksum ------------------------------------------------------------------------------------------------ */
 
-/* Compute the checksum of the file's bytes, in which each digit of the stored checksum is replaced by '0'. digits_at:
- * the offset of these digits in the file. */
+/* Compute the checksum of the file's bytes, where each of the stored checksum's digits counts as '0'. digits_at: the
+ * offset of these digits in the file. */
 TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uint64_t digits_at, te_context *ctx) {
     uint64_t total = f->data_at;
     for (int i = 0; i < f->count; i++) total += f->tensor[i].bytes;
@@ -125,8 +127,8 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    for (int i = 0; !was && i < f->metadata_count; i++) /* a file with another reserved key but no checksum is a sealed
-                                                           file whose checksum key was damaged */
+    for (int i = 0; !was && i < f->metadata_count; i++) /* if a file has another key of the library but no checksum, it
+                                                           is a sealed file whose checksum key was damaged */
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
                    "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
                    f->metadata[i].key);
@@ -169,8 +171,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Whether loading can convert numbers of dtype `from`, which it can if that is F32, BF16 or F16. *to: the te_dtype for
- * it. */
+/* Whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the te_dtype
+ * that corresponds to `from`. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -181,7 +183,7 @@ TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *wan
     return t->dtype == want->dtype ||
            (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
 }
-/* Whether two shapes are equal, where [1, n] counts as equal to [n]. */
+/* Whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
 TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
     const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
     const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
@@ -198,8 +200,8 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. They are not converted from the
- * file's dtype. */
+/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. The elements are not converted,
+ * but keep the file's dtype. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
@@ -229,8 +231,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     const int64_t count = te__safetensor_count(want), part = TE_SAFETENSORS_STAGING / 8;
     const size_t size = te_safetensors_dtype_bytes(want->dtype);
     if (check_only && as == TE_f32) return TE_OK;
-    /* The buffer has 8 bytes for each number. A number that is not converted takes up to 8; otherwise the number as
-     * read and the converted number take at most 4 each. */
+    /* The buffer has 8 bytes for each number. Without conversion a number takes up to 8 bytes; with conversion the
+     * number as read and the converted number take at most 4 bytes each. */
     char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1);
     TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %lld bytes", t->name, (long long)part * 8);
     char *converted = same ? staging : staging + te_min(count, part) * 4;
@@ -251,8 +253,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* The same for a `want` whose data is the transpose of the file's tensor. Allocates host memory of twice the bytes of
- * the data. */
+/* Read tensor t, or a slice of it, into want->data as te__safetensors_read_as does, where the data is the transpose of
+ * the file's tensor. Allocates twice the bytes of the data in host memory. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -290,7 +292,7 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                "safetensors: the file is not open, or the list is null");
     TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     enum { UNUSED, WHOLE, SLICES };
-    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count] */
+    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count]: one of these for each tensor */
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;
     for (int i = 0; i < n && status == TE_OK; i++) {
@@ -335,17 +337,17 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Write metadata and tensors, which may lie in host or target memory and are read in stream order, to a file. An old
- * file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for the
- * stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error text
- * says which entry. */
+/* Write metadata and tensors to a file. The tensors may lie in host or target memory, and are read in stream order. An
+ * old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for
+ * the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error
+ * text says which entry. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
 }
-/* The same, but also stores a checksum of the whole file in the metadata, under the key "te.checksum", for
- * te_safetensors_verify. */
+/* The same as te_safetensors_write, but also stores a checksum of the whole file in the metadata, under the key
+ * "te.checksum", for te_safetensors_verify. */
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

@@ -10,7 +10,7 @@
 
 #include "../core/dtype.h" /* te_dtype */
 
-/* X(name, bytes) */
+/* Calls X(name, bytes of an element) for each dtype of the format. */
 #define TE_SAFETENSORS_DTYPES(X) \
     X(F64, 8) X(I64, 8) X(U64, 8) \
     X(F32, 4) X(I32, 4) X(U32, 4) \
@@ -28,20 +28,21 @@ typedef enum te_safetensors_dtype {
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum */
     TE_SAFETENSORS_MAX_RANK = 4,
-    TE_SAFETENSORS_ALIGN = 64, /* alignment of the data in files that the library writes; te_weights_use requires only
-                                  TE_ACCESS */
-    TE_SAFETENSORS_MAX_HEADER = 100000000, /* bytes; the limit of the reference implementation */
-    TE_SAFETENSORS_STAGING = 4 << 20       /* bytes of the host buffer through which data is read and written */
+    TE_SAFETENSORS_ALIGN = 64, /* alignment in bytes of the data in files that the library writes; te_weights_use
+                                  requires only TE_ACCESS */
+    TE_SAFETENSORS_MAX_HEADER = 100000000, /* in bytes; the reference implementation has the same limit */
+    TE_SAFETENSORS_STAGING = 4 << 20       /* the size in bytes of the host buffer through which data is read and
+                                              written */
 };
 
 typedef struct te_safetensor {
     const char *name;
     te_safetensors_dtype dtype;
-    int rank; /* 0: one number */
+    int rank; /* the number of dimensions; 0: the tensor is a single number */
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
-    uint64_t bytes;  /* the size of the whole tensor: the product of its shape times the bytes of its dtype */
-    uint64_t offset; /* in the table of an open file: where the tensor begins in the file's data */
+    uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
+    uint64_t offset; /* in the table of an open file: the byte of the file's data at which the tensor begins */
     int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
     int sliced;      /* 1: data is only a part of the file's tensor (te_safetensor_slice) */
     int64_t first[2], count[2]; /* first: the slice's first row and column in the file's tensor; count: its number of
@@ -55,11 +56,11 @@ typedef struct te_safetensors {
     te_safetensor *tensor;         /* [count], sorted by name */
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
-    uint64_t data_at;    /* the offset of the data in the file, in bytes */
-    char *header, *path; /* the header's strings are decoded in place */
-    const char *memory;  /* the bytes of the file, if it was opened in memory or is mapped; null: the file is read
-                          * through fd */
-    size_t mapped;       /* bytes that te_safetensors_close unmaps */
+    uint64_t data_at;    /* the offset of the tensors' data in the file, in bytes */
+    char *header, *path; /* header: the text of the header, whose strings were decoded in place */
+    const char *memory;  /* the bytes of a file that was opened in memory or is mapped; null: the file is read through
+                            fd */
+    size_t mapped;       /* the number of bytes that are mapped; te_safetensors_close unmaps them */
     int fd, open;        /* open: 1 if fd must be closed */
     int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
 } te_safetensors;
@@ -104,7 +105,8 @@ TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dty
     (void)te__safetensor_size(&t.bytes, &t);
     return t;
 }
-/* The same for a matrix: its shape is [rows, cols] or, if it has one row, [cols]. */
+/* Describe a matrix that is to be written or loaded. Its shape in the file is [rows, cols] or, if it has one row,
+ * [cols]. */
 TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
     int64_t shape[2];
     shape[0] = rows, shape[1] = cols;
@@ -112,7 +114,8 @@ TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int6
                             data);
 }
 
-/* The same for data[rows, cols] of which the file has the transpose, [cols, rows]. */
+/* Describe a matrix data[rows, cols] that is to be written or loaded, and whose transpose, [cols, rows], is in the
+ * file. */
 TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
                                               void *data) {
     int64_t shape[2];
@@ -122,8 +125,8 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
     return t;
 }
 
-/* Describe a slice, for loading: t.data is only a part of the file's tensor, namely `rows` rows and `cols` columns,
- * beginning at row first_row and column first_col of the file's tensor. A vector counts as one row. */
+/* Describe a slice of the file's tensor t, for loading: t.data has only `rows` rows and `cols` columns of that tensor,
+ * from row first_row and column first_col on. A vector counts as one row. */
 TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
                                          int64_t cols) {
     t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
@@ -138,7 +141,8 @@ TE_API int te__safetensor_has_slice(const te_safetensor *t) {
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* The number of elements of t's data (only those of the slice, if t is one), and their size in bytes. */
+/* Two functions for the elements of t's data (if t is a slice, only those of the slice): their number, and their size
+ * in bytes. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;

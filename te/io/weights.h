@@ -26,18 +26,18 @@
 #include "safetensors.h"   /* te_safetensors_load */
 
 typedef struct te_named_model {
-    const char *name; /* "h0"; "" for no prefix */
+    const char *name; /* the prefix of its tensors' names, such as "h0"; "" for no prefix */
     te_model *model;
 } te_named_model;
 
-enum { TE_WEIGHTS_MAX_NAME = 200 }; /* bytes of a tensor's name, including the closing NUL */
+enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's name, including the closing NUL */
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
 /* The metadata of a file contain each model's list of ops as a text. The text includes settings that cannot be seen in
  * the shapes: numbers of heads, an eps, a probability, a causal mask.
  *
- *     te__text t = {buffer, 0};                // {0, 0} measures
+ *     te__text t = {buffer, 0};                // {0, 0}: only counts bytes
  *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
@@ -50,7 +50,7 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
     char text[48];
     const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
     const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
-    /* the first two options are counts of heads */
+    /* the first two options of an attention op are counts of heads */
     const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
     const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
     /* a frozen_linear computes the same as a linear */
@@ -93,11 +93,11 @@ TE_API const char *te__plan_op_next(const char *s) {
     for (int i = 0; i < 4; i++) {
         if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
         s += te__plan_op_length(s), s += *s ? 1 : 0;
-        i = -1; /* another collective may follow */
+        i = -1; /* start again with the first kind, because another collective may follow */
     }
     return s;
 }
-/* Whether two texts differ in more than collectives; *d: the first difference. */
+/* Whether two texts differ in anything other than collectives. *d: output, the first such difference. */
 TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char *is) {
     size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
     while (a == b && !memcmp(was, is, a)) {
@@ -111,13 +111,13 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove from a text, in place, the dtype and the ops that weights do not depend on. */
+/* Remove from a text, in place, its dtype, and those ops (dropout and others) on which weights do not depend. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;
     const char *from = strchr(text, ';');
     while (from) {
-        const size_t n = te__plan_op_length(from + 1) + 1; /* "; gelu act 768>768" */
+        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of a part such as "; gelu act 768>768" */
         int skip = 0;
         for (int k = 0; k < 4; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
         const char *next = from[n] ? from + n : 0;
@@ -209,8 +209,8 @@ TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models,
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Read the models' weights, and convert them if necessary (te_safetensors_load). Waits for the stream. Errors: a model
- * whose list differs from the one in the file; a tensor that is missing or has another shape. The error text says
- * which, and no weight has been changed. */
+ * whose list differs from the one in the file; a tensor that is missing or has another shape. The error text names the
+ * model or the tensor, and no weight has been changed. */
 TE_API te_status te_weights_load(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     TE_TRY(te__weights_begin(&w, models, count, f, ctx));
@@ -249,8 +249,8 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
  * as long as the models are used. The models must be of lists for inference (TE_INFERENCE) and bound to no memory
  * (params null); call te_tie afterwards. Such parameters are read-only: calls that would write to them are refused.
  * Errors: a tensor whose dtype differs from the one in the list; a tensor whose address is not a multiple of 16 bytes
- * (cannot happen in files that this library writes); any target except the host. te_weights_load supports all these
- * cases. */
+ * (cannot happen in files that this library writes); any target except the host. In all these cases te_weights_load can
+ * be used instead. */
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;

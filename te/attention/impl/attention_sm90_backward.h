@@ -1,5 +1,5 @@
 /* attention_sm90_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head sizes 64, 96, 128, 192
- * and 256, and 192 with values of 128.
+ * and 256, and head size 192 with values of size 128.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
@@ -7,19 +7,19 @@
  *
  * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and sums dQ in f32 in global memory;
  * postprocess scales dQ and rounds it. In the main kernel a block holds 128 keys and their values in shared memory, and
- * processes the tiles of queries that see them, of all query heads of the group. Its roles:
+ * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. Its roles:
  *
  *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
- *                  global memory (attention_sm90_backward_producer.h, which also has the order in which dQ is added)
+ *                  global memory, in an order that attention_sm90_backward_producer.h describes
  *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 a cluster
- *                  of two blocks has the 128 keys, 64 in each block, and the warpgroups divide the work differently
+ *                  of two blocks holds the 128 keys, 64 in each block, and the warpgroups divide the work differently
  *                  (attention_sm90_backward_2cta.h)
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries
- * at head size 128 takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
- * memory, at 128 bytes a cycle: 544 each for S and dP, which read both operands and lse or delta from it; 384 for the
- * product dQ; 512 for dV and dK; 512 to write dQ there and read it to add it to global memory; 384 to write Q, dO and
- * dS. Measurements: docs/notes/attention_sm90.md.
+ * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
+ * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
+ * memory, at 128 bytes a cycle. These are 544 for each of the products S and dP, which read both operands, and lse or
+ * delta, from shared memory; 384 for the product dQ; 512 for dV and dK together; 512 to write dQ and to read it again
+ * when it is added to global memory; 384 to write Q, dO and dS. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -30,10 +30,10 @@
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
-/* The number of lanes that sum a row's delta, 8 columns each. */
+/* The number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
-/* Computes delta, with a few lanes for each row of a head, and zeroes the ticket and the semaphores. It reads dout and
- * out once and is bound by memory. */
+/* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and zeroes the ticket and the semaphores.
+ * The kernel reads dout and out once, and its time is bound by memory. */
 template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
     constexpr int LANES = te__attn_bwd_pre_lanes(V);
     const te_attention_args *a = &p->a;
@@ -42,7 +42,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        p->ticket[n] = 0; /* the ticket and, behind it, the semaphores */
+        p->ticket[n] = 0; /* zeroes the ticket and the semaphores, which lie behind it */
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
@@ -54,20 +54,21 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Threads of a block: a set of warps, one for each 32 columns of a head; and further such sets if they fit into the
- * block. */
+/* Threads of a block of postprocess: one or more sets of warps, where a set has one warp for every 32 columns of a
+ * head. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* Stores dQ times scale in 16 bits, and the column sums of the stored numbers. A block has 64 tokens of a head; a
- * thread processes 8 columns of two tokens at a time. Each element costs 4 bytes read and 2 written; the kernel is
- * bound by memory. */
+/* Reads the f32 sums of dQ, and stores them times scale in 16 bits; also stores the column sums of the rounded numbers,
+ * unless p->a.sum is null. A block processes 64 tokens of a head; a thread processes 8 columns of two tokens at a time.
+ * For each element the kernel reads 4 bytes and writes 2, and its time is bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* how many sets of 16 rows are processed at a time */
-    __shared__ float part[4][D];                          /* column sums over 16 rows each */
+    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* how many groups of 16 rows a block processes at a
+                                                                time */
+    __shared__ float part[4][D];                          /* the sum of each column over each group of 16 rows */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
-    int64_t row = 0; /* the tile's first row */
+    int64_t row = 0; /* the tile's first row, counted over all sequences */
     if constexpr (F::VARLEN) {
         const int i = te_sequence_of(&p->sequences, tile, 64);
         const te_sequence rows = te_sequence_rows(&p->sequences, i);
@@ -80,11 +81,12 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* this lane's first column */
     const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
-    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and 16 w + g + 8 */
+    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* this thread's rows of the tile are 16 w + g and 16 w + g + 8 */
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int t = 0; t < 4; t++) { /* x, y: row g; z, w: row g + 8 */
+        TE_UNROLL for (int t = 0; t < 4; t++) { /* the members x and y of v[t] belong to row 16 w + g, its members z and
+                                                   w to the row 8 below */
             const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
             float2 low = make_float2(0, 0), high = low;
             if (left < 64 && 16 * w + g < left) low = *(const float2 *)at;
@@ -97,7 +99,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             TE_UNROLL for (int t = 0; t < 4; t++) {
                 u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
                 const float2 y = te_floats_of_pair(u[t], T);
-                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows beyond the end are zeros */
+                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows past the end of the sequence are zeros */
             }
             if (16 * w + g + 8 * h < left)
                 *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
@@ -122,7 +124,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
     const int c = (int)threadIdx.x % D;
-    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* column sums within the 64 rows */
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* sums of each column, over every SUM_ROWS of the 64
+                                                                   rows */
         const int n = s + (int)threadIdx.x / D;
         if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
         const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
@@ -135,20 +138,22 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* ---- main kernel ------------------------------------------------------------------------------------------------- */
 
-/* One thread of a block calls this. */
+/* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* lanes of both warpgroups */
-    /* arrivals that complete a dQ: those of one warpgroup, or of both */
+    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* the arriving lanes of both consumer
+                                                                          warpgroups */
+    /* the arrivals that report a dQ as stored: those of the one warpgroup that computes it, or of both */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
     enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* arriving lanes of the warps that receive items, which are all warps
                                                   except the one that writes the items */
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* arrivals of TMA, and of the warp of lse and delta */
+        /* one arrival of the thread that issues the TMA load, and those of the warp that loads lse and delta */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* TWO_CTA: one arrival, and the bytes of the other block's dS */
+        /* TWO_CTA: one arrival, which announces the bytes of the other block's dS; the phase ends when these have
+         * arrived, too */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -188,7 +193,8 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
         else if (threadIdx.x < 256) te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
         else te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
     }
-    if (C::TWO_CTA) __syncwarp(), te__cluster_sync(); /* the other block may still write to this one's shared memory */
+    if (C::TWO_CTA) __syncwarp(), te__cluster_sync(); /* waits for the other block, which may still write to this
+                                                         block's shared memory */
 }
 #else
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -200,8 +206,8 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 /* The three kernels as types (attention_cuda.h, "kernels as types"). EXISTS is 0 if there are no kernels for these
- * constants. They support cross-attention only up to head_dim 128 and without a bound on the left, because with such a
- * bound there may be keys that no query sees. */
+ * template arguments. The kernels support cross-attention only up to head_dim 128, and only if the mask has no bound on
+ * the left, because with such a bound there may be keys that no query sees. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
@@ -233,29 +239,30 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention
-     * they are slower if there are many key tiles and few queries, because key tiles then wait for their turn to add dQ
-     * (measurements: docs/notes/attention_sm90.md). */
+    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention the
+     * wgmma kernels are slower if there are many key tiles and few queries, because blocks then wait for their turn to
+     * add dQ (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* The size of the scratch memory for `rows` tokens in any number of sequences (at most one for each token): dQ in
-     * f32, the ticket, the semaphores. */
+    /* The size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of sequences (at
+     * most one for each token). It holds dQ in f32, the ticket and the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
-    /* Sets the number of tiles, items and bands of the tile scheduler. clusters: the number of clusters (or of blocks,
-     * without clusters) that run at the same time. */
+    /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
+     * clusters: the number of clusters that run at the same time; without clusters, of blocks. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
-        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* heads whose bands are scheduled together */
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* the number of heads of K and V whose bands are
+                                                                         scheduled together */
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* If one band of all heads occupies all multiprocessors, no band waits for the one before it. A band has at
-         * most as many key tiles as run at the same time, because a key tile may wait for key tiles of its band that
-         * are scheduled later. */
+        /* A band is so large that one band of each head, together, occupy all multiprocessors; then no band waits for
+         * the one before it. But a band has at most as many key tiles as can run at the same time, because a key tile
+         * may wait for key tiles of its band that are scheduled later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

@@ -4,22 +4,24 @@
  * cluster process a key tile, 64 keys each, with the same tiles of queries. In a block the warpgroups divide the work
  * by gradient instead of by keys:
  *
- *     first      S^T = K Q^T, P^T = exp(S^T - lse), which it stores in shared memory; dV += P^T dO
- *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), which replaces P^T in shared memory; dK += dS^T Q
+ *     first      S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it stores P^T in shared memory
+ *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q; in shared memory it replaces P^T by dS^T
  *
- * dQ is a sum over all 128 keys. Each block sends its dS to the shared memory of the other one and computes half of the
- * columns of dQ, for which it also holds these columns of the other block's K (docs/notes/attention_sm90.md has the
- * reason). When the first warpgroup's S, or the second one's dP, of step i is complete, the warpgroup
+ * dQ is a sum over all 128 keys. Therefore each block copies its dS to the shared memory of the other block, and
+ * computes half of the columns of dQ for the keys of both blocks; for this it also holds those columns of the other
+ * block's K. (docs/notes/attention_sm90.md says why the work is divided in this way.) In step i a warpgroup waits until
+ * its S (first warpgroup) or dP (second) is complete, and then
  *
- *     computes P or dS from it, and stores the result once both blocks have read dS of step i - 2,
- *     issues the product for dV or dK, then that for its columns of dQ of step i - 1,
- *     when dV or dK is complete issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
+ *     computes P or dS from it, and stores the result once both blocks have read the dS of step i - 2,
+ *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1,
+ *     when dV or dK is complete, issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n with
- * head_dim and 4 n with V). A step of 64 keys by 64 queries at head size 256 takes 2560 cycles of the tensor cores and
- * 3392 cycles of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing dQ and
- * reading it to add it to global memory, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. 64 KB are
- * read from the L2, and 32 KB are added there. With head sizes 192 and V 128, a step takes 1664 and 2112 cycles.
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if values have another head size V: 6 n, plus 4 n with V in
+ * place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores and 3392
+ * cycles of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing dQ and reading it
+ * again, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. It reads 64 KB from the L2, and adds 32 KB
+ * of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor cores and 2112 of shared
+ * memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -27,24 +29,25 @@
 
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
-/* Registers of a thread: dV or dK of 64 keys takes head_dim / 2, S or dP 32, a box of dQ 32, and P or dS in 16 bits 16.
- * If enough are left, K or V is held in registers, too.
- * Shared memory at head size 256, in KB: K and V 64, the other block's K 16, Q 64, dO 32 (used from dP to dV only), dS
- * 32, dQ 16: 224 of 227. */
+/* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
+ * in 16 bits. If enough are left, K or V is held in registers, too.
+ * Shared memory at head size 256: 64 KB for K and V, 16 for boxes of the other block's K, 64 for Q, 32 for dO (one
+ * stage, which is in use only from dP to dV), 32 for dS, and 16 for dQ; together 224 of 227 KB. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* The address of this block's dS of the current step, and that of this lane's part of P, which is in the same memory
- * before dS replaces it. */
+/* Addresses in the current step: te__attn_2cta_ds_at returns that of this block's dS, te__attn_2cta_p_at that of this
+ * lane's part of P. P and dS share memory: dS is stored when P has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
-/* Stores P, packed to 16 bits. Each lane of the second warpgroup reads what the same lane of the first one stored. */
+/* The first warpgroup stores P, packed to 16 bits. Each lane of the second warpgroup later reads the numbers that the
+ * same lane of the first warpgroup stored. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -55,7 +58,8 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* The second warpgroup computes dS from P, 16 queries at a time, because there are no registers for all of P. */
+/* Called by the second warpgroup: computes dS from P. It loads P from shared memory for 16 queries at a time, because
+ * there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t from = te__attn_2cta_p_at(g);
@@ -70,8 +74,8 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
     }
 }
 /* When all threads of the second warpgroup have read P, they store dS in the same memory, and one of them sends dS to
- * the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. The memory is free
- * in both blocks, because the first warpgroup waited for that before it stored P. */
+ * the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. The memory for dS
+ * is already free in both blocks, because the first warpgroup waited for that before it stored P. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -87,8 +91,8 @@ template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], 
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* For the tile of Q (is_do: 0) or dO (1) of step i: these functions return its address, wait until it is loaded, and
- * release it. */
+/* Three functions for a tile of step i, that of Q (if is_do is 0) or that of dO (if it is 1). They return the tile's
+ * address, wait until the tile is loaded, and release the tile's memory. */
 template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
 }
@@ -99,8 +103,9 @@ template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgro
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
-/* Loads K or V to registers, as the A operand of the products for S or dP, so that these read only Q or dO from shared
- * memory. N: the number of steps of 16 columns; 1: nothing is loaded, and A stays in shared memory. */
+/* Loads the A operand of this warpgroup's product to registers: K for S, or V for dP. The product then reads only Q or
+ * dO from shared memory. N: the number of groups of 16 columns of A; if N is 1, nothing is loaded, and the product
+ * reads A from shared memory, too. */
 template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
     if (N == 1) return;
@@ -108,8 +113,8 @@ template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], c
         te__attn_ldmatrix(a[x], te__attn_chunk_address(g->base + g->group * C::K_BYTES + x / 4 * 8192, row,
                                                   2 * (x % 4) + lane / 16));
 }
-/* Issues the product S (warpgroup G = 0) or dP (G = 1) of step i. D: the number of columns that the product sums
- * over. */
+/* Waits for the tile of Q or dO of step i, then issues the product for S (warpgroup G = 0) or dP (G = 1) of that step.
+ * D: the number of columns that the product sums over. */
 template <te_dtype T, int D, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g,
                                       int i) {
@@ -123,8 +128,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
                                                   x > 0);
     te__wgmma_commit();
 }
-/* Waits until dS of step j is complete in both blocks, then issues the product for warpgroup G's columns of dQ, a sum
- * over the 64 keys of each block. */
+/* Waits until the dS of both blocks of step j is in this block's shared memory, then issues the product for warpgroup
+ * G's columns of dQ, which sums over all 128 keys, 64 of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;
@@ -137,8 +142,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Stores dQ of step j to shared memory, and releases dS of step j in both blocks. whole: 1 if all 64 queries lie in the
- * sequence. */
+/* Stores dQ of step j to shared memory, and releases the memory of dS of step j in both blocks. whole: not 0 if all 64
+ * queries of the step lie in the sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
@@ -151,8 +156,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ, waits for it and stores it: for the end of a key tile, where there are no other products
- * to issue in between. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is used at the end of
+ * a key tile, where there are no other products to issue between these operations. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -163,7 +168,8 @@ TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup
 
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* For step g->i, whose S or dP is complete in s: computes P or dS (p16) from s, and stores it in shared memory. */
+/* Computes P (warpgroup G = 0) or dS (G = 1) of step g->i in p16, and stores it in shared memory (with F::SEPARATE_DS
+ * the first warpgroup stores the factor of dS instead of P). s: the complete S (G = 0) or dP (G = 1) of the step. */
 template <te_dtype T, int HEADS, class F, class C, int G>
 TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
                                  const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -178,7 +184,7 @@ TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te
         te__attn_2cta_ds_send(p16, g);
     }
 }
-/* Stores dV (warpgroup G = 0) or dK (G = 1) of an item. k0: this block's first key. */
+/* Stores d, the dV (warpgroup G = 0) or dK (G = 1) of an item, to global memory. k0: this block's first key. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G, int N>
 TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p, typename C::shared *sh,
                                const te__attn_bwd_item &item, const te_sequence &rows, int k0) {
@@ -197,11 +203,11 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    constexpr int SUMMED = G ? V : D; /* the number of columns that S or dP sums over */
-    constexpr int OWN = G ? D : V;    /* columns of dV or dK */
+    constexpr int SUMMED = G ? V : D; /* the number of columns over which the product for S or dP sums */
+    constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
-     * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS is 1 if K or V stays in shared
-     * memory instead. */
+     * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS: the number of groups of 16
+     * columns of K or V that are held in registers; 1 if K or V stays in shared memory instead. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -211,17 +217,18 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* dV or dK, S or dP, columns of dQ */
+        float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* d: dV or dK; s: S or dP; dq: this warpgroup's columns of
+                                                              dQ */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         int whole = 0; /* bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */
         if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
-        uint32_t a[A_STEPS][4]; /* K or V */
+        uint32_t a[A_STEPS][4]; /* K or V, unless it stays in shared memory */
         te__attn_2cta_load_a(a, g);
         te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i);
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(s);
-        int n = 0; /* steps of this item so far */
+        int n = 0; /* the number of steps of this item so far */
 #pragma unroll 1
         for (;; n++) {
             uint32_t p16[4][4]; /* P or dS */
@@ -234,12 +241,13 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* dQ of the previous step. For the first step there is none, and the result is not used. */
+            /* issue the product for dQ of the previous step; in an item's first step there is none, and the result is
+             * not used */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
-            te__attn_wgmma_wait<1>(); /* the gradient */
+            te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);
             te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i + 1);
-            te__attn_wgmma_wait<1>(); /* dQ */
+            te__attn_wgmma_wait<1>(); /* waits for dQ */
             te__wgmma_fence_result(dq);
             if (n) te__attn_2cta_dq_to_shared<C, G>(dq, g, g->i - 1, whole & 2);
             te__attn_wgmma_wait<0>();
@@ -247,7 +255,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             g->i++;
         }
 
-        /* the last dV or dK, and dQ of the last two steps */
+        /* wait for dV or dK of the last step, and compute dQ of the last two steps */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(d);
         te__attn_2cta_tile_release(g, !G, g->i);

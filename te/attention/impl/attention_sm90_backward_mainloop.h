@@ -1,17 +1,17 @@
-/* attention_sm90_backward_mainloop.h -- the consumer warpgroups of attention_sm90_backward.h up to head size 128, and
- * the parts of their step that attention_sm90_backward_2cta.h also uses.
+/* attention_sm90_backward_mainloop.h -- the consumer warpgroups of attention_sm90_backward.h for head sizes up to 128.
+ * Parts of their step are also used above that size, by attention_sm90_backward_2cta.h.
  *
- * A block holds 128 keys, their values, and their dK and dV; each of two warpgroups has 64 keys. A step processes a
- * tile of queries of one head:
+ * A block holds 128 keys, their values, and their dK and dV; each of its two consumer warpgroups works on 64 of the
+ * keys. A step processes a tile of queries of one head:
  *
- *     S^T = K Q^T             P^T = exp(S^T - lse), the A operand in registers of dV += P^T dO
- *     dP^T = V dO^T           dS^T = P^T (dP^T - delta), the A operand in registers of dK += dS^T Q
- *     dS to shared memory     from which a warpgroup reads dS of all 128 keys for dQ = dS K, one step later
+ *     S^T = K Q^T             P^T = exp(S^T - lse); then dV += P^T dO, where P^T is an A operand in registers
+ *     dP^T = V dO^T           dS^T = P^T (dP^T - delta); then dK += dS^T Q, where dS^T is an A operand in registers
+ *     dS to shared memory     one step later, a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
  *
  * Because dQ is computed one step later, no warpgroup waits for the other's dS, and while one warpgroup works on
- * scores, the tensor cores run the products of the other. Above head size 64 the warpgroups alternate in computing all
- * of a step's dQ; up to 64 each computes half of every step's. dQ is stored to shared memory, from which the producer
- * adds it to global memory (attention_sm90_backward_producer.h).
+ * scores, the tensor cores run the products of the other. Above head size 64 a warpgroup computes the whole dQ of every
+ * other step; up to head size 64 each warpgroup computes half of the dQ of every step. dQ is stored to shared memory,
+ * from which the producer adds it to global memory (attention_sm90_backward_producer.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
@@ -23,7 +23,7 @@
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* Ping-pong of the two warpgroups: te__attn_bwd_pingpong_wait waits until the other warpgroup signals,
- * te__attn_bwd_pingpong_pass signals to the other one. */
+ * te__attn_bwd_pingpong_pass gives the other warpgroup that signal. */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
@@ -35,8 +35,8 @@ TE_FN void te__attn_bwd_pingpong_pass(int group) {
 
 /* ---- epilogue of dK and dV --------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix over a quad of lanes: v[s] of lane t becomes v[t] of lane s, so that each lane has 16 bytes
- * of a row. */
+/* Transposes a 4 x 4 matrix over a quad of lanes: v[s] of lane t moves to v[t] of lane s. Afterwards each lane has 16
+ * consecutive bytes of a row. */
 TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
     const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? v[0] : v[2], 2), b = __shfl_xor_sync(~0u, t & 2 ? v[1] : v[3], 2);
     if (t & 2) v[0] = a, v[1] = b;
@@ -47,17 +47,17 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 }
 /* The destination of a warpgroup's 64 rows of dK or dV. */
 struct te__attn_bwd_output {
-    uint16_t *to;       /* row 0, column 0 */
-    int64_t width;      /* elements from row to row, of `sum` too */
+    uint16_t *to;       /* the address of row 0, column 0 */
+    int64_t width;      /* the distance from one row to the next, in elements, in `to` and in `sum` */
     int valid;          /* the number of rows that lie in the sequence */
-    float factor;       /* multiplies the accumulators */
-    float *sum;         /* output: column sums of the stored numbers, over SUM_ROWS rows each; or null */
-    float (*part)[16];  /* [2, 16] floats of shared memory of this warpgroup */
+    float factor;       /* the accumulators are multiplied by it */
+    float *sum;         /* output: the sum of each column of the stored numbers, over every SUM_ROWS rows; or null */
+    float (*part)[16];  /* [2, 16] floats in this warpgroup's part of shared memory, for sums that its warps pass on */
     int group;
     float *amax;        /* te_attention_args.amax */
 };
-/* Stores to `sum` the column sums of up to 64 columns, each over 32 or 16 rows. u: the columns, rounded to 16 bits as
- * they are stored. */
+/* Stores to `sum`, for each of up to 64 columns, the sums over every SUM_ROWS rows. u: this lane's elements of these
+ * columns, already rounded to 16 bits. */
 template <te_dtype T, int SUM_ROWS>
 TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -77,7 +77,7 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        if (SUM_ROWS == 16) continue; /* a sum over 16 rows, those of one warp, is complete */
+        if (SUM_ROWS == 16) continue; /* a warp's sum over its own 16 rows is already complete */
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
@@ -86,8 +86,8 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
         te__attn_warpgroup_sync(o.group);
     }
 }
-/* Stores a warpgroup's 64 rows of D columns, times the factor, and, unless the pointers are null, their column sums and
- * amax. */
+/* Stores d times o.factor, a warpgroup's 64 rows of D columns, in 16 bits. Also stores their column sums and updates
+ * the amax, unless the pointers to these are null. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -120,16 +120,16 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* ---- parts of a step --------------------------------------------------------------------------------------------- */
 
-/* A consumer warpgroup. */
+/* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    uint32_t base, at;     /* addresses of the tiles, and of te__attn_bwd_shared */
-    int group, warp, lane; /* warp: in the group */
+    uint32_t base, at;     /* shared-memory addresses: of the tiles, and of te__attn_bwd_shared */
+    int group, warp, lane; /* warp: its index within the warpgroup */
     int rank;              /* TWO_CTA: the rank of this block in its cluster */
-    int i;                 /* number of steps so far, over all items */
-    int seq;               /* varlen: queries of the item's sequence */
+    int i;                 /* the number of the current step, counted over all items */
+    int seq;               /* the number of queries of the item's sequence */
 };
 
-/* This warpgroup's first key of the block's tile. */
+/* The index of this warpgroup's first key within the block's tile of keys. */
 template <class C>
 TE_FN int te__attn_bwd_key_offset(const te__attn_bwd_warpgroup<C> *g) {
     return C::TWO_CTA ? 0 : g->group * 64;
@@ -140,20 +140,21 @@ TE_FN int te__attn_rematerialize(int lane) {
     asm volatile("" : "+r"(lane));
     return lane;
 }
-/* The shared-memory address of a member of te__attn_bwd_shared. index: which mbarrier of an array; 0 for other
- * members. */
+/* The shared-memory address of a member of te__attn_bwd_shared. index: the index of the mbarrier in an array of
+ * mbarriers; 0 for all other members. */
 #define TE__ATTN_BWD_AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
 template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C> *g, uint32_t bar) {
     if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive(bar);
 }
-/* Computes S^T = K Q^T (which: 0) or dP^T = V dO^T (which: 1) for this warpgroup's 64 keys and the queries of the step.
- * keys: the address of the rows of K or V; queries: that of Q or dO. With folded stats (te__attn_bwd_stats_descriptor)
- * the accumulation begins with the product that adds -lse / scale or -delta. */
+/* Issues the product S^T = K Q^T (if which is 0) or dP^T = V dO^T (if which is 1) of this warpgroup's 64 keys and the
+ * queries of the step. keys: the address of these rows of K or V; queries: that of the tile of Q or dO. If C::FOLDED is
+ * 1, the accumulation begins with a wgmma that adds -lse / scale or -delta of each query
+ * (te__attn_bwd_stats_descriptor). */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        /* this lane's columns: 2 quad, 2 quad + 1, and the same plus 8 */
+        /* this lane's columns of A are 2 quad and 2 quad + 1, and the same plus 8 */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -164,16 +165,17 @@ TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, u
             s, te__wgmma_descriptor(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
             te__wgmma_descriptor(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::FOLDED || x > 0);
 }
-/* dV += P^T dO or dK += dS^T Q. a: P^T or dS^T in registers, this warpgroup's 64 keys by the queries; queries: the
- * address of the rows of dO or Q. first: 1: overwrites d instead of adding to it. */
+/* Issues the product dV += P^T dO or dK += dS^T Q. a: P^T or dS^T in registers, 64 rows (this warpgroup's keys) by
+ * QUERIES columns; queries: the address of the tile of dO or Q. If first is 1, the product overwrites d instead of
+ * adding to it. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
                                   const int first) {
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Computes dQ = dS K of a step, for 64 queries and 2 N columns. That is all of the step's dQ or, up to head size 64,
- * the dQ of this warpgroup's half of the queries. */
+/* Issues the product dQ = dS K for 64 queries and 2 N columns. These are the whole dQ of a step or, up to head size 64,
+ * the dQ of this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -182,13 +184,13 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
         te__wgmma_atom<2 * N>::template ss<T, 1>(
             dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
-/* Waits until mbarrier `empty` has completed the phase of this parity, then stores a part of dQ to shared memory at
- * `to`. left: the number of queries from the part's first row to the end of the sequence. The layouts are those of
- * te__attn_bwd_dq_at. */
+/* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores a part of dQ, 64 queries by 2
+ * N columns, to shared memory at `to`. left: the number of queries from the part's first row to the end of the
+ * sequence. The layout depends on whether these are 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
-    constexpr int PITCH = N * 8; /* bytes of a row of 2 N columns */
+    constexpr int PITCH = N * 8; /* bytes of a row, which has 2 N columns of f32 */
     const int lane = te__attn_rematerialize(g->lane);
     te__barrier_wait(empty, phase);
     if (left >= 64) {
@@ -201,8 +203,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_wa
                 te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* Stores the dQ of step j. Each stage has two slots: one for each warpgroup or, if one warpgroup computes all of a
- * step's dQ, both for that one. */
+/* Stores this warpgroup's dQ of step j to shared memory. Each stage has two slots: each warpgroup uses one of them or,
+ * if a single warpgroup computes the whole dQ of a step, that warpgroup uses both. */
 template <class C>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
                                      int left) {
@@ -215,8 +217,9 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* te__attn_bwd_prefetch_stats loads lse or delta of this lane's columns ahead of their use, if there are registers for
- * it. te__attn_bwd_stat returns lse or delta of this lane's columns in the group of eight from column 8 n on. */
+/* Two functions for the lse or the delta of this lane's columns of S^T, which are queries. te__attn_bwd_prefetch_stats
+ * loads them ahead of their use, if there are registers for them; te__attn_bwd_stat returns those of this lane's two
+ * columns among columns 8 n to 8 n + 7. from: the address of the step's lse or delta in shared memory. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -230,11 +233,12 @@ TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 
                                const te__attn_bwd_warpgroup<C> *g) {
     return C::PREFETCH ? stats[C::PREFETCH ? n : 0] : te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
 }
-/* A tile of scores: its first query, the block's first key, and its head, counted over all sequences. */
+/* A tile of scores. query: its first query; key: the first of the block's keys; head: its head, counted over all
+ * sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
-/* Draws the dropout mask of this lane's scores of a step: one bit for each score, set if it is dropped. This happens
- * before the scores are complete, while the products of the other warpgroup run. */
+/* Draws the dropout mask of this lane's scores of a step: one bit for each score, which is set if the score is dropped.
+ * The mask is drawn before the scores are complete, while the products of the other warpgroup run. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const te__attn_bwd_params *p,
                               const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -248,7 +252,8 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
             te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
-            TE_UNROLL for (int h = 0; h < 2; h++) /* a counter has 32 keys, of which a warp has 16 */
+            TE_UNROLL for (int h = 0; h < 2; h++) /* one counter of the random numbers covers 32 keys, of which this
+                                                     warp has 16 */
                 TE_UNROLL for (int x = 0; x < 2; x++)
                     if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
                         dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
@@ -256,8 +261,9 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
     }
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
-/* S becomes P: p16 is P in 16 bits, the A operand of the product for dV. ds_factor: with softcap or dropout, the factor
- * that replaces P in dS (attention_options.h). dropped: the result of te__attn_bwd_draw_dropout. */
+/* Computes P from S. p16: output, P in 16 bits, the A operand of the product for dV. ds_factor: output with softcap or
+ * dropout, the factor that takes the place of P in dS = P (dP - delta) (attention_options.h). dropped: the result of
+ * te__attn_bwd_draw_dropout. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
                                 float (&s)[C::QUERIES / 2], const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
@@ -271,7 +277,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      64)) { /* queries past the end have an lse that makes their P 0 */
+                      64)) { /* queries past the end of the sequence need no mask: their lse makes P 0 */
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -301,9 +307,10 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* dS = P (dP - delta), in 16 bits. It uses the rounded P, because there are no registers to hold the unrounded P as
- * well. p16: P, or the ds_factor of te__attn_bwd_softmax; p16 and ds may be the same array. first, end: the range of
- * groups of eight queries to compute. With dropout, a negative sign of p16 says that the score is dropped. */
+/* Computes dS = P (dP - delta) in 16 bits. P is the rounded one, because there are no registers to hold the unrounded P
+ * as well. p16: P, or the ds_factor of te__attn_bwd_softmax; p16 and ds may be the same array. first, end: dS is
+ * computed for queries 8 * first to 8 * end - 1. With dropout, a negative sign of p16 says that the score is
+ * dropped. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
                            const float (&dp)[C::QUERIES / 2],
@@ -334,7 +341,7 @@ TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const
     }
 }
 
-/* Issues the product S of the current step. */
+/* Waits for the tile of Q of the current step, then issues the product for S. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
     const int st = g->i & 1;
@@ -343,7 +350,8 @@ TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_w
     te__attn_bwd_gemm_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH, g, 0);
     te__wgmma_commit();
 }
-/* Issues the product for this warpgroup's part of dQ of step j, once both warpgroups have stored dS of that step. */
+/* Waits until both warpgroups have stored their dS of step j, then issues the product for this warpgroup's part of the
+ * dQ of that step. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
@@ -351,8 +359,9 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Three parts of dQ of step j: whether this warpgroup computes it (or half of it, in all steps); computing it and
- * storing it in shared memory; and the signal to the warps that add it to global memory. */
+/* Three functions for the dQ of step j. te__attn_bwd_computes_dq returns whether this warpgroup computes it, or half of
+ * it; te__attn_bwd_compute_dq computes it and stores it in shared memory; te__attn_bwd_publish_dq signals to the warps
+ * that add it to global memory that it is there. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
@@ -372,8 +381,9 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Runs step n of an item; its S was issued before. On return the product for dK is still running. has_dq: dQ of the
- * step before the previous one is in shared memory. first: the first step of an item, which overwrites dK and dV. */
+/* Runs step n of an item, whose product S was issued before. On return the product for dK is still running. Two local
+ * variables: has_dq says that dQ of step n - 2 is in shared memory; first says that this is the item's first step,
+ * which overwrites dK and dV instead of adding to them. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -422,27 +432,28 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     g->i++;
 }
 
-/* Runs between step g->i - 1, whose product for dK is in flight, and the next one: issues S of the next step, and
- * computes dQ of step g->i - 2. n: the index in this item of step g->i - 1. left: the number of queries from the first
- * one whose dQ this warpgroup computes in step g->i - 2 to the end of the sequence. */
+/* Runs between step g->i - 1, whose product for dK is still running, and step g->i: issues S of step g->i, and computes
+ * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: the number of queries from the first query
+ * of step g->i - 2 whose dQ this warpgroup computes to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
-    const int st = g->i & 1; /* the stage of step g->i - 2, and of the next step */
+    const int st = g->i & 1; /* the stage of step g->i, which is also that of step g->i - 2 */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* waits for dK, because dQ reuses the registers of dS, and S reuses those of dQ */
+        te__attn_wgmma_wait<0>(); /* waits for dK: dQ will reuse the registers of dS, which the product for dK reads,
+                                     and S those of dQ */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* after the first step there is no step g->i - 2, and the result is not used */
+    } else { /* after an item's first step there is no dQ of step g->i - 2 to compute, and the result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
-        te__attn_wgmma_wait<1>(); /* dK */
+        te__attn_wgmma_wait<1>(); /* waits for dK */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         te__attn_bwd_issue_s<T, D, C>(s, g);
-        te__attn_wgmma_wait<1>(); /* dQ */
+        te__attn_wgmma_wait<1>(); /* waits for dQ */
         te__wgmma_fence_result(dq);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
         if (n) {
@@ -452,7 +463,7 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
     }
 }
 
-/* Stores dK and dV of an item. */
+/* Stores dK and dV of an item to global memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_store_dkv(const float (&dk)[D / 2], const float (&dv)[D / 2], const te__attn_bwd_params *p,
                                   typename C::shared *sh, const te__attn_bwd_item &item, const te_sequence &rows,
@@ -483,23 +494,24 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
-    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* so that the first warpgroup begins */
+    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* the second warpgroup signals, so that the first one
+                                                                   begins */
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        const int dq_query = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ this warpgroup
-                                                            computes */
+        const int dq_query = D > 64 ? 0 : g->group * 64; /* the index within a tile of queries of the first query for
+                                                            which this warpgroup computes dQ */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* lse, then delta */
+        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* of this lane's queries: lse, and later in a step delta */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
         if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
-        int n = 0;                 /* steps of this item so far */
-        int left = 0, left_before; /* for the last step and for the one before it: number of queries from the tile's
-                                      query dq_query to the end of the sequence */
+        int n = 0;                 /* the number of steps of this item so far */
+        int left = 0, left_before; /* number of queries from query dq_query of a tile to the end of the sequence: left
+                                      for the tile of the last step, left_before for that of the step before it */
 #pragma unroll 1
         for (;; n++) {
             te__attn_bwd_step<T, HEADS, D, F, C>(
@@ -509,7 +521,7 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* the last dK and dV, and dQ of the last two steps */
+        /* wait for dK and dV of the last step, and compute dQ of the last two steps */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));

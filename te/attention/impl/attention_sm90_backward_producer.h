@@ -2,19 +2,19 @@
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
- * added their dQ to it. A block waits for its turn, adds, waits until its sum is in memory, and increments the
- * semaphore. The first key tile stores instead of adding, so that nothing has to be zeroed. With any_order a block
- * waits only for the first key tile; results may then differ in the last bits. Full attention always keeps the order.
+ * added their dQ to that tile. A block waits for its turn, adds its dQ, waits until the sum is in memory, and
+ * increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing has to be zeroed.
+ * With any_order a block waits only for the first key tile, and last bits may vary. Full attention keeps the order.
  *
- * Key tiles are scheduled in bands of neighbouring tiles: one band of each head, then the next band, beginning with the
- * tiles that have the most queries. In a band, dQ is added in the order in which the key tiles reach a tile of queries
- * (DASH, arXiv 2601.21824):
- *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each of the
- *                       others begins one or two tiles of queries before the key tile after it.
- *     full              the same, but at the end of the queries a block continues with the first tile of queries.
- *     windows           as causal, beginning with the first tile of queries that sees the key tile.
- *     causal, grouped   from the last tile of queries to the first, the first key tile of a band first. All key tiles
- *                       of a head begin at the same queries, so that Q and dO of eight heads stay in the L2.
+ * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
+ * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
+ * tiles reach a tile of queries (DASH, arXiv 2601.21824):
+ *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each other
+ *                       key tile begins one or two tiles of queries earlier than the key tile that follows it.
+ *     full              the same, but after the last tile of queries a block continues with the first one.
+ *     windows           as causal; each key tile begins with the first tile of queries that sees it.
+ *     causal, grouped   the first key tile of a band is scheduled first. All key tiles of a head go from the last tile
+ *                       of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
  * There is no deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention
  * a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles than there are
  * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
@@ -36,15 +36,15 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* stages of Q and dS, and of dO if shared memory suffices */
+    TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS, and of dO if shared memory suffices */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
-    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a head in a band */
+    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band */
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
-/* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged at that point. But
- * compute-sanitizer's racecheck regards only the accesses of lanes that arrive as ordered. For racecheck, compile with
- * TE_RACECHECK: then all lanes arrive, which is slower. */
+/* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged when it arrives. But the
+ * racecheck of compute-sanitizer takes a lane's accesses as ordered only if that lane itself arrives. For racecheck,
+ * compile with TE_RACECHECK: then all lanes arrive, which is slower. */
 #ifdef TE_RACECHECK
 enum { TE__ATTN_BWD_ARRIVING_LANES = 32 };
 #else
@@ -52,80 +52,87 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* [batch, seq, width]; varlen: [rows, width] */
-    CUtensorMap kv;        /* cross-attention: [batch, kv_seq, width] */
+    CUtensorMap qkv, dout; /* of tensors [batch, seq, width]; varlen: [rows, width] */
+    CUtensorMap kv;        /* cross-attention: of a tensor [batch, kv_seq, width] */
     te_attention_args a;
-    float *dq;        /* [heads, ceil(head_dim / 64), batch * seq, 64], see te__attn_bwd_dq_at */
-    uint32_t *ticket; /* the number of the next key tile; the preprocess kernel zeroes it and the semaphores */
-    /* [batch, heads, query_tiles, blocks of a cluster]; varlen: [heads, query_tiles, ..]: the number of key tiles that
-     * have added their dQ. Each block of a cluster adds its own columns and has its own semaphore. */
+    float *dq;        /* the f32 sums of dQ, [heads, ceil(head_dim / 64), batch * seq, 64]; see te__attn_bwd_dq_at */
+    uint32_t *ticket; /* the number of the next item to be taken; the preprocess kernel zeroes the ticket and the
+                         semaphores */
+    /* For each tile of queries of a head, the number of key tiles that have added their dQ to it: [batch, heads,
+     * query_tiles, blocks of a cluster], with varlen [heads, query_tiles, blocks of a cluster]. Each block of a cluster
+     * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    int key_tiles, query_tiles; /* of a sequence; varlen: te_sequence_tiles of all sequences */
+    int key_tiles, query_tiles; /* numbers of tiles of a sequence; varlen: of all sequences (te_sequence_tiles) */
     int items, band;            /* the number of key tiles of all heads together; the number of key tiles of a band */
-    int any_order;              /* te_context.attention_nondeterministic; not for full attention, where it is slower */
+    int any_order;              /* te_context.attention_nondeterministic; ignored in full attention, where any order is
+                                   slower */
     te_sequences sequences;     /* varlen */
 } te__attn_bwd_params;
 
 /* An item, the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
-    int head;                  /* batch * kv_heads + kv_head */
-    int key_tile;              /* or TE__ATTN_BWD_ITEM_.. */
-    int band_first, band_last; /* key tiles */
+    int head;                  /* of K and V, counted over all sequences: batch * kv_heads + kv_head */
+    int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
+    int band_first, band_last; /* the first and the last key tile of the item's band */
 };
-/* Special values of key_tile. END: there are no more items; INVALID (varlen): this tile number has no tile. */
+/* Special values of key_tile. END: there are no more items; INVALID (varlen): no key tile belongs to this tile
+ * number. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* FOLDED: lse and delta are operands of products (te__attn_bwd_folds_stats). Then both are stored in `lse`, in 16 bytes
- * for each query. */
+/* FOLDED: the products for S and dP also add lse and delta (te__attn_bwd_folds_stats). Then the array lse holds both,
+ * in 16 bytes for each query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* in base 2 */
+    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* times log2(e) */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    float part[2][2][16]; /* for each warpgroup: column sums that its warps pass to each other */
+    float part[2][2][16]; /* for each warpgroup, partial column sums that its warps pass to each other */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction copies an item */
     uint64_t item_full[TE__ATTN_BWD_STAGES], item_empty[TE__ATTN_BWD_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: one for each warpgroup */
-    te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two for each warpgroup */
+    te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the rows of the item's sequence */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: P is in shared memory */
 };
 
-/* The sizes that follow from head_dim D and V, the head size of v and dO; V differs from D only with TWO_CTA. TWO_CTA:
- * attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64 keys each. In shared memory a
- * tile consists of whole boxes of 64 columns; in these, columns past head_dim belong to the next head, and the results
- * for them are not used. */
+/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. They differ only if TWO_CTA is 1.
+ * TWO_CTA: the kernel is that of attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64
+ * keys in each block. In shared memory a tile consists of whole boxes of 64 columns; columns of a box past head_dim
+ * belong to the next head, and the results for them are not used. */
 template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_traits {
     static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
     static constexpr int TWO_CTA = D > 128, CLUSTER = TWO_CTA ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* rows over which one column sum of dK or dV is taken */
-    /* PREFETCH: there are registers to load lse and delta ahead of their use. */
+    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* the number of rows over which a column sum of dK or dV is
+                                                          taken */
+    /* PREFETCH: lse and delta are loaded ahead of their use, because there are registers for them. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
-    /* DQ_ALTERNATES: 1: the warpgroups alternate in computing all of a step's dQ, so that only one of them reads the
-     * step's dS; 0: each computes half of every step's dQ. DQ_REGISTERS: a thread's accumulators of dQ. */
+    /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
+     * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
+     * thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: the warpgroups issue their products one after the other, so that one computes exponentials while the
-     * products of the other one run. */
+    /* PINGPONG: the two warpgroups issue their products in turn, so that one computes exponentials while the products
+     * of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
-    /* The contents of shared memory, in this order: K, V, then Q and dO of each stage (dO may have only one stage), dS,
-     * and dQ, which waits there to be added to global memory: a box for each warpgroup and stage. TWO_CTA: dQ as
-     * described below, and two boxes of the other block's K. */
+    /* The contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only one stage: Q of each
+     * stage, then dO); dS of each stage; dQ, until it is added to global memory, with a box for each warpgroup and
+     * stage (TWO_CTA: as described below); and, if TWO_CTA is 1, two boxes of the other block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
-    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* distance from one stage to the next */
+    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* distance in bytes from one stage to the
+                                                                                next */
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
-    /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups a box of 64 columns. If dQ has
-     * three boxes, each block computes half of the middle one; its first warpgroup does that, the smaller part, because
-     * it also computes the exponentials. A box has one or two slots of shared memory; with four boxes both warpgroups
-     * use one slot alternately. */
+    /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups one box of 64 columns. But if dQ
+     * has three boxes, the first warpgroup of each block computes half of the middle box: it gets the smaller part,
+     * because it also computes the exponentials. A warpgroup has one or two slots of shared memory for its box; if dQ
+     * has four boxes, both warpgroups use the same slot in turn. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -133,15 +140,15 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: the number of columns of dQ that warpgroup `group` of block `rank` computes, and the box in which these
-     * columns lie. */
+    /* TWO_CTA: dq_columns returns the number of columns of dQ that warpgroup `group` computes; dq_box returns the box
+     * in which these columns lie, for block `rank`. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* The slot of shared memory for a warpgroup's dQ of step i. These functions return the offset of the slot; the
-     * index in dq_empty of the mbarrier that signals that the slot is free, and the parity of its phase; and the index
-     * of the mbarrier to arrive at when the slot has been read. */
+    /* Four functions for the slot of shared memory of a warpgroup's dQ of step i. They return, in this order: the
+     * slot's offset in bytes; the index in dq_empty of the mbarrier that signals that the slot is free; the parity of
+     * the phase to wait for; and the index in dq_empty of the mbarrier to arrive at when the slot has been read. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
@@ -155,19 +162,20 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* the other warpgroup uses a shared slot next */
+        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* if both warpgroups share a slot, the other one
+                                                                       uses it next */
     }
-    /* The stage of dO in step i, and the parity of its mbarriers. */
+    /* The stage of dO in step i, and the parity of the current phase of that stage's mbarriers. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
     static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
 /* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, with
- * ones, and Q and dO get sixteen more columns, which hold -lse / scale or -delta of each query as three terms of bf16,
- * whose sum has all bits of the f32 value. That takes 128 cycles of the tensor cores a step, and saves 192 cycles of
- * shared memory, which is the bottleneck. It is not possible with options that need S before lse is subtracted, nor in
- * f16, whose range is too small. */
+ * ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in bf16;
+ * the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and saves
+ * 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is
+ * subtracted, nor in f16, whose range is too small for these terms. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -176,24 +184,25 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Whether key tiles process their tiles of queries from the last to the first. */
+/* Whether each key tile processes its tiles of queries in descending order, from the last to the first. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Whether a key tile continues with the first tile of queries after the last one. That is the case in full attention,
- * where each key tile processes all queries. */
+/* Whether a key tile that has processed the last tile of queries continues with the first one. That is the case in full
+ * attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Returns item i in the order of the schedule, of `heads` heads of K and V. */
+/* Returns the item at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
-    const int whole = key_tiles / band * band; /* key tiles in whole bands */
+    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands */
     const int first = i / (band * heads) * band;
-    const int count = first < whole ? band : key_tiles - whole; /* key tiles of this band */
+    const int count = first < whole ? band : key_tiles - whole; /* the number of key tiles of this band */
     const int at = i - first * heads, n = at % count;
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item of ticket i. walk: with varlen, a cursor, which is moved to the item's sequence. */
+/* Returns the item of ticket i. walk: with varlen, a cursor over the sequences, which is moved to the item's
+ * sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -210,8 +219,9 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* The number of queries and of keys of the item's sequence, and its mask. rows: with varlen, the rows of the sequence;
- * without, the numbers come from the arguments of the call. */
+/* Three functions for the item's sequence: the number of its queries, the number of its keys, and its mask. rows: with
+ * varlen, the rows of the sequence; without varlen it is not used, because all sequences have the length in the call's
+ * arguments. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
@@ -227,13 +237,13 @@ template <class F>
 TE_FN int64_t te__attn_bwd_first_row(const te__attn_bwd_params *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
 }
-/* The index in lse and delta of query 0 of a head. */
+/* The index in the arrays lse and delta of query 0 of a head of a sequence. */
 template <int HEADS, class F>
 TE_FN int64_t te__attn_bwd_stats_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head) {
     if (F::VARLEN) return (int64_t)head * p->sequences.rows + rows.first;
     return ((int64_t)batch * HEADS + head) * p->a.seq;
 }
-/* The semaphore of a head's tile of queries, for block `rank` of the cluster. */
+/* The address of the semaphore of tile `tile` of a head's queries, for block `rank` of the cluster. */
 template <int HEADS, class C, class F>
 TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head,
                                           int tile, int rank) {
@@ -241,8 +251,8 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* For full attention: the tile of queries at which key tile n of a band begins, and the number of steps that this key
- * tile takes before it reaches `tile`. */
+/* Two functions for full attention: the tile of queries at which key tile n of a band begins, and the number of tiles
+ * of queries that this key tile processes before `tile`. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
@@ -253,8 +263,8 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
 /* Returns how many key tiles add their dQ of this tile of queries before the item does: those that reach the tile
  * sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries, and wraps
  * around. In cross-attention there may be more key tiles than tiles of queries, so that several key tiles begin at the
- * same tile of queries; of these, the later key tile adds first, and LANES lanes of a warp count the key tiles that add
- * before the item. seq: the number of queries of the sequence. */
+ * same tile of queries; of these, the key tile with the larger index adds first. In that case LANES lanes of a warp
+ * together count the key tiles that add before the item. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -262,7 +272,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* key tiles in earlier bands */
+        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* the number of key tiles of
+                                                                                         earlier bands that add to this
+                                                                                         tile of queries */
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
     if constexpr (F::CROSS) {
@@ -281,18 +293,20 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
-/* The address of the f32 sums of dQ in box `box` (64 columns), from row `row` on. Each complete group of 64 queries of
- * a sequence is stored in the order of the accumulators: eight times 16 bytes for each of a warpgroup's 128 lanes. The
- * remaining queries of a sequence, fewer than 64, are stored as [queries, 64]. */
+/* The address of a head's f32 sums of dQ in box `box`, which has 64 columns, from row `row` on. Each complete group of
+ * 64 queries of a sequence is stored in the order of the accumulators: 16 bytes of each of a warpgroup's 128 lanes,
+ * then the next 16 bytes of each lane, eight times in all. The remaining queries of a sequence, fewer than 64, are
+ * stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* Iterates over an item's steps: for each tile of queries all query heads of the group. */
+/* Iterates over the steps of an item: the outer loop is over the tiles of queries, the inner one over the query heads
+ * that share the item's head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
-    int head, tile; /* of the current step; head: of one sequence */
-    int left;       /* remaining steps, including this one */
-    int tiles;      /* tiles of queries of the sequence */
+    int head, tile; /* of the current step; head: its number within one sequence */
+    int left;       /* the number of remaining steps, including the current one */
+    int tiles;      /* the number of tiles of queries of the sequence */
 } te__attn_bwd_query_tiles;
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
@@ -309,7 +323,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advances to the next step. Returns 0 if there is none. */
+/* Advances to the item's next step. Returns 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -324,9 +338,10 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* ---- passing items to the warps --------------------------------------------------------------------------------- */
 
-/* The first block of a cluster schedules the items of both blocks. One of its threads also writes each item to the
- * shared memory of the other block, once all warps of both blocks have read the item that had the same place before.
- * to, rows_to, full: the addresses of the item, of its rows and of its mbarrier in a block's shared memory. */
+/* Writes an item to the shared memory of the cluster's other block. One thread of the first block, which schedules the
+ * items of both blocks, calls this, after all warps of both blocks have read the item that was in the same place
+ * before. to, rows_to, full: the addresses, in a block's shared memory, of the item, of its rows and of its
+ * mbarrier. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -347,8 +362,8 @@ template <class C> TE_FN void te__attn_bwd_item_release(uint32_t bar) {
     if constexpr (C::TWO_CTA) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
-/* Receives item number r of this block; all warps call it except the one that writes the items. Returns 0 if there are
- * no more items. */
+/* Waits for item number r of this block and copies it to *item, and its sequence to *rows. All warps call this, except
+ * the one that writes the items. Returns 0 if there are no more items. */
 template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
@@ -365,15 +380,16 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, in the form that te__attn_tma_load_box takes. */
+/* The sequence of an item, as te__attn_tma_load_box takes it: its rows with varlen, else its number. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* For full attention, before a block takes its next item: if the next item may belong to the same band as the current
- * one, `item` with the number i, this waits until the block has added every dQ of the current item. Two warps add
- * alternate steps, each in order, so it suffices to wait for the last two steps, w. */
+/* In full attention a block calls this before it takes its next item. If that item may belong to the same band as the
+ * current one, this waits until the block has added every dQ of the current item. item, i: the current item and its
+ * ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the dQ of
+ * alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -392,16 +408,16 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* The state of the thread that schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* number of items so far */
-    int step;                         /* steps so far, of all items */
-    int number;                       /* the ticket of the item */
+    int round;                        /* the number of items so far */
+    int step;                         /* the number of steps so far, over all items */
+    int number;                       /* the ticket of the current item */
     te__attn_bwd_item item;
-    te_sequence rows;                 /* varlen: of the item */
-    te__attn_bwd_query_tiles last[2]; /* the last two steps */
+    te_sequence rows;                 /* varlen: the rows of the item's sequence */
+    te__attn_bwd_query_tiles last[2]; /* the last two steps of the current item */
 };
 
 /* Advances to the next item: the first block of a cluster takes a ticket and passes the item to the warps of both
- * blocks; the other block receives it. */
+ * blocks; the other block receives the item. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__attn_bwd_params *p, typename C::shared *sh,
                                   te_sequence_cursor *walk, int rank) {
@@ -411,8 +427,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         if (te__attn_bwd_wraps<F>() && at.round)
             te__attn_bwd_await_band<HEADS, KV_HEADS, F, C>(p, at.item, at.rows, at.number, at.last);
         at.rows.first = at.rows.count = 0;
-        do /* takes the ticket only now, after the previous item, because other blocks may wait for the block that has a
-              ticket */
+        do /* takes the ticket only now, after the previous item, because other blocks may wait for the key tile of a
+              ticket that was taken */
             at.number = (int)atomicAdd(p->ticket, 1u),
             at.item = te__attn_bwd_item_of_ticket<HEADS, KV_HEADS, F, C>(p, at.number, walk);
         while (F::VARLEN && at.item.key_tile == TE__ATTN_BWD_ITEM_INVALID);
@@ -429,8 +445,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         te__attn_bwd_item_release<C>(empty);
     }
 }
-/* Loads V of an item, whose memory becomes free first, then K. With TWO_CTA it also loads the boxes of the other
- * block's K that this block's columns of dQ need. */
+/* Loads V of an item, then K, because the memory of V becomes free before that of K. With TWO_CTA also loads two boxes
+ * of the other block's K, those that this block needs to compute its columns of dQ. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -440,7 +456,7 @@ TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te_
         const uint32_t full = te__shared_address(is_v ? &sh->v_full : &sh->k_full);
         te__barrier_wait(te__shared_address(is_v ? &sh->v_empty : &sh->k_empty), (at.round & 1) ^ 1);
         te__barrier_arrive_expect_tx(full, is_v ? C::V_BYTES : C::K_BYTES + (C::TWO_CTA ? 2 * 8192 : 0));
-        TE_UNROLL for (int b = 0; b < (is_v ? C::V_BOXES : C::BOXES) * HALVES; b++) /* 64 keys, 64 columns */
+        TE_UNROLL for (int b = 0; b < (is_v ? C::V_BOXES : C::BOXES) * HALVES; b++) /* a box: 64 keys, 64 columns */
             te__attn_tma_load_box(base + is_v * C::K_BYTES + b * 8192, F::CROSS ? &p->kv : &p->qkv, x + b / HALVES * 64,
                                   at.item.key_tile * C::KEYS + rank * C::BLOCK_KEYS + b % HALVES * 64, batch, full);
         TE_UNROLL for (int g = 0; g < 2 && C::TWO_CTA && !is_v; g++)
@@ -495,11 +511,13 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
-/* Folded lse and delta are columns of a product's operand B. Query q has eight numbers of bf16, at byte 16 q: three
- * terms whose sum is -lse / scale, then 0, three terms whose sum is -delta, then 0. A product has sixteen columns, so
- * the descriptor makes it read the eight numbers twice; the second time the elements of A are zeros. */
+/* The wgmma descriptor of folded lse and delta, which are columns of the operand B. Query q has eight numbers in bf16,
+ * at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms whose sum is -delta, then 0. A wgmma
+ * multiplies sixteen columns, so the descriptor makes it read the eight numbers twice; the second time they are
+ * multiplied by elements of A that are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* 8 rows take 128 bytes; no swizzle */
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* the stride between groups of eight rows
+                                                                                 is 128 bytes; no swizzle */
 }
 /* Splits x into three terms of bf16, followed by a zero; together the terms have 24 bits, as many as f32. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
@@ -507,19 +525,20 @@ TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
     return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
 }
-/* Stores lse (WHICH 0, in base 2) or delta (WHICH 1) of one query in a stage. */
+/* Stores x, the lse times log2(e) (if WHICH is 0) or the delta (if WHICH is 1) of one query, in a stage's shared
+ * memory. */
 template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* -inf becomes a large finite number, because B is also multiplied by zeros of A, and 0 times infinity is
-         * NaN */
+        /* -inf becomes a large finite number, because elements of B are also multiplied by zeros of A, and 0 times
+         * infinity is NaN */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* storing lse also clears the elements of delta: the product for S multiplies these by 0, which would not
-         * remove a NaN */
+        /* storing lse also sets the query's elements of delta to 0: the product for S multiplies these by 0, but a NaN
+         * left there would stay NaN */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -529,8 +548,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* A warp loads lse and delta of each step. Queries beyond the end of the sequence get an lse that makes their P
- * zero. */
+/* A warp loads lse and delta of each step. Queries past the end of the sequence get an infinite lse, which makes their
+ * P zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -568,14 +587,14 @@ TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C:
 
 /* ---- producer: add dQ to global memory -------------------------------------------------------------------------- */
 
-/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. first: 1: stores them instead of adding. */
+/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. If first is 1, stores them instead. */
 TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (bytes <= 0) return;
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns of a box of dQ, from column x on, for `left` rows; with COLUMNS 64, the whole width of the
- * box. */
+/* Adds COLUMNS columns of a box of dQ, from column x on, for `left` rows, but 64 rows at most. If COLUMNS is 64, these
+ * are all columns of the box. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
@@ -583,21 +602,21 @@ template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t
         te__attn_bwd_dq_add(box + y * 64 + x, from + y * COLUMNS * 4, COLUMNS * 4, first);
 }
 /* A step whose dQ is to be added. i: the number of the step; row: its first query, as a row counted over all sequences;
- * left: the number of queries from that one to the end of the sequence; first: whether this dQ is the first one that is
- * added to this tile of queries. */
+ * left: the number of queries from its first query to the end of the sequence; first: whether this dQ is the first one
+ * that is added to its tile of queries. */
 struct te__attn_bwd_dq_step {
     int i, head;
     int64_t row;
     int left, first;
 };
-/* Adds the dQ of a step, which the warpgroups have stored in shared memory, to global memory. */
+/* Waits until the warpgroups have stored the dQ of a step in shared memory, then adds it to global memory. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                     const te__attn_bwd_dq_step &s) {
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        /* the two boxes have different columns, or different queries */
+        /* above head size 64 the two boxes hold different columns, else different queries */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -605,7 +624,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* The same for TWO_CTA: this block's columns, one warpgroup after the other. */
+/* te__attn_bwd_dq_add_step for TWO_CTA: adds this block's columns of a step's dQ, those of the first warpgroup, then
+ * those of the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
@@ -630,7 +650,7 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
-    int n = 0; /* steps so far */
+    int n = 0; /* the number of steps so far, over all items */
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
@@ -650,8 +670,8 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
             /* waits until the sums are in memory, not only until shared memory was read */
             if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
-            __syncwarp(); /* the warp converges, because lanes that polled separately would slow down the lane that
-                             adds */
+            __syncwarp(); /* makes the warp converge: lanes that polled the semaphore on their own would slow down the
+                             lane that adds */
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }
 }

@@ -1,12 +1,13 @@
-/* attention_sm90_softmax.h -- the parts of attention_sm90_forward.h's consumer warpgroups that work on their 64 rows:
- * masks and options of scores, softmax, and the epilogue.
+/* attention_sm90_softmax.h -- the work of a consumer warpgroup of attention_sm90_forward.h on the 64 rows of its tile
+ * of scores: masks, softcap, ALiBi and dropout; softmax; and the epilogue, which stores O.
  *
  * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum, as long as P neither overflows nor underflows. So row_max stays the maximum of the first tile of keys until,
- * in some tile, the sum of a lane's elements of P exceeds te__attn_rescale_threshold. Then the P of this tile is
- * discarded: the warp recomputes S of the tile from Q and K, which are still in shared memory, updates row_max, and
- * rescales O and the sums (the conditional rescale of FlashAttention-4). So most tiles of keys need no maximum, no
- * shuffle and no rescaling of O, and their exponentials begin as soon as S is complete.
+ * maximum, as long as P neither overflows nor underflows. So row_max, the number that is subtracted, stays the maximum
+ * of the first tile of keys until, in some later tile, the sum of a lane's elements of P exceeds
+ * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
+ * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
+ * FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their exponentials
+ * begin as soon as S is complete.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_SOFTMAX_H
@@ -17,40 +18,42 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of two rows, e = 0 and 1; the second row is eight below the first. A row is distributed over four
- * lanes. */
+/* A thread's part of the two rows that it works on. They are numbered e = 0 and e = 1, and the second is eight rows
+ * below the first. The elements of a row are distributed over four lanes. */
 template <class C> struct te__attn_fwd_fragments {
-    typename C::scores s;         /* S, then P */
-    uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of P V */
-    float o[C::V / 2];            /* O, not yet divided by the sums */
-    float row_max[2], row_sum[2]; /* row_max is subtracted from the scores; row_sum is this lane's part of the sum of
-                                     P */
+    typename C::scores s;         /* S, which P later replaces */
+    uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of the product P V */
+    float o[C::V / 2];            /* O, not yet divided by the rows' sums of P */
+    float row_max[2], row_sum[2]; /* row_max: the number that is subtracted from a row's scores; row_sum: this lane's
+                                     part of the row's sum of P */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* A warpgroup's tile of scores: its head, counted over all sequences, and its first query and key. */
+/* A warpgroup's tile of scores. head: the number of its head, counted over all sequences; query, key: its first query
+ * and its first key. */
 struct te__attn_score_tile {
     te__attn_mask mask;
     int head, query, key;
 };
 
-/* Sets score i to -inf; scores are floats, or pairs of f16. */
+/* Sets element i of this thread's scores to -inf. The scores are stored as floats, or as f16 with two in each
+ * uint32_t. */
 template <int N> TE_FN void te__attn_mask_score(float (&s)[N], int i) { s[i] = -INFINITY; }
 template <int N> TE_FN void te__attn_mask_score(uint32_t (&s)[N], int i) {
     s[i / 2] = i % 2 ? (s[i / 2] & 0xffffu) | 0xfc000000u : (s[i / 2] & 0xffff0000u) | 0xfc00u;
 }
-/* Sets the scores of keys that a query does not see to -inf. query: that of this thread's first row; key: that of its
- * first column. */
+/* Sets to -inf each score whose query does not see its key. query: the query of this thread's first row of scores; key:
+ * the key of this thread's first column. */
 template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Whether all keys of a row's first tile may be masked. That is possible with a bound on the right, except in causal
- * self-attention, where the first tile of every row contains the row's own key. */
+/* Whether all keys of the first tile that a query processes may be masked. That is possible if the mask has a bound on
+ * the right, except in causal self-attention, where the first tile always contains the query's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
@@ -59,17 +62,18 @@ template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
 
-/* The first query and key of this thread's fragment of a warpgroup's tile. The asm hides how they were computed, so
- * that the compiler recomputes values derived from them instead of holding them in registers, of which none are
- * left. */
+/* The first query and the first key of this thread's part of a warpgroup's tile. The asm hides from the compiler how
+ * these two numbers were computed, so that it recomputes values derived from them instead of holding those values in
+ * registers, of which none are left. */
 struct te__attn_lane_origin { int query, key; };
 TE_FN te__attn_lane_origin te__attn_lane_origin_of(int query, int key) {
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     return {query + thread / 32 % 4 * 16 + thread % 32 / 4, key + thread % 4 * 2};
 }
-/* Masks the scores outside a window, with one comparison for each score. query, key: the first query and key of the
- * warpgroup's tile. Queries outside the sequence are not masked. */
+/* Sets to -inf each score whose key lies outside the window of its query; this takes one comparison for each score.
+ * query, key: the first query and the first key of the warpgroup's tile. Whether a query lies in the sequence is not
+ * checked. */
 template <class C>
 TE_FN void te__attn_mask_window(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(query, key);
@@ -95,8 +99,8 @@ TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, float scale, cons
             r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
-/* Sets the elements of P that dropout drops to 0. p: the kernel's arguments. The random state is loaded again in each
- * call, which saves registers. */
+/* Sets to 0 those elements of P that dropout drops. p: the kernel's arguments. Each call loads the random state from
+ * global memory again, which saves registers. */
 template <int HEADS, class F, class C, class P>
 TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te__attn_score_tile &t) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(t.query, t.key);
@@ -115,7 +119,7 @@ TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The largest score of row e. */
+/* The largest score of row e in this tile. */
 template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> &r, int e) {
     float v[2] = {r.s[2 * e], r.s[2 * e + 1]};
     TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++)
@@ -124,7 +128,7 @@ template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> 
     v[0] = fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 1));
     return fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 2));
 }
-/* S becomes P = exp2((S - row_max) * scale_log2) in row e. Returns this lane's sum of P. */
+/* Replaces S by P = exp2((S - row_max) * scale_log2) in row e. Returns this lane's part of the row's sum of P. */
 template <class C>
 TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max, float scale_log2) {
     const float offset = row_max * scale_log2;
@@ -137,23 +141,26 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit for the sum of a lane's elements of P in a row of a tile, and so for each element. The largest f16 is
- * 65504. bf16 has the range of float, but the limit must keep the products of P and V far from the end of that
- * range. */
+/* The limit for the sum of a lane's elements of P in one row of a tile. As no element is negative, no single element
+ * exceeds the limit either. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the range of float,
+ * but the limit must keep the product P V far from the end of that range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Whether the sum of some lane of this warp exceeds this limit or is NaN. */
+/* Whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN. sum: this
+ * lane's sums of P in its two rows. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 
-/* Recompute S of a warp's 16 rows, by mma.sync. q: the tile of Q of its warpgroup; k: the tile of K. */
+/* Recomputes S of a warp's 16 rows by mma.sync. q: the address of the warpgroup's tile of Q; k: that of the tile of
+ * K. */
 template <te_dtype T, class C>
 TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
-    asm volatile("" : "+r"(lane)); /* addresses are recomputed, because there are no registers to hold them */
+    asm volatile("" : "+r"(lane)); /* makes the compiler recompute addresses, because no registers are left to hold
+                                      them */
     const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
 #pragma unroll 1
@@ -168,13 +175,16 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* The number to subtract from the scores if the maximum is row_max: 0 as long as the row has seen no key, where row_max
- * is -inf. P of such a row is 0. Its first tile with a visible key exceeds the threshold. */
+/* The number to subtract from a row's scores when their maximum so far is row_max. That is row_max; but while all keys
+ * of the row were masked, row_max is -inf, and the number is 0, which makes P of the row 0. In the row's first tile
+ * with a visible key, subtracting the -inf makes P infinite, which exceeds the threshold, so that row_max is
+ * updated. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* The first tile of a row with a sink: the maximum includes the sink, and one lane of the row adds the sink to the sum.
- * sinks: [heads of one sequence]; head: the head's number, counted over all sequences. */
+/* Softmax of a row's first tile of keys with an attention sink: row_max includes the score of the sink, and one of the
+ * row's lanes adds the sink's exponential to row_sum. sinks: one score for each head of a sequence; head: the number of
+ * the head, counted over all sequences. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                const void *sinks, int head, float scale, float scale_log2) {
@@ -185,8 +195,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* After S was recomputed: updates row_max, computes P, and rescales O and the sums. sum: output, this lane's sums of P
- * over this tile. */
+/* To be called after S was recomputed: updates row_max, computes P, and rescales O and row_sum. sum: output, for each
+ * of the two rows this lane's part of the sum of P over this tile. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -201,7 +211,8 @@ TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, floa
 
 /* ---- epilogue ---------------------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix that is distributed over four lanes: each lane has a row before and a column after. */
+/* Transposes a 4 x 4 matrix that is distributed over four lanes: w is a row of the matrix before the call, and a column
+ * of it afterwards. */
 TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
     TE_UNROLL for (int step = 1; step < 4; step *= 2)
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -211,18 +222,19 @@ TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
             else w[i + step] = received;
         }
 }
-/* The destination of the output of a tile of queries. */
+/* The destination of the output of a warpgroup's tile of queries. */
 struct te__attn_fwd_output {
-    void *out;          /* of row 0 of this head and sequence; in e4m3 if out_scale is not null */
+    void *out;          /* the output of query 0 of this head and sequence; in e4m3 if scale is not null */
     const float *scale; /* te_attention_args.out_scale */
-    int64_t width;      /* elements from row to row */
-    float *lse;         /* of row 0, or null */
-    int query, seq;     /* this thread's first row; rows outside of 0 to seq - 1 are not stored */
+    int64_t width;      /* the distance from one row of out to the next, in elements */
+    float *lse;         /* the lse of query 0 of this head and sequence, or null */
+    int query, seq;     /* query: this thread's first row; rows outside 0 to seq - 1 are not stored */
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    float factor;       /* multiplies O: the factor of dropout, or with FP8 the dequantization factor of V */
+    float factor;       /* O is multiplied by it: the factor of dropout, or in FP8 the factor that dequantizes V */
     float *amax;        /* te_attention_args.amax */
 };
-/* Divides O by the sums and stores it, 16 bytes a lane, so that four lanes store 64 bytes of a row; and stores lse. */
+/* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
+ * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;
@@ -230,7 +242,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because the P of the row's maximum is 1 */
+        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because P of the score that equals row_max is
+                                                                 1 */
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];

@@ -1,18 +1,19 @@
 /* attention_sm90_wgmma.h -- the building blocks of the attention kernels for compute capability 9.0 (sm_90a): wgmma in
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
- * Do this, in each warpgroup, for its 64 rows of Q [64, D] and a tile of K [KEYS, D], both in shared memory:
+ * Each warpgroup computes S = Q K^T for its 64 queries, the tile Q [64, D], and a tile of keys, K [KEYS, D], both in
+ * shared memory, by the following calls:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
- *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // s = Q K^T may be read
+ *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
  *
- * A tile [rows, D] in shared memory is ceil(D / 64) boxes of [rows, 64] elements of 16 bits. The rows of a box have 128
- * bytes, whose 16-byte chunks are permuted by TMA's 128-byte swizzle.
+ * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
+ * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has columns 8 j + 2 (l % 4) and 8 j + 2 (l % 4) + 1 of row 16 w + l / 4
- * (elements 4 j and 4 j + 1) and of the row 8 below it (elements 4 j + 2 and 4 j + 3). An A operand in registers has
- * the same layout: elements 8 k to 8 k + 7, packed to 16 bits in pairs, are A of a product over columns 16 k to 16 k +
- * 15.
+ * Accumulator layout: lane l of warp w has columns 8 j + 2 (l % 4) and 8 j + 2 (l % 4) + 1, for each j, of two rows: of
+ * row 16 w + l / 4 in its elements 4 j and 4 j + 1, and of row 16 w + l / 4 + 8 in its elements 4 j + 2 and 4 j + 3. An
+ * A operand in registers has the same layout, packed to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16
+ * k + 15 of A takes the lane's elements 8 k to 8 k + 7.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
@@ -43,8 +44,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
-/* X(N, the asm names of the N / 2 accumulators of a thread, the seven asm names that follow, the accumulators as asm
- * operands), for each width N of B that a kernel uses. */
+/* Calls the macro X for each width N of B that a kernel uses. The arguments of X: N; the asm names of a thread's N / 2
+ * accumulators; the numbers of the seven asm operands that follow these; the accumulators as asm operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -65,9 +66,9 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1, %" #mn_major_ ";\n}"            \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR))
 
-/* A warpgroup computes D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is K-major in shared memory (ss)
- * or lies in registers (rs). B is in shared memory: K-major, [N, 16], or with MN_MAJOR [16, N]. a and b are matrix
- * descriptors. */
+/* One wgmma instruction of a warpgroup: D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is K-major in
+ * shared memory (ss), or lies in registers (rs). B lies in shared memory: K-major, which means that it is stored as [N,
+ * 16], or, if MN_MAJOR is 1, stored as [16, N]. An operand in shared memory is passed as a matrix descriptor. */
 template <int N> struct te__wgmma_atom;
 #define TE__WGMMA_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                    \
     template <> struct te__wgmma_atom<n> {                                                                          \
@@ -83,8 +84,9 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm, which claims to change the registers, keeps the compiler from moving their initialisation below
- * the fence before the product, or their first use above the wait after it (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm claims to change the registers. It is called before the fence that precedes the wgmma, so that
+ * the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma, so that
+ * it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
@@ -92,25 +94,28 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
 }
 
-/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. It is valid for K-major and MN-major
- * reads: K-major uses the stride between groups of eight rows (1024 bytes), MN-major also the stride between boxes. */
+/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for K-major
+ * and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads also use
+ * the stride between boxes. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* The address of 16-byte chunk `chunk` of a row of a box, with the swizzle applied. */
+/* The shared-memory address of 16-byte chunk `chunk` of row `row` of the box at address `box`, with the swizzle
+ * applied. */
 TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
     return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
-/* s[64, N] = A B^T for the tiles A [64, D] and B [N, D]. */
+/* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* in the descriptors' units of 16 bytes: 16 columns are two, a row of a box eight */
+        /* a descriptor's address counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box 8 */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
 }
-/* o[64, D] = P V, or += if add is not 0, for P [64, KEYS] packed in registers and the tile V [KEYS, D]. */
+/* Issues the product o[64, D] = P V, or o += P V if add is not 0, of P [64, KEYS], packed to 16 bits in registers, and
+ * the tile V [KEYS, D]. v: the descriptor of the tile. */
 template <te_dtype T, int KEYS, int D>
 TE_FN void te__attn_gemm_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], uint64_t v, int add) {
     TE_UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -119,8 +124,9 @@ TE_FN void te__attn_gemm_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], ui
 
 /* ---- warp specialisation and pipelines ------------------------------------------------------------------------- */
 
-/* setmaxnreg: the producer warpgroup releases registers, which the consumer warpgroups then allocate. N: registers of a
- * thread. All warps of a warpgroup must execute it. */
+/* setmaxnreg changes the number of registers of each thread of a warpgroup to N. The producer warpgroup releases
+ * registers (dealloc), which the consumer warpgroups then allocate (alloc). All warps of a warpgroup must execute the
+ * instruction. */
 template <int N>
 TE_FN void te__warpgroup_reg_alloc(void) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -129,7 +135,8 @@ template <int N>
 TE_FN void te__warpgroup_reg_dealloc(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* Named barriers, 1 to 15: `threads` counts those that wait (sync) and those that only arrive. */
+/* Named barriers, numbered 1 to 15. threads: the number of threads that the barrier waits for, both those that wait
+ * themselves (sync) and those that only arrive (arrive). */
 TE_FN void te__named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -137,15 +144,16 @@ TE_FN void te__named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/* A position in a pipeline of STAGES stages, each of which has an mbarrier `full` and one `empty`. */
+/* A position in a pipeline of STAGES stages: the current stage, and the parity of the phase of its mbarriers. Each
+ * stage has two mbarriers, `full` and `empty`. */
 template <int STAGES> struct te__attn_pipeline_state { int stage, phase; };
 template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_state<STAGES> &state) {
     if (++state.stage == STAGES) state.stage = 0, state.phase ^= 1;
 }
 
-/* TMA: a box [rows, 64] of a head to shared memory, from dimension x and row y of sequence `batch` on. Rows past the
- * end of the sequence and dimensions past head_dim become zeros. bar: the mbarrier that counts the bytes that have
- * arrived. */
+/* Loads a box [rows, 64] of a head to shared memory by TMA. x, y: the first column within the head, and the first row
+ * within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become zeros. bar: the
+ * mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -153,7 +161,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences of different lengths: the rows of sequence `rows`, from its row y on. */
+/* te__attn_tma_load_head for packed sequences of different lengths. rows: the sequence's range of rows; y: the first
+ * row to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -162,13 +171,15 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* The producer's side of a pipeline of tiles [ROWS, D]: addresses of its mbarriers and of its first stage. */
+/* The producer's side of a pipeline of tiles. full, empty, tiles: the addresses of the first stage's mbarriers and of
+ * its tile; those of the other stages follow. state: the stage that the next tile is loaded to. */
 template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
     te__attn_pipeline_state<STAGES> state;
 };
-/* Waits until the stage is empty, then loads the tile that begins at row y. One thread calls this. S, the type of
- * `batch`: int, the number of the sequence; or te_sequence, the rows of a packed sequence. */
+/* Waits until the current stage is empty, issues the load of a head's tile [ROWS, D] that begins at row y, and advances
+ * to the next stage. One thread calls this. batch: the number of the sequence (if S is int), or the rows of a packed
+ * sequence (if S is te_sequence). */
 template <int D, int ROWS, int STAGES, class S>
 TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtensorMap *from, int head, int y,
                                 const S &batch) {
@@ -182,25 +193,27 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 
 /* ---- shared memory, bulk copies, flags in global memory -------------------------------------------------------- */
 
-/* Wait until all but the last K committed groups of wgmma are complete. */
+/* Waits until all groups of wgmma are complete, except the K groups that were committed last. */
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
-/* Call it after the wait for a wgmma: the compiler then moves neither uses of its result d nor loads and stores above
- * this point (see te__wgmma_fence_operand). */
+/* To be called after the wait for the wgmma whose result is d: the compiler then moves neither uses of d nor loads and
+ * stores to a point before the call (see te__wgmma_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* TMA: loads a box from a tensor [batch, seq, width]: 64 columns from x on, and as many rows as the box has, from token
- * y of sequence z on. Rows past the end of the sequence become zeros. */
+/* Loads a box of a tensor [batch, seq, width] to shared memory by TMA: 64 columns from column x on, and as many rows as
+ * the tensor map's boxes have, from token y of sequence z on. Rows past the end of the sequence become zeros. bar: the
+ * mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* The same for packed sequences, [rows, width]: from row y of the sequence `rows` on. */
+/* te__attn_tma_load_box for packed sequences, a tensor [rows, width]. rows: the sequence's range of rows; y: the first
+ * token to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -209,8 +222,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. Each lane passes the address of
- * one row of the stored matrices. */
+/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the address in
+ * shared memory of row l % 8 of matrix l / 8 as it is stored. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
                  "r"(w[1]), "r"(w[2]), "r"(w[3])
@@ -228,12 +241,13 @@ TE_FN void te__attn_shared_store4(uint32_t to, const float *v) {
 TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
 }
-/* Makes this thread's stores to shared memory visible to wgmma and TMA (the async proxy) of threads that synchronise
- * with this thread afterwards. */
+/* Makes this thread's earlier stores to shared memory visible to the wgmma and TMA operations (the async proxy) that
+ * other threads issue after they have synchronised with this thread. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* TMA bulk copies of `bytes` bytes of f32 from shared to global memory; the first stores, the second adds. Each copy is
- * a bulk group of its own: te__attn_bulk_wait_read waits until this thread's groups have read shared memory,
- * te__attn_bulk_wait until they are complete. */
+/* TMA bulk copies of `bytes` bytes of f32 numbers from shared to global memory: te__attn_bulk_store overwrites the
+ * numbers in global memory, te__attn_bulk_add adds to them. Each copy is a bulk group of its own.
+ * te__attn_bulk_wait_read waits until all of this thread's groups have read shared memory, te__attn_bulk_wait until all
+ * are complete. */
 TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -242,8 +256,8 @@ TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* Copies `bytes` bytes to the same address in the shared memory of block `cta` of the cluster; the mbarrier `bar` of
- * that block counts the bytes. */
+/* Copies `bytes` bytes from address `from` of this block's shared memory to the same address in the shared memory of
+ * block `cta` of the cluster. The mbarrier at address `bar` of that other block counts the bytes that arrive. */
 TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 to, at;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
@@ -258,12 +272,12 @@ TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-/* Increments *p. All earlier writes, including completed bulk copies, are visible to a thread that acquires the new
- * value. */
+/* Increments *p. A thread that reads the new value by te__attn_load_acquire also sees all earlier writes of this
+ * thread, including its completed bulk copies. */
 TE_FN void te__attn_add_release(uint32_t *p) {
     asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
-/* A barrier of the four warps of consumer warpgroup `group`, 0 or 1. */
+/* A barrier for the four warps of a consumer warpgroup. group: the number of the warpgroup, 0 or 1. */
 TE_FN void te__attn_warpgroup_sync(int group) {
     if (group) asm volatile("bar.sync 2, 128;" ::: "memory");
     else asm volatile("bar.sync 1, 128;" ::: "memory");
@@ -273,21 +287,22 @@ TE_FN void te__attn_warpgroup_sync(int group) {
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Whether there are kernels for these head sizes: head_dim of q and k, value_dim of v. */
+/* Whether there are kernels for these head sizes. head_dim: that of q and k; value_dim: that of v. */
 TE_BOTH constexpr bool te__attn_sm90_supports(int head_dim, int value_dim) {
     return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
                                        head_dim == 256
                                  : head_dim == 192 && value_dim == 128;
 }
-/* A tensor [batch, seq, heads, dim] of 16-bit elements, of which TMA loads boxes [box_rows, 64] of one head. With batch
- * 0 it is [seq, heads, dim], the rows of packed sequences. width: elements from row to row. */
+/* A tensor [batch, seq, heads, dim] of 16-bit elements, from which TMA loads boxes of box_rows rows and 64 columns of
+ * one head. If batch is 0, the tensor is [seq, heads, dim], and its rows are those of packed sequences. width: the
+ * distance from one row to the next, in elements. */
 typedef struct te__attn_heads_tensor {
     const void *data;
     int64_t width;
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Makes the tensor map of a te__attn_heads_tensor. */
+/* Makes the tensor map, for TMA, of the tensor x. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
@@ -301,7 +316,8 @@ TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_enco
 }
 
 /* Makes the tensor map of a tensor [batch, seq, width] of 16-bit elements, with boxes of 64 tokens by 64 columns; a box
- * never extends into the next sequence. With batch 0 it is [seq, width], the rows of packed sequences. */
+ * never extends into the next sequence. If batch is 0, the tensor is [seq, width], and its rows are those of packed
+ * sequences. */
 TE_API te_status te__attn_rows_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                           int batch, int seq, int width, te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {batch ? 3 : 2,

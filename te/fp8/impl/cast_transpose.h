@@ -1,6 +1,6 @@
-/* cast_transpose.h -- kernels that in one pass cast a tensor to FP8, also transposed, and compute its amax.
- * TE_FP8_KERNELS makes such kernels from two functions, load and compute, which produce the elements; TE_QUANTIZE makes
- * those that just load a tensor.
+/* cast_transpose.h -- kernels that in one pass cast a tensor to FP8, store the result and its transpose, and compute
+ * the tensor's amax. TE_FP8_KERNELS makes such kernels from two functions, load and compute, which produce the
+ * elements; TE_QUANTIZE makes kernels that cast a tensor in memory.
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
@@ -10,16 +10,17 @@
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
  * Do this, to cast the results of a computation of your own:
- *     typedef struct my_args { te_fp8_out out; const void *x; } my_args;                     // begins with the out
+ *     typedef struct my_args { te_fp8_out out; const void *x; } my_args;                     // out must be first
  *     TE_FN void my_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned) { ... }
  *     TE_FN void my_compute(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) { ... }
  *     TE_FP8_KERNELS(my_kernel, 4, my_args, my_load, my_compute, 1)
  *     ... TE_TRY(te__fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
  *
- * A block casts a tile of 128 x 128, a lane 8 x 8 of its elements: the lane loads its eight rows at once, stores eight
- * bytes of each, transposes the bytes in registers and writes them to shared memory. From there the block stores the
- * transposed tile in runs of 128 bytes. Lower bound: inputs read once, y and yt written once (for bf16 4 bytes an
- * element, 3 without yt, 2 for amax alone). Measurements: docs/notes/fp8_casts.md.
+ * A block casts a tile of 128 x 128 elements, and each of its lanes a piece of 8 x 8. A lane loads the eight rows of
+ * its piece at once, stores eight bytes of y for each row, transposes the bytes in registers and writes them to shared
+ * memory. From there the block stores the transposed tile in runs of 128 bytes. Lower bound: the inputs are read once,
+ * y and yt written once (for bf16 4 bytes an element, 3 without yt, 2 for amax alone). Measurements:
+ * docs/notes/fp8_casts.md.
  */
 #ifndef TE_CAST_TRANSPOSE_H
 #define TE_CAST_TRANSPOSE_H
@@ -34,33 +35,34 @@ enum {
     TE_FP8_TILE = 128,
     TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
-    TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation reads dy and both halves of x */
+    TE_FP8_MAX_INPUTS = 3 /* reached by the backward of a gated activation, which reads dy and both halves of x */
 };
 
 /* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
-    uint8_t *y, *yt;    /* [rows, cols] and its transpose [cols, yt_cols]; null: not wanted */
-    float *amax;        /* set to the maximum of itself and all |v|, before scaling; null: not wanted */
-    const float *scale; /* v is multiplied by it before rounding; null: 1 */
-    float *inverse;     /* [2], set to 1 / scale and scale (te_scale_save); null: not wanted */
+    uint8_t *y, *yt;    /* y: [rows, cols]; yt: its transpose, [cols, yt_cols]; null: not wanted */
+    float *amax;        /* set to the maximum of its current value and all |v|, where v is not scaled yet; null: not
+                           wanted */
+    const float *scale; /* v is multiplied by *scale before it is rounded; null: by 1 */
+    float *inverse;     /* [2], output: 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to 127 more for GEMMs that need a multiple of 16; the additional columns are
-                         * zeros */
+    int64_t yt_cols;    /* rows, or up to 127 more, for GEMMs that need a multiple of 16; the additional columns are
+                           filled with zeros */
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* for stochastic rounding: the random state */
     uint32_t stream;    /* for stochastic rounding: this tensor's stream of random numbers */
 } te_fp8_out;
 
-/* The two functions that a kernel is made from. load: loads the eight elements that begin at (row, col) from each
- * input; only the first n lie in the tensor. compute: computes the eight results from them. arg: the kernel's
- * arguments. aligned: a compile-time constant, 1 if n is 8 and the index of the first element is a multiple of
+/* The two functions that a kernel is made from. load: loads from each input the eight elements that begin at (row,
+ * col); only the first n of them lie in the tensor. compute: computes eight results from these elements. arg: the
+ * kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first element is a multiple of
  * eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
 /* Compile-time constants of a kernel. */
 typedef struct te_fp8_options {
-    int inputs;     /* how many vectors load fills, at most TE_FP8_MAX_INPUTS */
+    int inputs;     /* how many vectors of eight elements the function load fills, at most TE_FP8_MAX_INPUTS */
     int aligned;    /* 1: cols is a multiple of 8 */
     int stochastic; /* 1: stochastic rounding, 0: rounding to nearest even */
     te_dtype to;
@@ -72,7 +74,7 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* The position of a lane's 8 x 8 piece: it begins at (row, col) of the tile that begins at (row0, col0) of the
+/* The position of a lane's 8 x 8 piece. The piece begins at (row, col) of a tile, which begins at (row0, col0) of the
  * tensor. */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
@@ -135,8 +137,8 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute and cast a lane's piece, and store the result to y and to the transposed tile. Returns the bits of the
- * largest |v|. */
+/* Compute the elements v of a lane's piece, cast them, and store the result to y and to the transposed tile. Returns
+ * the bits of the largest |v| before scaling. */
 TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
                                   te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
                                   const te_fp8_piece at) {
@@ -166,8 +168,9 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store the first n of 16 bytes to a row of yt; the others lie outside of yt. Bytes from `exist` on are padding and
- * become 0. aligned: 1 if all 16 bytes are data that lies in yt and the address is a multiple of 16. */
+/* Store the first n of 16 bytes to a row of yt; the other bytes would lie outside of yt. Of the n bytes, those from
+ * index `exist` on are padding and become 0. aligned: 1 if all 16 bytes are data that lies in yt and the address is a
+ * multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -176,7 +179,7 @@ TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist
         }
 }
 /* Store the transposed tile whose first element is (row, col) of the tensor. Each lane stores chunks of 16 bytes, i.e.
- * 16 rows of a column. */
+ * 16 rows of one column of the tile. */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transposed, int64_t row, int64_t col,
                               te_lanes g) {
     enum { CHUNKS = TE_FP8_TILE / 16 };
@@ -212,7 +215,7 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same, but first branches on the format, so that k.to becomes a compile-time constant. */
+/* The same as te__fp8_tile, but first branches on the format, so that k.to becomes a compile-time constant. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -243,8 +246,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 }
 
 /* Define two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
- * name_run(const type *, ctx), which launches the right one. resident: the compiler limits the registers of a thread so
- * that this many blocks fit on an SM; inputs: how many vectors `load` fills. */
+ * name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks that must fit on an SM,
+ * for which the compiler limits the registers of a thread; inputs: how many vectors the function load fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -255,7 +258,7 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one of these two kernels. stochastic: 1: stochastic rounding, for which `aligned` must be 1. */
+/* Define one of these two kernels. If stochastic is 1, the kernel rounds stochastically; then aligned must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -264,19 +267,19 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
 /* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes, transposed. If
- * amax is given and y and yt are null, only amax is computed, as in the first pass of current scaling. */
+ * amax is not null but y and yt are, only amax is computed, as in the first pass of current scaling. */
 typedef struct te_quantize {
-    void *y, *yt;       /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
-    float *amax;        /* set to the maximum of itself and all |x|; target memory; null: not wanted */
+    void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
+    float *amax;        /* set to the maximum of its current value and all |x|; target memory; null: not wanted */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
-    const float *scale; /* target memory; null: 1 */
-    float *inverse;     /* [2], set to 1 / scale and scale; target memory; null: not wanted */
+    const float *scale; /* target memory; null: the scale is 1 */
+    float *inverse;     /* [2], output: 1 / scale and scale; target memory; null: not wanted */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
     te_dtype to;
     const te_rng *rng;  /* for stochastic rounding: the random state, in target memory */
-    uint32_t stream;    /* for stochastic rounding: the stream, which must differ between all tensors that use this
-                         * state in a pass */
+    uint32_t stream;    /* for stochastic rounding: the stream of random numbers; no two tensors that use this state in
+                           a pass may have the same stream */
 } te_quantize;
 
 TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
@@ -288,8 +291,8 @@ TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
 
 typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
 
-/* Reshape a tensor that is not transposed, so that its rows are as long as possible but no wider than a tile. The shape
- * does not matter for the cast. */
+/* If no transpose is wanted, reshape the tensor so that its rows are as long as possible, but no longer than a row of a
+ * tile. Without a transpose the shape does not matter for the result. */
 TE_API void te__quantize_flatten(te_fp8_out *o) {
     int64_t cols = TE_FP8_TILE;
     if (o->yt) return;
@@ -326,8 +329,8 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per SM; fewer for f32, because x then takes
-                                                                  * more registers */
+enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* the number of blocks per SM; fewer if x is f32,
+                                                                    because x then takes more registers */
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
 /* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
@@ -336,15 +339,15 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per S
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* The same, but only for cols that are a multiple of eight, as they are in a list of ops; this defines only one
- * kernel. */
+/* The same as TE_QUANTIZE, but only for tensors whose cols are a multiple of eight, as is always the case in a list of
+ * ops. So this defines only one kernel. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* Used after TE_QUANTIZE_VEC8: define name_stochastic_run, which rounds stochastically, so that the expected value of y
- * is x * scale. The random numbers come from stream q.stream of the random state q.rng. */
+/* To be used after TE_QUANTIZE_VEC8: define name_stochastic_run, which rounds stochastically, so that the expected
+ * value of y is x * scale. The random numbers come from stream q.stream of the random state q.rng. */
 #define TE_QUANTIZE_STOCHASTIC(name, from)                                                                            \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_stochastic_of, from, 1)                                                     \
     TE_API te_status name##_stochastic_run(const te_quantize *q, te_context *ctx) {                                   \
@@ -369,8 +372,9 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks per S
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* Casts all tensors of a table to e4m3. The table has a te_quantize_args for each tensor, and its chunks are tiles.
- * Memory traffic: the same as with one launch for each tensor. */
+/* The arguments of a kernel that casts all tensors of a table to e4m3. The table has a te_quantize_args for each
+ * tensor; a chunk of the table is one tile of a tensor. The kernel reads and writes as many bytes as one launch for
+ * each tensor would. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */
@@ -399,7 +403,7 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
 /* Transpose the tile of block b of x, which is in FP8. The function only moves bytes, so it works for both formats.
- * Memory traffic: one byte read and one written for each element. */
+ * Memory traffic: one byte is read and one byte written for each element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;

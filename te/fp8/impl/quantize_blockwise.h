@@ -15,8 +15,9 @@
  * scales.h describes the layout of scales.
  *
  * A block of threads casts a tile of 128 x 128. Each lane holds 8 x 8 elements in registers while the amax of each row
- * and column is reduced in shared memory. Lower bound: a copy of the same bytes, 4.06 for each bf16 element (x, y, yt,
- * and 1/32 for each array of scales). Measurements: docs/notes/fp8_casts.md.
+ * and column is reduced in shared memory. Lower bound: the time of a copy of the same bytes. For each bf16 element
+ * these are 4.06: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the two arrays of scales. Measurements:
+ * docs/notes/fp8_casts.md.
  */
 #ifndef TE_QUANTIZE_BLOCKWISE_H
 #define TE_QUANTIZE_BLOCKWISE_H
@@ -26,14 +27,14 @@
 #include "cast_transpose.h"    /* te__fp8_transpose_piece, te__fp8_store_tile */
 
 typedef struct te_quantize_blockwise {
-    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols] of `to`; null: not wanted */
+    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
-    te_scale_rule rule; /* epsilon, power_of_two */
+    te_scale_rule rule; /* epsilon, margin and power_of_two are used */
 } te_quantize_blockwise;
 
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
@@ -46,27 +47,29 @@ TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t col
 typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te_blockwise_args;
 
 enum {
-    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* lanes along a row or a column of the tile */
-    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces of a lane: one on CUDA; on the
-                                                            host all pieces of the tile */
-    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* in words; padded so that the lanes of a warp write to
-                                                          * different banks */
+    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces, one for each lane, along a side
+                                                            of the tile */
+    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: on CUDA one; on
+                                                            the host all pieces of the tile */
+    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* the pitch of the array amax below, in words; padded so that
+                                                            the lanes of a warp write to different banks */
 };
 /* The part of the tile that a lane holds in registers. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
-/* A line is a row of the tile (first index 0 in the arrays below) or a column of the tile (first index 1). */
+/* A line is a row of the tile, for which the first index of the arrays below is 0, or a column of the tile, for which
+ * it is 1. */
 typedef struct te_blockwise_shared {
     union {
-        /* [rows or columns][lane along the line][line]: the largest |x| of that lane's part of the line, in the storage
-         * format of x. If x has 16 bits, two lines therefore share a word */
+        /* [0: row, 1: column][lane along the line][line]: the largest |x| of that lane's part of the line, in the dtype
+         * of x. So if x has 16 bits, two neighbouring lines share a word */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
-    uint32_t line[2][TE_FP8_TILE]; /* the bits of the line's scale; with 2D blocks, at first the bits of the line's
-                                    * largest |x| */
+    uint32_t line[2][TE_FP8_TILE]; /* the bits of each line's scale; with 2D blocks, until the scale is computed, the
+                                      bits of the line's largest |x| */
 } te_blockwise_shared;
 
-/* The first element of a tile. */
+/* The position in the tensor of a tile's first element. */
 typedef struct te_blockwise_origin { int64_t row, col; } te_blockwise_origin;
 
 TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
@@ -77,7 +80,7 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* How many rows of the piece at (row, col) lie in the tensor; 0 if col is past the last column. */
+/* How many rows of the 8 x 8 piece at (row, col) lie in the tensor; 0 if col is past the tensor's last column. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
@@ -86,7 +89,8 @@ TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int6
                               const te_dtype from) {
     const int64_t row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = col0 + i % TE_BLOCKWISE_LANES_A_SIDE * 8;
     const int rows = te__blockwise_rows(q->rows, q->cols, row, col);
-    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* fits: te__blockwise_args_of */
+    /* the bytes of a row; they fit into 32 bits, which te__blockwise_args_of has checked */
+    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from));
     const char *first =
         (const char *)te_opaque_pointer((const char *)q->x + (row * q->cols + col) * (int64_t)te_dtype_bytes(from));
     TE_UNROLL for (uint32_t k = 0; k < 8; k++) {
@@ -94,8 +98,8 @@ TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int6
         if ((int)k < rows) te_vec8_load(&x[k], first + (uint64_t)k * pitch, 0, 8, 1, from);
     }
 }
-/* Store the words of eight elements (four words if the elements have 16 bits, else eight) to `to`, whose address is a
- * multiple of 16 bytes. */
+/* Store eight elements to `to`: four words if an element has 16 bits, else eight words. The address is a multiple of 16
+ * bytes. */
 TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dtype from) {
     TE_UNROLL for (int h = 0; h < (from == TE_f32 ? 2 : 1); h++) {
         te__bytes16 four;
@@ -130,8 +134,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set the entry of line i in s->line. With 1D blocks, it becomes the line's scale, and the inverse of the scale is
- * stored to q; with 2D blocks, it becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
+/* Set the entry of line i in s->line. With 1D blocks, the entry becomes the line's scale, and 1 / scale is stored to
+ * q->y_inverse or q->yt_inverse; with 2D blocks, the entry becomes the line's largest |x|. format_max: the largest
+ * number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -147,8 +152,8 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     }
     s->line[is_column][at] = bits;
 }
-/* Store 1 / scale of 2D block (row, col). For the last block of a row of blocks, also fill the padding at the end of
- * the row of scales, because cuBLASLt may read it. */
+/* Store `value`, which is 1 / scale of 2D block (row, col), to its entry of `inverse`. For the last block of a row of
+ * blocks, also fill the padding at the end of the row of scales, because cuBLASLt may read it. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
@@ -173,8 +178,9 @@ TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_s
 
 /* ---- cast and store ---------------------------------------------------------------------------------------------- */
 
-/* Cast piece i. by_columns: 0: scale by the scales of the piece's rows, and store to y; 1: scale by the scales of its
- * columns, and store to the transposed tile in shared memory. by_columns and the formats are compile-time constants. */
+/* Cast piece i. If by_columns is 0, multiply by the scales of the piece's rows, and store the result to y; if 1,
+ * multiply by the scales of the piece's columns, and store the result to the transposed tile in shared memory.
+ * by_columns and the formats are compile-time constants. */
 TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te_blockwise_shared *s,
                               te_blockwise_origin o, int i, const int by_columns, const te_dtype from,
                               const te_dtype to) {
@@ -258,7 +264,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* blocks per SM; x takes more registers in f32 */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* the number of blocks per SM; x takes more
+                                                                      registers in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
  * *ctx). */
@@ -276,7 +283,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     }
 
 /* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
- * to e4m3 in one launch. The table has a te_blockwise_args for each tensor, and its chunks are tiles. */
+ * to e4m3 in one launch. The table has a te_blockwise_args for each tensor; a chunk of the table is one tile of a
+ * tensor. */
 #define TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name, from)                                                             \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b, te_blockwise_registers *held,        \
                                         te_blockwise_shared *s) {                                                  \

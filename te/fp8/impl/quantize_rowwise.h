@@ -3,14 +3,14 @@
  * Do this:
  *     TE_QUANTIZE_ROWWISE(of_bf16, bf16)                          // defines the kernel and of_bf16_run
  *     te_quantize_rowwise q = te__quantize_rowwise_of(rows, cols); // cols a multiple of 16
- *     q.x = x, q.y = y, q.inverse = s;                            // s: [rows], gets 1 / scale
+ *     q.x = x, q.y = y, q.inverse = s;                            // s: [rows], output: 1 / scale
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
  * scale = the largest number of the format / amax of the row; it is 1 if amax is 0, infinite or NaN.
  *
- * A block casts a row. Its lanes first compute the amax and then round. In between they hold the first 8192 elements of
- * the row in registers; the others they load a second time, from the L1. Lower bound: a copy of the same bytes, where x
- * is read once and one byte is written for each element.
+ * A block casts a row. Its lanes first compute the row's amax, and then round the elements. In between they hold the
+ * first 8192 elements of the row in registers; the other elements they load a second time, from the L1. Lower bound:
+ * the time of a copy that reads x once and writes one byte for each element.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -21,12 +21,12 @@
 #include "../scales.h"         /* te_scale_of_amax_bits, TE_KERNEL_RESIDENT */
 
 typedef struct te_quantize_rowwise {
-    void *y;        /* [rows, cols] of `to` */
+    void *y;        /* [rows, cols], of dtype `to` */
     float *inverse; /* [rows], 1 / scale; target memory */
     const void *x;  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     te_dtype to;
-    te_scale_rule rule; /* epsilon, power_of_two */
+    te_scale_rule rule; /* epsilon, margin and power_of_two are used */
 } te_quantize_rowwise;
 
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
@@ -38,10 +38,11 @@ TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
 
 enum {
     TE_ROWWISE_LANES = TE_CUDA ? 256 : 1,
-    TE_ROWWISE_VECTORS = 4 /* vectors of eight elements that a lane holds in registers */
+    TE_ROWWISE_VECTORS = 4 /* the number of vectors of eight elements that a lane holds in registers */
 };
 
-/* Cast the vector x and store it at element `at` of y. from, to: the dtypes of x and y, compile-time constants. */
+/* Cast the eight elements x and store them from element `at` of y on. from, to: the dtypes of x and y, compile-time
+ * constants. */
 TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int64_t at, float scale,
                              const te_dtype from, const te_dtype to) {
     float v[8];
@@ -102,7 +103,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* blocks per SM; x takes more registers in f32 */
+#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* the number of blocks per SM; x takes more registers
+                                                                    in f32 */
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
  * *ctx). */
@@ -115,7 +117,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     }
 
 /* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
- * to e4m3 in one launch. The table has a te_quantize_rowwise for each tensor, and its chunks are rows. */
+ * to e4m3 in one launch. The table has a te_quantize_rowwise for each tensor; a chunk of the table is one row of a
+ * tensor. */
 #define TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name, from)                                                               \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b) {                                    \
         const te_quantize_rowwise q = ((const te_quantize_rowwise *)t->tensor)[te_multi_tensor_find(t, &b)];       \

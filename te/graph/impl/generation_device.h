@@ -1,14 +1,16 @@
-/* generation_device.h -- the device's part of te/generation.h: the memory of a step on both sides, the kernels before
- * and after the models, and the step itself, which a graph can capture.
+/* generation_device.h -- the device's part of te/generation.h: the memory that a step uses, the kernels that run before
+ * and after the models, and the function that enqueues a step, which a graph can capture.
  *
- * Row i of te_sampling and of all arrays is sequence i of the generation, which is sequence i of the cache. So a batch
- * has as many sequences as the highest one that runs, and the others in between are padding. A step is:
- *     copy       the block of inputs, from the host
- *     begin      tokens of the batch: the host's for a prompt, for decoding the one that the last step has chosen;
- *                slots: padding where a sequence has ended, which the host may not know yet
- *     models     te_cache_begin, then all lists; the last one chooses tokens
- *     end        which rows have a token now; has the sequence ended; what sample has counted for other rows is undone
- *     copy       the block of results, to the host
+ * Row i of te_sampling and of all arrays belongs to sequence i of the generation, which is sequence i of the cache. So
+ * a batch consists of sequence 0 to the highest sequence that runs; those in between that do not run are padding. A
+ * step is:
+ *     copy       copies the block of inputs from the host
+ *     begin      sets the batch's tokens: a prompt's tokens come from the host, the token to decode from the last step;
+ *                and its slots: a sequence that has ended, which the host may not know yet, is padding
+ *     models     te_cache_begin, then all lists; the last list chooses tokens
+ *     end        finds out which sequences have a new token, and which have ended; for sequences without a new token,
+ *                undoes the changes that sample has made to their counts
+ *     copy       copies the block of results to the host
  */
 #ifndef TE_GENERATION_DEVICE_H
 #define TE_GENERATION_DEVICE_H
@@ -21,41 +23,45 @@
 enum {
     TE_GENERATION_MAX_STOPS = 8,
     TE__GENERATION_THREADS = TE_CUDA ? 256 : 1,
-    TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20 /* bytes that a block copies */
+    TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20 /* the number of bytes that a block of te__generation_fork
+                                                         copies */
 };
-/* te__generation_input.flags */
+/* The bits of te__generation_input.flags, for each sequence. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
-    TE__GENERATION_DECODES = 2, /* one row, whose token the device has */
-    TE__GENERATION_EMITS = 4,   /* the token that is chosen is the sequence's next one; of a part of a prompt: not */
-    TE__GENERATION_NEW = 8      /* the first step of a sequence */
+    TE__GENERATION_DECODES = 2, /* the sequence has one row, whose token the device has chosen before */
+    TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of the prompt is
+                                   still to come */
+    TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
-/* te__generation_result.code */
+/* The values of te__generation_result.code, for each sequence. */
 enum {
     TE__GENERATION_NOTHING,
     TE__GENERATION_TOKEN,
-    TE__GENERATION_STOPPED,  /* a stop token */
-    TE__GENERATION_NO_TOKEN, /* nothing can be drawn */
-    TE__GENERATION_REFUSED,  /* by the cache */
-    TE__GENERATION_ENDED     /* it had ended before this step */
+    TE__GENERATION_STOPPED,  /* the chosen token is a stop token */
+    TE__GENERATION_NO_TOKEN, /* there is no token that can be drawn */
+    TE__GENERATION_REFUSED,  /* the cache has refused the sequence's rows */
+    TE__GENERATION_ENDED     /* the sequence had ended before this step */
 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* What the host passes to a step: one block of memory, copied at once, of which a step that only decodes needs the
- * first decode_bytes. Each array is [sequences] unless it says otherwise. */
+/* The inputs that the host passes to a step. They lie in one block of memory, which is copied at once; a step that only
+ * decodes needs only the first decode_bytes of the block. Each array is [sequences], unless its comment says
+ * otherwise. */
 typedef struct te__generation_input {
     uint64_t *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k, *flags;
-    int32_t *past;       /* tokens that the cache should have before the step */
-    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]; -1: none */
+    int32_t *past;       /* the number of tokens of the sequence that the cache should have before the step */
+    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: stop tokens; -1: none */
     int32_t *cu_seqlens; /* [sequences + 1] */
     int32_t *tokens;     /* [rows] */
     char *memory;
     size_t decode_bytes, bytes;
 } te__generation_input;
-/* What a step returns. */
+/* The results of a step, in one block of memory that is copied to the host. Each array is [sequences], or [sequences,
+ * top]. */
 typedef struct te__generation_result {
     int32_t *token, *code;
     float *log_prob;
@@ -64,18 +70,19 @@ typedef struct te__generation_result {
     char *memory;
     size_t bytes;
 } te__generation_result;
-/* What stays on the device. */
+/* The arrays that stay on the device. Each is [sequences], unless its comment says otherwise. */
 typedef struct te__generation_state {
     uint64_t *counter;
     int32_t *last_token, *ended;
-    int32_t *slot, *sampled; /* of the step */
-    int32_t *tokens;         /* of the step, [rows] */
-    uint16_t *history;       /* [sequences, vocabulary]; null: no penalties */
-    uint32_t *prompt;        /* [sequences, words] */
-    void *x[2];              /* [rows, widest] */
+    int32_t *slot, *sampled; /* of the current step: the batch's slots, and the tokens that sample has chosen */
+    int32_t *tokens;         /* of the current step: the batch's tokens, [rows] */
+    uint16_t *history;       /* [sequences, vocabulary], how often each token was generated; null: no penalties */
+    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: whether the prompt has it */
+    void *x[2];              /* buffers for tensors that one list passes to the next: [rows] of the widest such row */
 } te__generation_state;
 
-/* Append an array to a block of memory; memory null: only count. */
+/* Append an array of `count` elements to a block of memory, and return its address. *at: the block's size so far, which
+ * is increased. If memory is null, only *at is increased. */
 TE_API void *te__generation_place(char *memory, size_t *at, int64_t count, size_t size) {
     void *p = memory ? memory + *at : 0;
     *at += (size_t)te_round_up(count * (int64_t)size, TE_ALIGN);
@@ -106,7 +113,7 @@ TE_API void te__generation_place_result(te__generation_result *r, char *memory, 
     r->bytes = at;
 }
 
-/* The device's side of a generation. */
+/* The part of a generation that concerns the device. */
 typedef struct te__generation_device {
     te_model *const *models;
     int count;
@@ -118,7 +125,7 @@ typedef struct te__generation_device {
     te_sampling sampling;
 } te__generation_device;
 
-/* The bytes of a row of the widest value between two lists. */
+/* The size in bytes of a row of the widest tensor that is passed from one list to the next. */
 TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     int64_t widest = 0;
     for (int i = 0; i + 1 < count; i++) {
@@ -127,7 +134,8 @@ TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     }
     return (size_t)widest;
 }
-/* Lay out the device's memory, whose sizes are set in *d. Returns its bytes; memory null: only that. */
+/* Set the pointers in *d to parts of `memory`, the device's memory; the sizes in *d must be set before. Returns the
+ * number of bytes that this takes; memory may be null to find out this number. */
 TE_API size_t te__generation_place_device(te__generation_device *d, char *memory) {
     const int n = d->sequences;
     const int64_t x = d->rows * (int64_t)te__generation_row_bytes(d->models, d->count);
@@ -150,7 +158,7 @@ TE_API size_t te__generation_place_device(te__generation_device *d, char *memory
     s->prompt = (uint32_t *)te__generation_place(memory, &at, (int64_t)n * d->words, sizeof *s->prompt);
     return at;
 }
-/* What sample reads and writes, in this memory. */
+/* Set the arguments of the op sample, d->sampling, to arrays in the device's memory. */
 TE_API void te__generation_set_sampling(te__generation_device *d) {
     te_sampling *s = &d->sampling;
     memset(s, 0, sizeof *s);
@@ -170,14 +178,15 @@ typedef struct te__generation_args {
     te__generation_input in;
     te__generation_result out;
     te__generation_state state;
-    te_sequences of;     /* the batch */
+    te_sequences of;     /* the sequences of the batch */
     const int32_t *past; /* te_cache_tables.past */
-    int decodes;         /* 1: the batch has one row of each sequence */
+    int decodes;         /* 1: the batch has exactly one row of each sequence */
     int vocabulary, words;
-    int to, from;        /* fork */
+    int to, from;        /* te__generation_fork: the sequence to copy to, and the one to copy from */
 } te__generation_args;
 
-/* Grid: blocks of TE__GENERATION_THREADS rows or sequences. */
+/* Sets the batch's tokens and slots before the models run. Grid: a block processes TE__GENERATION_THREADS rows, and as
+ * many sequences. */
 TE_FN void te__generation_begin_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -200,7 +209,7 @@ TE_FN int te__generation_is_stop(const te__generation_args *a, int i, int token)
     for (int k = 0; k < TE_GENERATION_MAX_STOPS; k++) is |= a->in.stop[i * TE_GENERATION_MAX_STOPS + k] == token;
     return is;
 }
-/* Grid: blocks of TE__GENERATION_THREADS sequences. */
+/* Sets the results of the step after the models have run. Grid: a block processes TE__GENERATION_THREADS sequences. */
 TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -210,7 +219,7 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const int flags = a->in.flags[i], token = s->sampled[i], runs = s->slot[i] != TE_CACHE_PADDING;
     const int accepted = runs && a->past[i] == a->in.past[i], emits = accepted && flags & TE__GENERATION_EMITS;
     int code = TE__GENERATION_NOTHING;
-    if (!emits) { /* sample has drawn a number, and has counted the token */
+    if (!emits) { /* undo the changes of sample, which has drawn a random number and has counted the token */
         s->counter[i]--;
         if (s->history && token >= 0) s->history[(int64_t)i * a->vocabulary + token]--;
     }
@@ -227,7 +236,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
 TE_KERNEL_IF_USED(te__generation_end, TE__GENERATION_THREADS, 1, te__generation_args,
                   te__generation_end_body(te_args, te_at))
 
-/* Sequence `to` gets the state of sequence `from`. Grid: blocks of TE__GENERATION_FORK bytes of the history. */
+/* Copies the state of sequence a->from to sequence a->to. Grid: a block copies TE__GENERATION_FORK bytes of the
+ * history. */
 TE_FN void te__generation_fork_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -248,10 +258,10 @@ TE_KERNEL_IF_USED(te__generation_fork, TE__GENERATION_THREADS, 1, te__generation
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* The batch of a step. */
+/* The sizes of a step's batch. */
 typedef struct te__generation_batch {
     int sequences, rows, max_seqlen;
-    int decodes; /* 1: one row of each sequence, without cu_seqlens */
+    int decodes; /* 1: the batch has exactly one row of each sequence, and needs no cu_seqlens */
 } te__generation_batch;
 
 TE_API te__generation_args te__generation_args_of(const te__generation_device *d) {
@@ -262,7 +272,7 @@ TE_API te__generation_args te__generation_args_of(const te__generation_device *d
     return a;
 }
 TE_API te_grid te__generation_grid(int64_t count, int each) { return te__grid_of(te_ceil_div(count, each), 1); }
-/* Everything between the two copies. It only enqueues. */
+/* Enqueue everything that a step runs between its two copies. This only enqueues, and does not wait. */
 TE_IF_USED TE_API te_status te__generation_run(const te__generation_device *d, te__generation_batch of,
                                                te_context *ctx) {
     te__generation_args a = te__generation_args_of(d);
@@ -290,7 +300,7 @@ TE_API te__generation_batch te__generation_decode_batch(int sequences) {
     b.sequences = b.rows = sequences, b.max_seqlen = 1, b.decodes = 1;
     return b;
 }
-/* The same as the function of a graph. */
+/* The same for a step that only decodes, as the function of a graph; its arg is a te__generation_graph_args. */
 typedef struct te__generation_graph_args {
     const te__generation_device *device;
     int sequences;

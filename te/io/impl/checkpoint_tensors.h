@@ -25,25 +25,25 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A shard: a range of the elements of a tensor that this rank has. */
+/* A shard of a tensor: a range of elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
-    int saves;               /* 1: this rank saves the shard (exactly one of the ranks that hold it does) */
+    int saves;               /* 1: this rank saves the shard; exactly one of the ranks that hold it does so */
     te__shard_format format; /* how the shard is stored; moments in 8 bits are converted to and from bf16 */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
-    int64_t rows, cols;        /* of the whole tensor */
-    te_shard_layout runs;              /* the contiguous runs of the whole tensor that this rank of the tensor group
-                                        * has */
+    int64_t rows, cols;        /* the shape of the whole tensor */
+    te_shard_layout runs;              /* the contiguous runs of elements that this rank of the tensor group has of the
+                                          whole tensor */
     te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second shard is in the replicated remainder */
     int shards;
 } te__sharded_tensor;
 
 TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_group *g) {
-    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* true even if this rank has only one
-                                                                                 * row of the matrix */
+    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* also true if this rank has only one
+                                                                                   row of the matrix */
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
@@ -54,7 +54,7 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
 /* Whether this rank of the tensor group saves its part of p. A replicated parameter is saved by rank 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
-/* A part of a whole tensor, elements [at, at + count), in target memory. */
+/* A part of a whole tensor: its elements [at, at + count), in target memory. */
 typedef struct te__tensor_part {
     void *data;   /* the elements of the part */
     int64_t at, count;
@@ -83,7 +83,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* The same for all shards that this rank saves or, if `loads`, for all shards that it has. */
+/* Call te__tensor_shard_copy for all shards of the tensor that this rank saves or, if `loads`, for all shards that it
+ * has. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)
@@ -99,16 +100,16 @@ TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w,
 typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
     te__sharded_tensor *sharded; /* [count]; for numbers: zeros */
-    char *names;                 /* memory of the names */
-    const te_group *ranks;       /* the tensor group, which shards parameters */
+    char *names;                 /* the memory in which the names lie */
+    const te_group *ranks;       /* the tensor group, over whose ranks parameters are sharded */
     int replica;                 /* this rank's index in the data group */
-    int is_sharded;              /* 1: one file for several ranks */
+    int is_sharded;              /* 1: several ranks save or load one file */
     int has_8bit;                /* 1: the optimizer has moments in 8 bits, which are bf16 in the file */
     int count;
     size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
     te_adamw_state state;
     te_rng rng;
-    int64_t step[2], recipes[3]; /* the numbers */
+    int64_t step[2], recipes[3]; /* the values of the numbers */
     uint64_t random[2];
 } te__checkpoint_tensors;
 
@@ -140,10 +141,10 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
     if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
     l->count++;
 }
-/* Whether a checkpoint is one file for several ranks. */
+/* Whether several ranks save or load one file. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of these
- * constants. */
+/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of the
+ * constants TE__CHECKPOINT_... */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -158,8 +159,9 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. If this rank has a range of the
- * parameter, `it` is at the first one, and is moved past the last one. *more: 0 if `it` is at its end. */
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` iterates over the ranges of
+ * elements whose optimizer state this rank has. If there are such ranges of this parameter, `it` is at the first of
+ * them, and is moved past the last one. *more: 0 if `it` has reached its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -266,10 +268,11 @@ typedef struct te__gather {
     const te__checkpoint_tensors *l;
     char *part, *zeros[2]; /* in target memory; part: the part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit
                             * formats */
-    size_t size;           /* bytes of an element of the current tensor; the file has the tensors with 4 before those
-                            * with 2 */
-    int i;                 /* the current tensor; l->count: past the last tensor of this element size */
-    uint64_t at;           /* the next byte of the current tensor */
+    size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
+                              come before those with 2-byte elements */
+    int i;                 /* the index of the current tensor; l->count when all tensors of this element size are
+                              done */
+    uint64_t at;           /* the offset of the next byte in the current tensor */
 } te__gather;
 
 TE_API void te__gather_close(te__gather *g, te_context *ctx) { te_release(ctx, g->part); }
@@ -331,8 +334,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts. The ranks that do not write take part in gathering all parts here. Rank 0 gathers the
- * remaining parts here if its write has failed, so that the other ranks do not wait for it. */
+/* Gather all remaining parts. For a rank that does not write, these are all parts. For rank 0 parts remain only if its
+ * write has failed; it gathers them so that the other ranks do not wait for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;

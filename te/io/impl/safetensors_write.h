@@ -15,8 +15,8 @@
 /* Options of te__safetensors_write. */
 typedef struct te__safetensors_extra {
     int sealed; /* 1: put a checksum into the metadata */
-    int finite; /* 1: refuse an infinity or a NaN in F32, BF16 and F16 */
-    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; null: they are copied from
+    int finite; /* 1: refuse tensors in F32, BF16 or F16 that have an infinity or a NaN */
+    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; if null, the bytes are copied from
      * t->data. */
     te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
     void *from; /* the callback's first argument */
@@ -29,14 +29,15 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* The beginning of a sealed file's header, which the digits of the checksum follow. */
+/* The beginning of a sealed file's header. The digits of the checksum follow directly after this text. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
 /* Write the header, padded with spaces so that the data begin at a multiple of TE_SAFETENSORS_ALIGN. Tensors are
  * ordered by the size of their elements, the largest first, so that each tensor is aligned to its element size. In the
- * header of a sealed file the digits of the checksum are 0; they are overwritten when the data has been written. */
+ * header of a sealed file the digits of the checksum are zeros at first; they are overwritten when the data has been
+ * written. */
 TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                    int pairs, int sealed) {
     uint64_t at = 0;
@@ -139,12 +140,14 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* The same for elements of `size` bytes: 4 for f32, or 2 for a 16-bit format with the exponent mask `exponent`. */
+/* Whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a 16-bit
+ * format, whose exponent mask is `exponent`. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);
 }
-/* The index of the first infinity or NaN; -1 if there is none, or if the dtype is none of F32, BF16 and F16. */
+/* The index of the first element that is an infinity or a NaN; -1 if there is none, or if the dtype is not F32, BF16 or
+ * F16. */
 TE_API int64_t te__safetensors_nonfinite(const char *bytes, size_t n, te_safetensors_dtype dtype) {
     const size_t size = te_safetensors_dtype_bytes(dtype);
     if (dtype != TE_SAFETENSORS_F32 && dtype != TE_SAFETENSORS_BF16 && dtype != TE_SAFETENSORS_F16) return -1;
@@ -183,8 +186,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     }
     return TE_OK;
 }
-/* Write a tensor. If the file's tensor is the transpose of t->data, it is transposed in host memory, which takes twice
- * the tensor's bytes. */
+/* Write a tensor. If the file should have the transpose of t->data, the data is first transposed in host memory, which
+ * takes twice the tensor's bytes. */
 TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
     te_safetensor host = *t;
@@ -244,7 +247,8 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
     TE_REQUIRE(text.n <= TE_SAFETENSORS_MAX_HEADER, ctx, TE_ERROR_OVERFLOW,
                "safetensors: the header would have %zu bytes, at most %d are allowed", text.n,
                (int)TE_SAFETENSORS_MAX_HEADER);
-    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* for the staging buffer, followed by the header */
+    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* bytes of the staging buffer and, behind it, the
+                                                                header */
     char *memory = (char *)malloc(capacity);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %zu bytes", capacity);
     te__safetensors_writer w;
