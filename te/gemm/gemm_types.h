@@ -18,9 +18,9 @@
 /* X(name, text): the epilogues of te_gemm_run. */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
-    X(BIAS, "bias")           /* + bias[n] */                                            \
-    X(GELU_BIAS, "gelu_bias") /* gelu_tanh(. + bias[n]) */                               \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* the same, and the gelu's input is stored in aux[m, n] */
+    X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
+    X(GELU_BIAS, "gelu_bias") /* adds bias[n] to each row of D, then applies gelu_tanh */ \
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; also stores the input of gelu in aux[m, n] */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
@@ -40,7 +40,8 @@ typedef struct te_gemm_fp8 {
                            * TE_ACCESS bytes. null (only with tensorwise scaling): the scale is 1 */
 } te_gemm_fp8;
 
-/* D = alpha op(A) op(B) + beta C, with an epilogue. Row-major. */
+/* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
+ * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
@@ -49,15 +50,15 @@ typedef struct te_gemm {
     te_gemm_fp8 a_fp8, b_fp8; /* set both for an FP8 GEMM, or neither. In FP8 A must be [m, k] and B [n, k], and D =
                                  alpha inverse_a inverse_b A B^T */
     int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
-                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: the sums over each
-                 128 of k are always added in float */
+                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128
+                 elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* c may equal d; C is not read if beta is 0 */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host only: te__gemm_scratch() floats in the workspace */
+    float *scratch; /* host only: an array of te__gemm_scratch() floats, in the workspace */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
@@ -92,7 +93,8 @@ TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
                   : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* Returns an error for a combination of scalings, an epilogue or a device with which no back end supports FP8. */
+/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. With rowwise or blockwise
+ * scales also returns an error if no back end supports its epilogue, or if the device is not of capability 9.0. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
@@ -108,8 +110,9 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     return TE_OK;
 }
 
-/* Returns an error for dtypes, and for FP8 GEMMs, that no back end supports. Both the dry run of a plan and te_gemm_run
- * call it. who: the name of the op or of the called function, for the error's text. */
+/* Returns an error if no back end supports the GEMM's dtypes or, in FP8, its transposes, sizes, alignment, scalings or
+ * device. Called by the dry run of a plan and by te_gemm_run. who: the name of the op or of the called function, for
+ * the error's text. */
 TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
@@ -193,12 +196,12 @@ typedef struct te_gemm_tuned {
     int fast;
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
-    int candidates;            /* how many were timed */
-    int64_t first_ns, best_ns; /* median times of the heuristic's first candidate, and of the fastest one */
-    uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
+    int candidates;            /* the number of candidates that were timed */
+    int64_t first_ns, best_ns; /* median times, in ns, of the heuristic's first candidate and of the fastest one */
+    uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* The entry for GEMM g, with the members that identify it set, and those of the result 0. */
+/* Returns a te_gemm_tuned for GEMM g. The members that identify the GEMM are set; those that hold the result are 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -274,23 +277,25 @@ typedef enum te_epilogue_outputs {
 } te_epilogue_outputs;
 /* State that a thread keeps from one call of its epilogue to the next. */
 typedef struct te_epilogue_state {
-    float sum[8];       /* sums over rows, for the gradients of bias and scale, of the eight columns: the epilogue adds
-                           its row's elements, and the kernel then adds the sums of all threads */
-    uint32_t amax_bits; /* bits of the largest magnitude that this thread has stored in FP8 (core/lanes.h); 0 at
-                           first */
+    float sum[8];       /* for the gradients of bias and scale: the sum of each of the eight columns over the rows that
+                           this thread has processed. Each call of the epilogue adds the elements of its row; the kernel
+                           then adds up the sums of all threads */
+    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bits of a float
+                           (core/lanes.h); 0 before the first call */
     uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
-                           the transposed output; 0 at first */
-    te_epilogue_outputs outputs; /* a constant */
+                           the transposed output; 0 before the call */
+    te_epilogue_outputs outputs; /* which outputs this call stores; known at compile time */
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) at the same place; if that tensor has two halves, these are the eight elements of
- * its first half, and those of its second half follow. null: nothing was prefetched. arg: the kernel's arguments. */
+ * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If that tensor has two
+ * halves, `ahead` holds eight elements of its first half, then eight of its second half. arg: the kernel's arguments.
+ */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
-/* The same for ops that combine two vectors of a row, namely rope and gated activations. w: the eight elements from
- * column `col` on; other: the eight that are paired with them, from column `other_col` on. Only amax_bits of the state
- * is used. */
+/* The type of such a function for ops that combine two vectors of a row, namely rope and gated activations. w: the
+ * eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
+ * `other_col` on. Of *state only amax_bits is used. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -298,15 +303,16 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* the size that cuBLASLt recommends for Hopper */
+    TE_GEMM_WORKSPACE = 32 << 20, /* bytes: the size that cuBLASLt recommends for Hopper */
     TE_GEMM_MAX_SPLIT_TILES = 256,      /* a custom kernel splits k for at most this many tiles */
-    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each such tile; they lie behind the workspace, and each kernel
-                                           leaves them at 0 */
+    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each tile whose k is split; all counters lie behind the
+                                           workspace, and each kernel leaves them at 0 */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 
-/* Allocates the workspace for the partial sums of GEMMs whose k is split, and behind it the counters, which are set to
- * 0. May be called while a stream is being captured: the allocation and the fill do not become part of the capture. */
+/* Allocates the workspace for the partial sums of GEMMs whose k is split, and behind the workspace the counters, which
+ * are set to 0. May be called while a stream is being captured: the allocation and the fill do not become part of the
+ * capture. */
 TE_API te_status te__gemm_allocate(void **workspace, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaStream_t stream = 0;

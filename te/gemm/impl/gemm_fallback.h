@@ -79,8 +79,8 @@ TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, flo
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
     return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
 }
-/* Store the sums of columns col and col + 1: to the partial sums if k is split, else through the epilogue to D. What
- * lies outside D is not stored. */
+/* Store the sums for columns `col` and col + 1: to the partial sums if k is split, else through the epilogue to D.
+ * Elements outside D are not stored. */
 TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
     if (row >= p->m || col >= p->n) return;
     const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
@@ -117,7 +117,7 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 
 /* The address of 16-byte vector `vector` of row `row` of a tile in shared memory. vectors: the number of vectors in a
- * row. The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
+ * row. The tile is swizzled, so that the vectors of one number in eight successive rows lie in different banks. */
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
@@ -165,7 +165,8 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
 }
 /* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
  * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
- * second has the next eight elements of k, and the third the next eight lines, which are the next B of mma.sync. */
+ * second matrix has the next eight elements of k, and the third the next eight lines; these are the operand B of the
+ * next mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -179,7 +180,7 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
 /* The functions of the kernel for operands of dtype T. TA, TB: whether A, B are transposed; M: the rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
-        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows and 32 columns, in blocks of 16 x 8 */
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows x 32 columns are BLOCKS_M x BLOCKS_N blocks of 16 x 8 */
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
@@ -220,7 +221,7 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* step s has arrived; all warps have read step s - 1, whose stage is filled next */
+            __syncthreads(); /* step s has now arrived; all warps have read step s - 1, whose stage is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -252,7 +253,7 @@ TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of the tile that begins at (line, k), and zeros beyond `lines` and k_end. */
+/* Load this thread's eight elements of the tile that begins at (line, k). Elements beyond `lines` or k_end are 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
@@ -270,8 +271,8 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. `line`
- * points to the element of line 0. */
+/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. line:
+ * points to the element of line 0 at this index. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -288,7 +289,7 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
     for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
         te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
         te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
-        __syncthreads(); /* all threads have read the tiles of the step before */
+        __syncthreads(); /* all threads have now read the tiles of the previous step */
         te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
         __syncthreads();
         TE_UNROLL for (int j = 0; j < TE_FALLBACK_F32_TILE_K; j++) {
@@ -378,8 +379,8 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but no more than the workspace can hold partial sums for, no more than
- * TE_FALLBACK_MAX_SPLITS, and none shorter than TE_FALLBACK_MIN_SPLIT_STEPS (the last part may be shorter). */
+/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS, and into no more than the
+ * workspace has space for. No part is shorter than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -391,10 +392,10 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
     p->splits = (int)te_ceil_div(steps, steps_each);
     p->partial_sums = p->splits > 1 ? (float *)s->workspace : 0;
 }
-/* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the one that
- * te__fallback_kernel assigned to the kernel. */
+/* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the number by
+ * which te__fallback_kernel identifies the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d of allowed[number]: done on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: the limit was raised on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
