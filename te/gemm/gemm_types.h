@@ -15,7 +15,7 @@
 #include "../fp8/scales.h"  /* te_scaling */
 #include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
-/* X(name, text): the epilogues of te_gemm_run. */
+/* The epilogues of te_gemm_run, each as X(name, text). */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
@@ -62,7 +62,7 @@ typedef struct te_gemm {
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* A GEMM that computes D[m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
+/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
  * transposed, no operands yet. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
@@ -136,7 +136,7 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether the memory of D does not overlap that of an operand with `elements` elements. */
+/* Whether the memory of D does not overlap that of `operand`, which has `elements` elements. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
@@ -182,8 +182,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 /* ---- results of tuning, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs whose plans a context caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy a context caches */
+    TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans a context caches; a power of two */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
 };
 
 /* A GEMM whose candidates were timed, and the result. All tensors are contiguous and aligned to TE_ACCESS bytes, so
@@ -195,7 +195,7 @@ typedef struct te_gemm_tuned {
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* whether C is added */
+    int beta;                  /* 1: beta is not 0, so C is added; 0: it is 0 */
     int candidates;            /* the number of candidates that were timed */
     int64_t first_ns, best_ns; /* median times, in ns, of the heuristic's first candidate and of the fastest one */
     uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
@@ -255,7 +255,7 @@ typedef struct te_gemm_choice {
     unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a
                                 pattern: bit 0: beta is not 0; bit 1: there is a bias */
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy; 0: it cannot run */
+    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -263,15 +263,15 @@ typedef struct te_gemm_choice {
 /* The operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
 typedef enum te_gemm_operands {
     TE_OPERANDS_16BIT,
-    TE_OPERANDS_FP8,          /* e4m3 with tensorwise scales, or rowwise scales of both operands */
+    TE_OPERANDS_FP8,          /* e4m3; both operands have tensorwise scales, or both have rowwise scales */
     TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
 } te_gemm_operands;
 
-/* Which outputs an epilogue stores. If a kernel passes ALL or RESULT as a compile-time constant, the epilogue need not
- * test its output pointers for null: it then has no branches, and the compiler interleaves the instructions for several
- * vectors of eight elements. */
+/* Which outputs an epilogue stores. If a kernel passes TE_OUTPUTS_ALL or TE_OUTPUTS_RESULT as a compile-time constant,
+ * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
+ * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* decided at run time, pointer by pointer */
+    TE_OUTPUTS_ANY,   /* those whose pointers are not null, which is tested at run time */
     TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
     TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
 } te_epilogue_outputs;
@@ -288,9 +288,8 @@ typedef struct te_epilogue_state {
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If that tensor has two
- * halves, `ahead` holds eight elements of its first half, then eight of its second half. arg: the kernel's arguments.
- */
+ * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If the tensor has two halves,
+ * `ahead` holds eight elements of its first half, then eight of its second. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The type of such a function for ops that combine two vectors of a row, namely rope and gated activations. w: the
@@ -304,7 +303,7 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* bytes: the size that cuBLASLt recommends for Hopper */
-    TE_GEMM_MAX_SPLIT_TILES = 256,      /* a custom kernel splits k for at most this many tiles */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles whose k a custom kernel splits */
     TE_GEMM_TILE_COUNTERS = 16,         /* counters for each tile whose k is split; all counters lie behind the
                                            workspace, and each kernel leaves them at 0 */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4

@@ -105,9 +105,9 @@ typedef struct te__autotuner {
     /* 1: still a candidate; 0: it cannot run, or was dropped */
     int in[TE__MAX_CANDIDATES];
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
-    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* ns */
+    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* the time of one run in each sample, in ns */
     te__l2_flush flush;
-    float overhead; /* ms */
+    float overhead; /* the time of the two small kernels around a sample, in ms */
 } te__autotuner;
 TE_IF_USED TE_API te_status te__autotune_open(te__autotuner *t, te_context *ctx) {
     int l2 = 0;
@@ -135,7 +135,7 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
         TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
         t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
         if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
-        else (void)cudaGetLastError(), ns[i] = 0; /* clears the error, which the next launch would report */
+        else (void)cudaGetLastError(), ns[i] = 0; /* this clears the error, which the next launch would report */
     }
     return te_synchronize(ctx);
 }
@@ -222,7 +222,7 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* else scales are 1 */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* if 0, no scales are needed: all are 1 */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -303,7 +303,7 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error); /* restores the text: a candidate that cannot run is not an error */
+    memcpy(ctx->error, error, sizeof error); /* restore the text, because a candidate that cannot run is not an error */
     return TE_OK;
 }
 #endif

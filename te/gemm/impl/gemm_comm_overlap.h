@@ -36,18 +36,18 @@ enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
     TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
     TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks that a rank sends to another */
-    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* te__gather_copies has the reason */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* smaller chunks are copied at a lower rate (te__gather_copies) */
     TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another */
-    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each of the epilogue's three warps; the fourth is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* te__overlap_memory.two_kernel_bytes */
+    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the epilogue's three warps; the fourth is unused */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
      * rank that writes the flag. */
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
     TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
-    TE_FLAG_PROBE = 320,  /* [rank]: whether a stream of that rank can write here */
+    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether it can write here */
     TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that `rank` scatters to this rank have arrived */
-    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which that part of a tile has arrived */
+    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which this flag's part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
 
@@ -67,7 +67,7 @@ typedef struct te__overlap_memory {
                              rank q times out */
     uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
-    void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
+    void (*write)(void), (*wait)(void); /* the functions cuStreamWriteValue32 and cuStreamWaitValue32 */
     int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
     int serial;               /* for tests: runs product and collective one after the other, but with the tiles in the
                                  order that they have when both overlap */
@@ -80,7 +80,7 @@ typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
     const void *own;        /* this rank's rows of A, which are gathered; null: no gather, D is scattered */
-    char *to[TE_MAX_RANKS]; /* gather: to[q]: where the A of rank q has its copy of these rows */
+    char *to[TE_MAX_RANKS]; /* gather: to[q]: the place of these rows in the A of rank q */
     int keep;               /* gather: 1: these rows are also copied to this rank's own A */
     int interleave;         /* scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles
                                of one rank's rows, then those of the next, and those of this rank last */
@@ -250,8 +250,8 @@ typedef struct te__gather_call {
     char *to[TE_MAX_RANKS];
     int64_t rank_bytes, chunk_bytes; /* bytes of this rank's rows of A, and of one chunk of them */
     int keep;
-    int copies, product; /* whether this call enqueues the copies, and whether the product */
-    te_launch launch;    /* the product */
+    int copies, product; /* copies: 1: this call enqueues the copies; product: 1: it enqueues the product */
+    te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 

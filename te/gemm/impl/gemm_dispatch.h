@@ -26,8 +26,8 @@
 /* ---- the library's GEMM ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA && !defined(TE_NO_CUBLASLT)
-/* D = alpha op(A) op(B) + beta C with g's epilogue. With te_context.gemm_tune on, the first call of a product times the
- * algorithms that cuBLASLt proposes, unless the stream is being captured. */
+/* Computes D = alpha op(A) op(B) + beta C, followed by g's epilogue. With te_context.gemm_tune on, the first call for a
+ * product times the algorithms that cuBLASLt proposes for it, unless the stream is being captured. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_check_blockwise(g, ctx));
@@ -73,7 +73,7 @@ typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
     te_sm90_kernel small_m, small_m_fp8; /* small_m_fp8: with tensorwise or rowwise scales */
-    int is_random;                         /* the pattern draws random numbers (dropout) */
+    int is_random;                         /* 1: the pattern draws random numbers (dropout) */
 } te_product_kernels;
 
 /* Thresholds of the rules. A wave is one tile on every multiprocessor. */
@@ -81,12 +81,12 @@ enum {
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* up to this many (16-bit) elements of W the launch dominates the time */
     TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which a tile's prologue is amortised */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* for a fused pattern with FP8 operands */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* for a fused pattern with FP8 operands that draws random numbers (dropout) */
+    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves of a fused pattern with FP8 operands */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* the same number if this pattern draws random numbers (dropout) */
     TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of such a GEMM */
-    TE_SMALL_M_PAYING_ROWS = 64,        /* up to this many rows the small-m kernel is faster than cuBLASLt with rowwise
-                                           scales */
+    TE_SMALL_M_PAYING_ROWS = 64,        /* for FP8 with rowwise scales: up to this many rows the small-m kernel is
+                                           faster than cuBLASLt */
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
@@ -387,7 +387,7 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
-/* If tuning is on, times both candidates at the first call of a GEMM. */
+/* If tuning is on, times cuBLASLt and the custom kernel at the first call for a GEMM. */
 TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;

@@ -41,8 +41,9 @@ enum {
     TE_FALLBACK_F32_PITCH = 132, /* floats from one line of 128 in shared memory to the next; with 132 the stores of
                                     neighbouring threads hit different banks */
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest part, in steps of TE_FALLBACK_TILE_K; in smaller parts storing and
-                                        adding the partial sums takes longer than the multiplication */
+    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest number of steps (TE_FALLBACK_TILE_K elements of k each) in a part
+                                        of k; in a smaller part, storing and adding the partial sums takes longer than
+                                        the multiplication */
     TE_FALLBACK_MAX_SPLITS = 16
 };
 
@@ -184,9 +185,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
-    /* Start the copies of step `step`, TE_FALLBACK_TILE_K of k, and commit them as a group of cp.async. After the last
-     * step there is nothing to copy, but an empty group is still committed: the mainloop waits for a step by the
-     * number of groups that were committed after it. */
+    /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
+     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
+     * step, the mainloop names the number of groups that were committed after that step. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -335,15 +336,18 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Bias is the only epilogue that these kernels support; those with gelu run as a separate pointwise kernel. */
+/* Bias is the only epilogue that these kernels support. If there is a gelu, a separate pointwise kernel computes it. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
 /* The number of floats of scratch memory that te_gemm_run needs: none, only the host version (gemm_host.h) does. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
-/* For gemm_tune_file.h. Without cuBLASLt no single GEMM is timed: a tuning file that is written has no `gemm` line, and
- * a file with a `gemm` line is refused. */
+/* ---- for the tuning file ----------------------------------------------------------------------------------------- */
+
+/* Without cuBLASLt no single GEMM is timed. So gemm_tune_file.h writes no `gemm` line, and refuses a file that has one;
+ * the functions in this section see to that. */
+
 TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return (void)at, (void)ctx, (const te_gemm_tuned *)0;
@@ -379,8 +383,9 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS, and into no more than the
- * workspace has space for. No part is shorter than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps the last. */
+/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more than
+ * those whose partial sums fit into the workspace. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except
+ * perhaps the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -403,7 +408,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* te_gemm_run for products of dtype T. */
+/* Does what te_gemm_run does, for products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,

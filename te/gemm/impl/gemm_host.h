@@ -205,7 +205,7 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) /* beyond row `end` - 1 that row is taken; its sums are not stored */
+            for (int r = 0; r < TE__SKINNY_N; r++) /* beyond the last row, that row is taken; no result is stored */
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
                 const float *a = args->a + i * g->k + k0;

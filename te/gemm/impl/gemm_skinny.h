@@ -41,10 +41,9 @@ enum {
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_skinny {
-    const uint16_t *x, *w; /* [m, k], [n, k] */
+    const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null if all scales are 1 */
-    float *amax; /* updated to the maximum of its value and the magnitudes that the epilogue stores in FP8; null: no
-                    amax is computed */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
@@ -218,7 +217,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
         if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* the same columns have more steps of k */
+        if (at.col == now.col) continue; /* there are more steps of k for the same columns */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
         c[0] = c[1] = c[2] = c[3] = 0;
@@ -252,8 +251,8 @@ TE_API int te__skinny_can(const te_gemm *g) {
 }
 /* The GEMM's k, counted in 16-bit elements as in te_skinny: two FP8 numbers are one element. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
-/* Fill in p for this GEMM, and launch `kernel` with the arguments `args`, a struct of `bytes` whose first member is
- * p. */
+/* Fill in *p for this GEMM, and launch `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
+ * is its first member. */
 TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,
                                 te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,

@@ -40,7 +40,7 @@
  * during the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* config.holds_half */
+    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* if config.holds_half */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -222,9 +222,8 @@ enum {
 
 /* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
  * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
- * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (fewer
- * steps than the minimum above, or more splits than the maximum), or if the partial sums do not fit into the workspace.
- */
+ * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (too few
+ * steps or too many splits, by the constants above), or if the partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -236,7 +235,7 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->full_waves = (int)(tiles / clusters), p->helpers = idle;
     p->partials = (float *)s->workspace;
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
-    if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* no split */
+    if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
 /* Whether all clusters have work in the last wave, either because it is full or because its tiles are split. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {

@@ -34,7 +34,7 @@
  * rows of the N operand. The M operand is A and the N operand B; for a wgrad the M operand is B and the N operand A,
  * because the kernel then computes the transpose of D's tile. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile, which a batch of wgmma multiplies */
+    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile; one batch of wgmma multiplies a subtile */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* must be even, because successive subtiles use
                                                                            two accumulators in turn */
     TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in a loop body; at the end of a body no wgmma is in flight */
@@ -53,7 +53,7 @@ typedef struct te__sm90_blockwise_params {
     CUtensorMap m_scales_map, n_scales_map; /* of the scales of the M and the N operand. 1 x 128: [steps, rows]; 128 x
                                                128: [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
     void *d;          /* [m, n]; for a wgrad [n, m] */
-    te_dtype dtype;   /* of D and the bias; for a wgrad f32 */
+    te_dtype dtype;   /* the dtype of D and of the bias; for a wgrad f32 */
     const void *bias; /* [n] of dtype; null if there is none; always null for a wgrad */
 } te__sm90_blockwise_params;
 
@@ -82,7 +82,7 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* [i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
+    float scale[2][2]; /* scale[i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
     /* for a wgrad, instead of `scale`: the scales of this lane's 16 columns, and of its two rows of a subtile */
     float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
@@ -212,7 +212,7 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        if (j % 2) asm volatile("" ::: "memory"); /* keeps the compiler from delaying the stores, as above */
+        if (j % 2) asm volatile("" ::: "memory"); /* this keeps the compiler from delaying the stores, as above */
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
@@ -287,7 +287,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.n_scale = TE_SM90_BLOCKWISE_N_SCALES + 4 * (warp % 4 * 16 + lane / 4);
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
-    /* makes the compiler hold these values in registers instead of recomputing them */
+    /* this makes the compiler hold these values in registers instead of recomputing them */
     asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale));
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
@@ -328,7 +328,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    /* makes the compiler hold both addresses in two of the thread's 24 registers instead of recomputing them */
+    /* this makes the compiler hold both addresses in registers, of which the thread has 24, and not recompute them */
     asm volatile("" : "+r"(ring), "+r"(full));
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {

@@ -79,8 +79,9 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         return;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
+    /* a unit is 64 rows of a chunk of 16 columns; the warps take the quarter's eight units in turn */
 #pragma unroll 1
-    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) { /* 64 rows x 16 cols */
+    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) {
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
@@ -256,7 +257,7 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        const int then = behind < PAIRS ? behind : pair; /* behind the last pair, that pair's source is loaded again */
+        const int then = behind < PAIRS ? behind : pair; /* after the last pair its source is loaded again, unused */
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
                                       t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
@@ -343,7 +344,7 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        if (w.split > 0) continue; /* this part of a split tile only produced partial sums, for another cluster */
+        if (w.split > 0) continue; /* this piece of work only produced partial sums, for a tile of another cluster */
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
         t.adds_ranks = k.reduce_scatter &&

@@ -77,7 +77,7 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
     const int threads = 32 * (is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS);
 #pragma unroll 1
     for (int i = (int)threadIdx.x - 32; i < TE_TILE_M * 4; i += threads) {
-        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes */
+        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes, which are 16 elements */
         for (int k = 0; k < s->ranks - 1 && row < s->gemm.m && col < s->gemm.n; k++)
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }

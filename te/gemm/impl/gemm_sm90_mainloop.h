@@ -54,8 +54,8 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
-    asm volatile("fence.proxy.async.global;" ::: "memory"); /* makes TMA (the async proxy) read the rows only after this
-                                                               thread has read the flag */
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this fence makes TMA (the async proxy) read the rows only
+                                                               after this thread has read the flag */
     return &p->a_map;
 }
 /* Runs in one thread, which issues the TMA copies of A and B for all tiles of this block, stage by stage. Each block of
@@ -69,7 +69,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* the first tile has no tile before it */
+    before.split = 1; /* marks that the first tile has no tile before it */
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -258,13 +258,13 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        asm volatile("" : "+r"(j)); /* makes the compiler recompute w here, because there are no registers in which w
-                                       could be held during the steps */
+        asm volatile("" : "+r"(j)); /* this makes the compiler recompute w here, because there are no registers in which
+                                       w could be held during the steps */
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            /* tells the compiler that the old values of `packed` are not needed, so that it frees their registers */
+            /* this tells the compiler that the old values of `packed` are not needed, so that it frees the registers */
             TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
@@ -296,13 +296,13 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
             if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
             if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);
         }
-        more = te__sm90_gemm_get_work(&w, p, j); /* computed here, while the tensor cores are busy */
+        more = te__sm90_gemm_get_work(&w, p, j); /* the next tile is located here, while the tensor cores are busy */
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
         has_packed = now.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &now);
-            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* frees the registers of `packed` */
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* this frees the registers of `packed` */
             continue;
         }
         if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);

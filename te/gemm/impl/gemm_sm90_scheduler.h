@@ -18,8 +18,7 @@
 enum {
     TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* a block's tile; k in 16-bit units: 64 are 128 FP8 elements */
     TE_STAGES = 4,                                    /* stages of the pipeline between producer and consumers */
-    TE_CLUSTER = 2,              /* blocks of a cluster; their tiles lie one below the other and use the same part of B
-                                  */
+    TE_CLUSTER = 2,              /* blocks of a cluster; their tiles are one below the other and use one part of B */
     TE_SM90_GEMM_GROUP_M = 8,    /* rows of cluster tiles in a group: the group's tiles in one column are computed
                                     before those in the next column */
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
@@ -42,13 +41,13 @@ typedef struct te__sm90_gemm_overlap {
                                     cluster tiles in a group (0: TE_SM90_GEMM_GROUP_M) */
     int interleave;              /* number of ranks between whose rows of tiles the order alternates; 0: all rows of
                                     one rank are computed before those of the next */
-    int own_is_separate;         /* 1: this rank's rows of A are not in A, and are loaded by own_map, below */
+    int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded by own_map, below */
     int chunk_rows;              /* number of gathered rows of A that arrive together and have one flag */
     const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: 1 once the rows have arrived; null: no wait */
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
-/* D = alpha A op(B). A kernel's own parameter struct begins with this one. */
+/* Parameters of D = alpha A op(B). The struct that is the argument of a kernel begins with this one. */
 typedef struct te__sm90_gemm_params {
     CUtensorMap a_map, b_map, source_map, own_map; /* source_map: of `source`; own_map: of this rank's rows of A */
     te__sm90_gemm_overlap overlap;
@@ -58,10 +57,11 @@ typedef struct te__sm90_gemm_params {
     float *inverse;     /* [2]: 1 / scale and the scale of the FP8 output (te_scale_save); null: not wanted */
     const float *scale;
     uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
-    int transposed_rows; /* m rounded up to a multiple of 16; the rest is 0 */
+    int transposed_rows; /* m rounded up to a multiple of 16; elements of `transposed` from index m on are 0 */
     const void *source;  /* [m, n], 16 bits: the tensor that the epilogue reads, prefetched for it; null: none */
-    int source_has_halves;              /* `source` is [m, 2 n]: the epilogue reads column i of both halves */
-    const float *inverse_a, *inverse_b; /* FP8: inverse scales of A and B, which multiply alpha; null: 1 */
+    int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
+                                           each half */
+    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: 1 */
     float alpha;
     int m, n, k, tiles; /* k: in 16-bit units (two elements of FP8); tiles: number of cluster tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
@@ -71,8 +71,8 @@ typedef struct te__sm90_gemm_params {
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
-    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helper splits' sums were stored; 0 before
-                                 and after the kernel */
+    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for these
+                                 elements; 0 before and after the kernel */
 } te__sm90_gemm_params;
 
 /* Which vectors of eight columns are paired for an epilogue that needs two of them at once (te_epilogue_pair_fn).
@@ -91,21 +91,23 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 /* The compile-time constants of a kernel. */
 typedef struct te__sm90_gemm_config {
     te_dtype dtype, dtype_a, dtype_b; /* dtype: of D, 16 bits; dtype_a, dtype_b: of A and B, `dtype` or both FP8 */
-    int trans_b;           /* B is stored [n, k], else [k, n] */
-    int transposes;        /* the kernel can store params.transposed */
-    int holds_half;        /* the consumers hold only half of a finished tile in registers, which leaves more registers
-                              to the epilogue */
-    int reads_source;      /* the branch-free epilogue (te_epilogue_outputs) reads params.source */
-    int source_has_halves; /* params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
+    int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
+    int transposes;        /* 1: the kernel can store params.transposed */
+    int holds_half;        /* 1: the consumers hold only half of a finished tile in registers, which leaves more
+                              registers to the epilogue */
+    int reads_source;      /* 1: the branch-free epilogue (te_epilogue_outputs) reads params.source */
+    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
     te__sm90_gemm_pairing pairing; /* if its group is not 0, B is stored [n, k] */
-    int reduce_scatter;    /* rows of D are sent to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
-    int column_sums;       /* the kernel can store params.column_sums */
+    int reduce_scatter;    /* 1: rows of D are sent to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
+    int column_sums;       /* 1: the kernel can store params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
-    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* stages of A and B: producer to consumers, and back */
-    uint64_t staged_full[2], staged_empty[2];   /* quarters of a finished tile: consumers to epilogue, and back */
-    float alpha; /* FP8: alpha times both inverse scales. The producer writes it before the third stage is full. */
+    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* full: the producer has filled a stage with A and B; empty: the
+                                                   consumers have read it */
+    uint64_t staged_full[2], staged_empty[2];   /* staged_full: the consumers have stored a quarter of a finished tile
+                                                   in a staging buffer; staged_empty: the epilogue has read it */
+    float alpha; /* FP8: alpha times both inverse scales, which the producer writes before the third stage is full */
 } te__sm90_gemm_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__

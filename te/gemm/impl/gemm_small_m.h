@@ -83,8 +83,7 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
  * Other tiles are part 0 of 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
-/* Sets *t to this block's tile in the j-th piece of work of the block's cluster. Returns 0 if there is no such piece.
- */
+/* Sets *t to this block's tile in the j-th piece of work of its cluster. Returns 0 if there is no such piece. */
 TE_FN int te__small_m_tile_of(te_small_m_tile *t, const te_small_m *p, int j) {
     const int cluster = (int)blockIdx.x / TE_SMALL_M_CLUSTER, clusters = (int)gridDim.x / TE_SMALL_M_CLUSTER;
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;
@@ -218,8 +217,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    __syncwarp(); /* so that the release by one lane, below, covers the stores of all lanes, and its acquire their
-                     loads */
+    __syncwarp(); /* so that the release by one lane, below, covers the stores of all lanes, and the acquire by that
+                     lane the loads of all lanes */
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
     if (__shfl_sync(~0u, before, 0) != (uint32_t)t->parts - 1) return 0;
@@ -276,9 +275,9 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* Computes a tile up to its epilogue, and leaves the warp's 16 columns in its box. Returns whether this warp runs the
- * epilogue on them. If k is split, several clusters compute these columns; only that warp whose part of k arrives last
- * runs the epilogue. */
+/* Computes a tile up to its epilogue, and leaves the warp's 16 columns in the warp's box. Returns whether this warp
+ * runs the epilogue on these columns. If k is split, warps of several clusters compute them, and only the warp whose
+ * part of k arrives last runs the epilogue. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);

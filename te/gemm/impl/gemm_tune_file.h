@@ -78,7 +78,8 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
 
 enum {
     TE__TUNE_FORMAT = 2,
-    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; no line that is written exceeds some 350 */
+    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; lines that are written have at most some
+                                350 */
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
     TE__TUNE_WORDS = 24      /* the number of words of the longest line */
 };
@@ -207,7 +208,7 @@ TE_API te_status te__tune_count(te__tune_reader *r, int words) {
                      r->words, r->word[0], words);
     return TE_OK;
 }
-/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: how error texts call the word. */
+/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: the word's name in error texts. */
 TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const char *name, int64_t min, int64_t max) {
     const char *p = r->word[i];
     int64_t n = 0;
@@ -220,7 +221,7 @@ TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const ch
     *v = n;
     return TE_OK;
 }
-/* Parse word i, which must be 16 hexadecimal digits. name: how error texts call the word. */
+/* Parse word i, which must be 16 hexadecimal digits. name: the word's name in error texts. */
 TE_API te_status te__tune_hex(uint64_t *v, te__tune_reader *r, int i, const char *name) {
     const char *p = r->word[i];
     int n = 0;
@@ -407,9 +408,9 @@ TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
 }
 /* Read the results of tuning from the file `path`, and store them in the context, where they replace earlier results
  * for the same products and steps. Nothing is timed. After an error the context is unchanged, and the caller may
- * continue without the file.
- * Errors: TE_ERROR_IO: the file cannot be read; TE_ERROR_FORMAT: it is not a valid tuning file; TE_ERROR_DEVICE: it was
- * written on another device or with another version of cuBLASLt. The error text names the line of the file. */
+ * continue without the file. Errors: TE_ERROR_IO: the file cannot be read; TE_ERROR_FORMAT: it is not a valid tuning
+ * file; TE_ERROR_DEVICE: it was written on another device or with another version of cuBLASLt. The error text names the
+ * line of the file. */
 TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_gemm_load"));
     TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_gemm_load: the path is null");
