@@ -6,8 +6,8 @@
  * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
  * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not
  * a multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
- * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions, and
- * each of its threads 8 x 8 elements of the tile.
+ * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each
+ * of the block's threads computes 8 x 8 elements of the tile.
  *
  * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
  * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
