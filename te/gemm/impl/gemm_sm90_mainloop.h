@@ -191,8 +191,8 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 
 /* Values that a consumer warpgroup computes only once. a, b: the low words of the wgmma descriptors of A and B in the
  * pipeline's first stage; bars: the address of the barriers. A step only adds offsets to them, which saves
- * instructions. This matters because each of eight warps runs a step's 80 instructions 64 times per tile (if k is
- * 4096). */
+ * instructions. This matters because each of eight warps runs the some 80 instructions of a step 64 times per tile (if
+ * k is 4096, in 16 bits). */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;

@@ -57,7 +57,7 @@ typedef struct te__sm90_gemm_params {
     float *inverse;     /* [2]: 1 / scale and the scale of the FP8 output (te_scale_save); null: not wanted */
     const float *scale;
     uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
-    int transposed_rows; /* m rounded up to a multiple of 16; elements of `transposed` from index m on are 0 */
+    int transposed_rows; /* m rounded up to a multiple of 16; in each row of `transposed` elements m and up are 0 */
     const void *source;  /* [m, n], 16 bits: the tensor that the epilogue reads, prefetched for it; null: none */
     int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
                                            each half */
