@@ -10,13 +10,14 @@
  *     g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D, g.b_fp8.dtype = TE_e4m3, g.b_fp8.inverse = scales_of_w;
  *     TE_TRY(my_run(&g, ctx));
  *
- * scales_of_x has one inverse scale for each row and each 128 columns (along k), scales_of_w one for each 128 x 128;
- * te_scale_at defines the layout of both. my_takes_bias returns whether my_run can also add a bias (g.epilogue);
- * cuBLASLt cannot. my_run returns an error if A has another scaling, and in the same cases as te_gemm_run.
+ * scales_of_x has one inverse scale for each row and each 128 columns (along k). scales_of_w has one for each block of
+ * 128 x 128 elements. te_scale_at defines the layout of both. my_takes_bias returns whether my_run can also add a bias
+ * (g.epilogue), which cuBLASLt cannot. my_run returns an error if A's scaling is not TE_SCALING_BLOCKWISE_1D, and, like
+ * te_gemm_run, for the invalid arguments that te__gemm_check_run finds.
  *
- * The kernel for the last one to three rows of D: each warp computes one column of these rows. It reads the
- * corresponding row of B, 16 bytes per lane at a time, and the last rows of A. The time is bounded below by reading B
- * once: n k bytes over the memory bandwidth.
+ * The kernel for the last one to three rows of D: each warp computes one column of these rows. For that the warp reads
+ * the corresponding row of B, 16 bytes per lane at a time, and the last rows of A. Floor (the lower bound of its time):
+ * B is read once, n k bytes, at the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H
@@ -37,13 +38,13 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* elements along k that a lane loads at a time; they share one scale */
+    TE_GEMM_TAIL_VECTOR = 16 /* elements along k that a lane loads at a time; all have the same scale */
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
     te_load8_fp8(v, p, at, 8, 1, t), te_load8_fp8(v + 8, p, at + 8, 8, 1, t);
 }
-/* Computes the last m % 4 rows of D. Each block computes TE_GEMM_TAIL_WARPS columns of them, one per warp. */
+/* Computes the last m % 4 rows of D. Each block computes TE_GEMM_TAIL_WARPS columns of these rows, one per warp. */
 TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
     int group;
     te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);
@@ -90,7 +91,7 @@ TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_
     return tail(ctx, te__grid_of(te_ceil_div(g->n, TE_GEMM_TAIL_WARPS), 1), g);
 }
 /* Defines te_status name_run(const te_gemm *, te_context *), int name_takes_bias(const te_gemm *, te_context *), and
- * the kernel. */
+ * the kernel name_tail, which computes the last rows. */
 #define TE_GEMM_BLOCKWISE(name)                                                                                \
     TE_KERNEL(name##_tail, TE_GEMM_TAIL_THREADS, te_gemm, te__gemm_tail_body(te_args, te_at))                         \
     TE_API te_status name##_run(const te_gemm *g, te_context *ctx) {                                       \

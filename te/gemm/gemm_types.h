@@ -15,12 +15,12 @@
 #include "../fp8/scales.h"  /* te_scaling */
 #include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
-/* X(name, text): the epilogues of te_gemm_run. */
+/* The epilogues of te_gemm_run, each as X(name, text). */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
-    X(BIAS, "bias")           /* + bias[n] */                                            \
-    X(GELU_BIAS, "gelu_bias") /* gelu_tanh(. + bias[n]) */                               \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* the same, and the gelu's input is stored in aux[m, n] */
+    X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
+    X(GELU_BIAS, "gelu_bias") /* adds bias[n] to each row of D, then applies gelu_tanh */ \
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; also stores the input of gelu in aux[m, n] */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
@@ -40,7 +40,8 @@ typedef struct te_gemm_fp8 {
                            * TE_ACCESS bytes. null (only with tensorwise scaling): the scale is 1 */
 } te_gemm_fp8;
 
-/* D = alpha op(A) op(B) + beta C, with an epilogue. Row-major. */
+/* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
+ * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
@@ -49,19 +50,19 @@ typedef struct te_gemm {
     te_gemm_fp8 a_fp8, b_fp8; /* set both for an FP8 GEMM, or neither. In FP8 A must be [m, k] and B [n, k], and D =
                                  alpha inverse_a inverse_b A B^T */
     int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
-                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: the sums over each
-                 128 of k are always added in float */
+                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128
+                 elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* c may equal d; C is not read if beta is 0 */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host only: te__gemm_scratch() floats in the workspace */
+    float *scratch; /* host only: an array of te__gemm_scratch() floats, in the workspace */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* A GEMM that computes D[m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
+/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
  * transposed, no operands yet. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
@@ -92,7 +93,8 @@ TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
                   : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* Returns an error for a combination of scalings, an epilogue or a device with which no back end supports FP8. */
+/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. With rowwise or blockwise
+ * scales also returns an error if no back end supports its epilogue, or if the device is not of capability 9.0. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
@@ -108,8 +110,9 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     return TE_OK;
 }
 
-/* Returns an error for dtypes, and for FP8 GEMMs, that no back end supports. Both the dry run of a plan and te_gemm_run
- * call it. who: the name of the op or of the called function, for the error's text. */
+/* Returns an error if no back end supports the GEMM's dtypes or, in FP8, its transposes, sizes, alignment, scalings or
+ * device. Called by the dry run of a plan and by te_gemm_run. who: the name of the op or of the called function, for
+ * the error's text. */
 TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
@@ -133,7 +136,7 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether the memory of D does not overlap that of an operand with `elements` elements. */
+/* Whether the memory of D does not overlap that of `operand`, which has `elements` elements. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
@@ -179,8 +182,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 /* ---- results of tuning, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_MAX_PLANS = 512,  /* distinct GEMMs whose plans a context caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* distinct steps whose strategy a context caches */
+    TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans a context caches; a power of two */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
 };
 
 /* A GEMM whose candidates were timed, and the result. All tensors are contiguous and aligned to TE_ACCESS bytes, so
@@ -192,13 +195,13 @@ typedef struct te_gemm_tuned {
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* whether C is added */
-    int candidates;            /* how many were timed */
-    int64_t first_ns, best_ns; /* median times of the heuristic's first candidate, and of the fastest one */
-    uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
+    int beta;                  /* 1: beta is not 0, so C is added; 0: it is 0 */
+    int candidates;            /* the number of candidates that were timed */
+    int64_t first_ns, best_ns; /* median times, in ns, of the heuristic's first candidate and of the fastest one */
+    uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* The entry for GEMM g, with the members that identify it set, and those of the result 0. */
+/* Returns a te_gemm_tuned for GEMM g. The members that identify the GEMM are set; those that hold the result are 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -252,7 +255,7 @@ typedef struct te_gemm_choice {
     unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a
                                 pattern: bit 0: beta is not 0; bit 1: there is a bias */
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy; 0: it cannot run */
+    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -260,37 +263,38 @@ typedef struct te_gemm_choice {
 /* The operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
 typedef enum te_gemm_operands {
     TE_OPERANDS_16BIT,
-    TE_OPERANDS_FP8,          /* e4m3 with tensorwise scales, or rowwise scales of both operands */
+    TE_OPERANDS_FP8,          /* e4m3; both operands have tensorwise scales, or both have rowwise scales */
     TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
 } te_gemm_operands;
 
-/* Which outputs an epilogue stores. If a kernel passes ALL or RESULT as a compile-time constant, the epilogue need not
- * test its output pointers for null: it then has no branches, and the compiler interleaves the instructions for several
- * vectors of eight elements. */
+/* Which outputs an epilogue stores. If a kernel passes TE_OUTPUTS_ALL or TE_OUTPUTS_RESULT as a compile-time constant,
+ * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
+ * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* decided at run time, pointer by pointer */
+    TE_OUTPUTS_ANY,   /* those whose pointers are not null, which is tested at run time */
     TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
     TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
 } te_epilogue_outputs;
 /* State that a thread keeps from one call of its epilogue to the next. */
 typedef struct te_epilogue_state {
-    float sum[8];       /* sums over rows, for the gradients of bias and scale, of the eight columns: the epilogue adds
-                           its row's elements, and the kernel then adds the sums of all threads */
-    uint32_t amax_bits; /* bits of the largest magnitude that this thread has stored in FP8 (core/lanes.h); 0 at
-                           first */
+    float sum[8];       /* for the gradients of bias and scale: the sum of each of the eight columns over the rows that
+                           this thread has processed. Each call of the epilogue adds the elements of its row; the kernel
+                           then adds up the sums of all threads */
+    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bits of a float
+                           (core/lanes.h); 0 before the first call */
     uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
-                           the transposed output; 0 at first */
-    te_epilogue_outputs outputs; /* a constant */
+                           the transposed output; 0 before the call */
+    te_epilogue_outputs outputs; /* which outputs this call stores; known at compile time */
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) at the same place; if that tensor has two halves, these are the eight elements of
- * its first half, and those of its second half follow. null: nothing was prefetched. arg: the kernel's arguments. */
+ * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If the tensor has two halves,
+ * `ahead` holds eight elements of its first half, then eight of its second. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
-/* The same for ops that combine two vectors of a row, namely rope and gated activations. w: the eight elements from
- * column `col` on; other: the eight that are paired with them, from column `other_col` on. Only amax_bits of the state
- * is used. */
+/* The type of such a function for ops that combine two vectors of a row, namely rope and gated activations. w: the
+ * eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
+ * `other_col` on. Of *state only amax_bits is used. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -298,15 +302,16 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* the size that cuBLASLt recommends for Hopper */
-    TE_GEMM_MAX_SPLIT_TILES = 256,      /* a custom kernel splits k for at most this many tiles */
-    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each such tile; they lie behind the workspace, and each kernel
-                                           leaves them at 0 */
+    TE_GEMM_WORKSPACE = 32 << 20, /* bytes: the size that cuBLASLt recommends for Hopper */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles whose k a custom kernel splits */
+    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each tile whose k is split; all counters lie behind the
+                                           workspace, and each kernel leaves them at 0 */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 
-/* Allocates the workspace for the partial sums of GEMMs whose k is split, and behind it the counters, which are set to
- * 0. May be called while a stream is being captured: the allocation and the fill do not become part of the capture. */
+/* Allocates the workspace for the partial sums of GEMMs whose k is split, and behind the workspace the counters, which
+ * are set to 0. May be called while a stream is being captured: the allocation and the fill do not become part of the
+ * capture. */
 TE_API te_status te__gemm_allocate(void **workspace, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaStream_t stream = 0;

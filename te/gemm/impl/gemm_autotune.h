@@ -1,11 +1,11 @@
 /* gemm_autotune.h -- autotuning: times candidates that compute the same result, chooses the fastest, and stores the
  * choice in the context.
  *
- *   te__autotune         times candidates: any functions that enqueue the same work
- *   te__gemm_tune_plan   the algorithms that cuBLASLt proposes for one product
+ *   te__autotune         times candidates, which may be any work that a function of the caller enqueues
+ *   te__gemm_tune_plan   times the algorithms that cuBLASLt proposes for one product
  *   te__gemm_find_choice, te__gemm_store_choice
- *                        the chosen strategies of fused patterns (te/linear/impl/linear_autotune.h) and of FP8 GEMMs
- *                        (gemm_dispatch.h), stored in the context
+ *                        find and store, in the context, the strategies that were chosen for fused patterns
+ *                        (te/linear/impl/linear_autotune.h) and for FP8 GEMMs (gemm_dispatch.h)
  *
  * Tuning allocates scratch memory, fills it with normally distributed numbers, waits for the stream and frees the
  * memory: none of the caller's memory is read or written. Nothing is tuned on the host. This header also includes the
@@ -60,14 +60,14 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
-/* Reads all of the memory. This takes so long that the host can enqueue all work that is timed before the GPU begins
- * it. */
+/* Reads all of the memory. This takes so long that the host can meanwhile enqueue all of the work that is timed. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
-/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels before and
- * after the GEMM in a pass, because custom kernels start, and load their weights, while the previous kernel is still
- * running (programmatic dependent launch, te__launch_follows_kernel); cuBLASLt's kernels do not. */
+/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
+ * before and after the GEMM in a pass. They are needed because a custom kernel starts, and loads its weights, while the
+ * previous kernel is still running (programmatic dependent launch, te__launch_follows_kernel), which cuBLASLt's kernels
+ * do not. */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
@@ -96,18 +96,18 @@ TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush 
     return TE_OK;
 }
 
-/* The candidates while they are timed. */
+/* The state of te__autotune: the candidates and their samples. */
 typedef struct te__autotuner {
     te__candidate_fn run;
     void *arg;
     int count, repeats;
-    int events;                                              /* how many of the events below were created */
+    int events;                                              /* the number of events in begin_end that were created */
     /* 1: still a candidate; 0: it cannot run, or was dropped */
     int in[TE__MAX_CANDIDATES];
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
-    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* ns */
+    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* the time of one run in each sample, in ns */
     te__l2_flush flush;
-    float overhead; /* ms */
+    float overhead; /* the time of the two small kernels around a sample, in ms */
 } te__autotuner;
 TE_IF_USED TE_API te_status te__autotune_open(te__autotuner *t, te_context *ctx) {
     int l2 = 0;
@@ -135,7 +135,7 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
         TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
         t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
         if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
-        else (void)cudaGetLastError(), ns[i] = 0; /* clears the error, which the next launch would report */
+        else (void)cudaGetLastError(), ns[i] = 0; /* this clears the error, which the next launch would report */
     }
     return te_synchronize(ctx);
 }
@@ -158,12 +158,12 @@ TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winne
 
 /* Times `count` candidates. Sets ns[i] to the median time of candidate i in nanoseconds, or to 0 if the candidate
  * cannot run, and *winner to the fastest candidate, or to -1 if none ran. Candidate 0, the default, wins unless another
- * one is more than a percent faster, because the medians of two tunings differ by a percent.
+ * one is more than a percent faster, because the medians of two tunings differ by up to a percent.
  *
- * A round takes one sample of each candidate; a sample is `repeats` runs. Before each sample memory of twice the L2's
- * size is read to flush the L2. It is not written, because its write-back would happen during the sample. Round 0 only
- * makes the driver load the kernels, and is not counted. Candidates that are clearly slower are dropped after the first
- * rounds, except candidate 0. */
+ * A round takes one sample of each candidate; a sample is `repeats` runs. Before each sample, memory of twice the L2's
+ * size is read to flush the L2. This memory is not written, because the L2 would write it back during the sample. Round
+ * 0 only makes the driver load the kernels, and is not counted. Candidates that are clearly slower are dropped after
+ * the first rounds, except candidate 0. */
 TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds,
                                          te__candidate_fn run, void *arg, te_context *ctx) {
     te__autotuner t;
@@ -189,8 +189,8 @@ typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
     char *memory;
-    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets of the operands in a set, which begins with A;
-                                                        set_bytes: the size of a set */
+    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets of the operands within a set, in bytes; A is at offset
+                                                        0. set_bytes: the size of a set */
     int count;
     cublasLtMatmulAlgo_t algo[TE__MAX_CANDIDATES];
 } te__gemm_trial;
@@ -222,7 +222,7 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* else scales are 1 */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* if 0, no scales are needed: all are 1 */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -238,7 +238,7 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
 }
 /* Fills the sets with normally distributed numbers: first all memory with numbers of the product's dtype, then FP8
  * operands with FP8 numbers. Thus no operand has a NaN. If C is f32 and the dtype has 16 bits, an element of C consists
- * of two 16-bit numbers; as f32 it has an ordinary magnitude and is not NaN, either. */
+ * of two 16-bit numbers; read as f32, such an element has an ordinary magnitude and is not NaN, either. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
@@ -250,7 +250,7 @@ TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, 
     }
     return TE_OK;
 }
-/* Times all candidates in a few rounds, then only the first candidate and the three fastest in more rounds. */
+/* Times all candidates in a few rounds, then only the first candidate and the three fastest ones in more rounds. */
 TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
     enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
     int64_t ns[TE__MAX_CANDIDATES];
@@ -278,8 +278,8 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
  * keeps the heuristic's first candidate. While the stream is being captured nothing is timed, but a later call times
  * the plan. */
 TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
-    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* short products run several times per sample, because events
-                                                         resolve only 1 us */
+    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* a product with few bytes of operands runs several times per
+                                                         sample, because events have a resolution of only 1 us */
     if (te__cuda_capturing(ctx)) return TE_OK;
     char error[sizeof ctx->error];
     memcpy(error, ctx->error, sizeof error);
@@ -303,14 +303,14 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error); /* restores the text: a candidate that cannot run is not an error */
+    memcpy(ctx->error, error, sizeof error); /* restore the text, because a candidate that cannot run is not an error */
     return TE_OK;
 }
 #endif
 
 /* ---- results stored in the context ------------------------------------------------------------------------------- */
 
-/* The choices that are stored in the context; *count is set to point to their number. */
+/* Returns the choices that are stored in the context, and sets *count to the address of their number. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     *count = s ? &s->choices : 0;

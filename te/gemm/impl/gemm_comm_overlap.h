@@ -2,21 +2,22 @@
  * ranks map, the flags by which one rank signals to another that it has written data, the handshake, and the copies of
  * a gather. The kernel is in gemm_sm90.h. N ranks share m rows; each rank owns rank_rows = m / N of them.
  *
- *   gather       all_gather, then the product. DMA copies write a rank's rows of A, chunk by chunk, into the memory of
- *                all other ranks, and set a flag after each chunk; they occupy no multiprocessor. The kernel computes
+ *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
+ *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
  *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag
- *                of each chunk. Elements over a link: rank_rows k (N - 1).
+ *                of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
  *                slot of that rank's memory (one slot per sender), and sets flags after each tile. A rank computes the
  *                tiles of its own rows last: by then the others' sums have arrived, and the epilogue adds them in f32
- *                in the order of the ranks. Elements over a link: rank_rows n (N - 1), which the receiver reads once
- *                more.
+ *                in the order of the ranks. Elements that a rank sends over its link: rank_rows n (N - 1); their
+ *                receivers also read them once from memory.
  *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add the ranks'
- *                sums for one tile, whatever k is, and a short k leaves it less time. So here it stores its own rows in
- *                a slot, too, tiles of all ranks' rows alternate, and a second kernel adds up all slots
- *                (te/comm/impl/collective_step.h). This writes and reads rank_rows n more elements.
+ *                sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop behind which this
+ *                time can be hidden. So here the epilogue stores this rank's own rows in a slot, too, tiles of all
+ *                ranks' rows alternate, and a second kernel adds up all slots (te/comm/impl/collective_step.h). This
+ *                writes and reads rank_rows n more elements.
  *
- * Floor: the time of the product alone or, if that is longer, of the bytes over the link at 450 GB/s. With large
+ * Floor: the time of the product alone or, if longer, that of sending the bytes over the link at 450 GB/s. With large
  * products the overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that
  * were slower: docs/notes/gemm_comm_overlap.md.
  */
@@ -35,22 +36,22 @@ enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
     TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
     TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks that a rank sends to another */
-    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* te__gather_copies has the reason */
-    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* flags for the tiles that a rank sends to another */
-    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one for each of the epilogue's three warps; the fourth is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* te__overlap_memory.two_kernel_bytes */
-    /* Indices of flags, 32 bits each, at the beginning of block 0 of each rank. [rank]: the rank that writes the
-     * flag. */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* smaller chunks are copied at a lower rate (te__gather_copies) */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another */
+    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the epilogue's three warps; the fourth is unused */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
+    /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
+     * rank that writes the flag. */
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
     TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
-    TE_FLAG_PROBE = 320,  /* [rank]: whether a stream of that rank can write here */
-    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that that rank scatters to this one have arrived */
-    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which that part of a tile has arrived */
+    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether it can write here */
+    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that `rank` scatters to this rank have arrived */
+    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which this flag's part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
 
-/* A block of memory of each rank; at[r] is the address at which this rank maps that of rank r. */
+/* Memory of which each rank has one block. at[r]: the address at which this rank maps the block of rank r. */
 typedef struct te__overlap_block {
     char *at[TE_MAX_RANKS];
     size_t bytes;
@@ -62,16 +63,16 @@ typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
     size_t capacity;      /* bytes of the workspace */
-    uint32_t *failed[2];  /* set to 1 + the rank that a wait timed out for: a flag in device memory, and one in host
-                             memory */
+    uint32_t *failed[2];  /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for
+                             rank q times out */
     uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
-    void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
+    void (*write)(void), (*wait)(void); /* the functions cuStreamWriteValue32 and cuStreamWaitValue32 */
     int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
-    int serial;               /* for tests: runs product and collective one after the other, with the tiles in the same
-                                 order */
-    int64_t gathered, scattered; /* statistics: products with a gather, and with a scatter */
-    int64_t gathered_beside;     /* products with a gather and a te__gemm_overlap.overlapped */
+    int serial;               /* for tests: runs product and collective one after the other, but with the tiles in the
+                                 order that they have when both overlap */
+    int64_t gathered, scattered; /* statistics: the number of products with a gather, and with a scatter */
+    int64_t gathered_beside;     /* the number of those with a gather whose te__gemm_overlap.overlapped is not null */
 } te__overlap_memory;
 
 /* How a product overlaps a collective; te_gemm.ranks points to it. */
@@ -79,11 +80,12 @@ typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
     const void *own;        /* this rank's rows of A, which are gathered; null: no gather, D is scattered */
-    char *to[TE_MAX_RANKS]; /* gather: the place of these rows in A, in the memory of each rank */
+    char *to[TE_MAX_RANKS]; /* gather: to[q]: the place of these rows in the A of rank q */
     int keep;               /* gather: 1: these rows are also copied to this rank's own A */
-    int interleave;         /* scatter: 1: tiles of the ranks' rows alternate; 0: rank after rank, this rank's own
-                               last */
-    te_status (*overlapped)(void *arg); /* gather: enqueues other work before the product, while rows arrive; or null */
+    int interleave;         /* scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles
+                               of one rank's rows, then those of the next, and those of this rank last */
+    te_status (*overlapped)(void *arg); /* gather: enqueues other work, which runs before the product while rows arrive;
+                                           or null */
     void *overlapped_arg;
 } te__gemm_overlap;
 
@@ -93,8 +95,8 @@ TE_API uint32_t *te__rank_flags(const te__overlap_memory *m, int rank) {
 TE_API char *te__overlap_workspace(const te__overlap_memory *m, int rank) {
     return m->block[0].at[rank] + TE_FLAG_COUNT * sizeof(uint32_t);
 }
-/* How many rows a chunk has: a multiple of `tile` (or all rank_rows), and so many that there are no more chunks than
- * flags. */
+/* Returns the number of rows of a chunk: a multiple of `tile`, or all rank_rows. A chunk is large enough that there are
+ * at most TE_GATHER_MAX_CHUNKS chunks. */
 TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile) {
     const int64_t rows = te_max(te_ceil_div(TE_GATHER_MIN_CHUNK_BYTES, row_bytes),
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
@@ -120,15 +122,15 @@ typedef struct te__peer_timeout {
 
 /* ---- flags in a kernel ------------------------------------------------------------------------------------------- */
 
-enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* how often a flag is loaded between two reads of the clock */ };
+enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* number of loads of a flag between two reads of the clock */ };
 
 TE_FN uint32_t te__flag_load(const uint32_t *flag) {
     uint32_t v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
     return v;
 }
-/* Sets a flag with release order: a thread that reads this value also sees everything that the warp has written before
- * (or the block, before a barrier). */
+/* Sets a flag with release order: a thread that reads this value also sees everything that the calling warp has written
+ * before, and everything that its block has written before the last barrier of the block. */
 TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
@@ -150,11 +152,11 @@ TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__pee
 
 /* ---- flags in the order of a stream ------------------------------------------------------------------------------ */
 
-/* The type of cuStreamWriteValue32 (a reader of the value also sees all earlier writes of the stream) and
- * cuStreamWaitValue32. */
+/* The type of the functions cuStreamWriteValue32 and cuStreamWaitValue32. A thread that reads a value written by the
+ * former also sees everything that the same stream has written before. */
 typedef CUresult (*te__stream_flag_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-/* The flag of a chunk that `from` sends to `to`, in the memory of `to`. */
+/* The flag of a chunk that rank `from` sends to rank `to`; it lies in the memory of rank `to`. */
 TE_API uint32_t *te__gather_flag(const te__overlap_memory *m, int to, int from, int chunk) {
     return te__rank_flags(m, to) + TE_FLAG_CHUNK + from * TE_GATHER_MAX_CHUNKS + chunk;
 }
@@ -185,24 +187,24 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
  * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
  * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no rank
- * writes into its memory after that. The slots that a rank has filled in another rank's memory are read by that rank
+ * writes into its memory after that. The slots that a rank has filled in another rank's memory are read by the latter
  * before it signals that it is ready for the next product.
  *
- * Flags. READY, SENT and TILE get the epoch, the number of this handshake. It is the same on all ranks, and each rank
- * counts it on its device, so that a captured graph may be replayed. CHUNK is set to 1, because it is written by a
- * stream, which does not know the epoch; the rank in whose memory it lies resets it to 0 in the next handshake, before
- * that rank signals that it is ready. No rank passes a second handshake before the others have passed the first,
- * because its product needs their data. So it is safe to wait until a flag equals the epoch.
+ * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
+ * ranks, and each rank counts it on its device, so that a captured graph may be replayed. CHUNK is set to 1, because it
+ * is written by a stream, which does not know the epoch; the rank in whose memory it lies resets it to 0 in the next
+ * handshake, before that rank signals that it is ready. No rank passes a second handshake before the others have passed
+ * the first, because its product needs their data. So it is safe to wait until a flag equals the epoch.
  *
  * No deadlock. Gathers: copies wait for nothing but a handshake. Scatters: a tile of a rank's own rows waits for the
- * same tile of the other ranks, which comes rank_rows to (N - 1) rank_rows earlier in their order of rows. So it is in
- * an earlier group of rows (te__sm90_gemm_locate_tile), and every cluster finishes its tiles of that group before it
- * begins those of this one. This argument requires that all blocks of a scattering kernel get a multiprocessor
- * eventually, so no kernel that waits for another rank (NCCL's, on a second stream) may run beside it. In a backward
- * that te_buckets watches, all scatters therefore take two kernels: the product does not wait for other ranks, and the
- * sum waits only for products. */
+ * same tile on the other ranks. In the order in which each of these computes its rows, that tile comes rank_rows to
+ * (N - 1) rank_rows earlier. So it is in an earlier group of rows (te__sm90_gemm_locate_tile), and every cluster
+ * finishes its tiles of a group before it begins those of a later group. This argument requires that all blocks of a
+ * scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank (NCCL's, on a second
+ * stream) may run at the same time. In a backward that te_buckets watches, all scatters therefore take two kernels: the
+ * product does not wait for other ranks, and the kernel that adds up the slots waits only for products. */
 typedef struct te__handshake_args {
-    uint32_t *flags[TE_MAX_RANKS]; /* of each rank */
+    uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
     te__peer_timeout timeout;
 } te__handshake_args;
@@ -239,25 +241,25 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
 
-/* Arguments of a recorded call that enqueues the copies from `own` to to[rank], the product, or both. One call enqueues
- * both if no other work is enqueued between them, so that in a capture the copy stream is forked and joined in the same
- * call. The product's arguments follow the struct. */
+/* Arguments of a recorded call that enqueues the copies of a gather (from `own` to to[q] of each rank q), the product,
+ * or both. One call enqueues both if no other work is enqueued between them, so that in a capture the copy stream is
+ * forked and joined in the same call. The product's arguments follow the struct. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
     char *to[TE_MAX_RANKS];
     int64_t rank_bytes, chunk_bytes; /* bytes of this rank's rows of A, and of one chunk of them */
     int keep;
-    int copies, product; /* whether this call enqueues the copies, and whether the product */
-    te_launch launch;    /* the product */
+    int copies, product; /* copies: 1: this call enqueues the copies; product: 1: it enqueues the product */
+    te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
 /* Enqueues copies of all chunks, in order, to rank - 1, which needs them first, then to rank - 2, and so on. So at any
  * time each rank sends to one rank and receives from one. Chunks are large because each copy has a fixed cost: on four
- * H200s a copy of 4 MB takes 18 us, of which 7 us pass before its first byte, and the next copy begins 10 us after its
- * end; this yields only 150 GB/s. Small chunks in three streams are not faster, and the chunks that are needed first
- * arrive later. */
+ * H200s a copy of 4 MB takes 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us
+ * after its end; this yields only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and
+ * the chunks that are needed first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {

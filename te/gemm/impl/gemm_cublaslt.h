@@ -18,7 +18,7 @@
 enum {
     TE_HAS_CUBLASLT = 1,
     TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* slots of the hash table, which is at most half full */
-    TE__GEMM_MAX_RESULTS = 32               /* candidates that the heuristic is asked for when tuning */
+    TE__GEMM_MAX_RESULTS = 32               /* number of candidates that tuning asks the heuristic for */
 };
 
 /* The properties of a product on which its plan depends, packed. */
@@ -27,11 +27,11 @@ typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 typedef struct te__gemm_plan {
     te__gemm_key key;
     int found, timed; /* found: cuBLASLt has an algorithm. timed: 0: not timed yet; 1: timed; -1: cannot be timed */
-    const void *bias, *aux; /* the pointers that are now set in the descriptor, like the next two */
+    const void *bias, *aux; /* these four are the pointers that are now set in the descriptor */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, d; /* cuBLASLt's A and B */
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* a, b: the layouts of cuBLASLt's A and B, which are our B and A */
     te_gemm_tuned product;
 } te__gemm_plan;
 
@@ -210,9 +210,9 @@ TE_API int te__gemm_count_untimed(const te__gemm_state *s) {
     for (int i = 0; i < s->plans; i++) n += !s->plan[i].timed;
     return n;
 }
-/* Makes room in a full cache; programs whose number of rows varies fill it. Plans that were not timed are dropped: if
- * they are needed again, the heuristic chooses the same algorithms. Plans that were timed stay, because the heuristic
- * might choose another algorithm for them, whose results are not bitwise identical. */
+/* Makes space in a full cache. (A program whose number of rows varies fills the cache.) Plans that were not timed are
+ * dropped: if they are needed again, the heuristic chooses the same algorithms. Plans that were timed stay: for them
+ * the heuristic might choose another algorithm than tuning has chosen, whose results are not bitwise identical. */
 TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
     const int count = s->plans;
     if (!te__gemm_count_untimed(s)) return;
@@ -272,7 +272,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
-/* Floats of host scratch that te_gemm_run needs: none here. */
+/* The number of floats of scratch memory that te_gemm_run needs. With cuBLASLt it needs none. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;
     return 0;
@@ -345,7 +345,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* How many more products the cache can take, including those in place of untimed plans. */
+/* The number of products that can still be added to the cache, if the untimed plans in it are dropped. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

@@ -26,8 +26,8 @@
 /* ---- the library's GEMM ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA && !defined(TE_NO_CUBLASLT)
-/* D = alpha op(A) op(B) + beta C with g's epilogue. With te_context.gemm_tune on, the first call of a product times the
- * algorithms that cuBLASLt proposes, unless the stream is being captured. */
+/* Computes D = alpha op(A) op(B) + beta C, followed by g's epilogue. With te_context.gemm_tune on, the first call for a
+ * product times the algorithms that cuBLASLt proposes for it, unless the stream is being captured. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_check_blockwise(g, ctx));
@@ -53,8 +53,8 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 
 /* ---- the custom kernels ------------------------------------------------------------------------------------------ */
 
-#if TE_CUDA && !defined(TE_KEEP_CALLS) /* TE_KEEP_CALLS prevents inlining, without which the kernels' accumulators would
-                                          not stay in registers */
+#if TE_CUDA && !defined(TE_KEEP_CALLS) /* TE_KEEP_CALLS prevents inlining. If functions were not inlined, the kernels'
+                                          accumulators would not stay in registers. */
 #include "../../core/tensor_kernels.h"    /* te_fill_normal */
 #include "gemm_sm90.h" /* te__sm90_gemm_supports */
 #include "gemm_skinny.h"        /* te__skinny_can */
@@ -73,20 +73,20 @@ typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
     te_sm90_kernel small_m, small_m_fp8; /* small_m_fp8: with tensorwise or rowwise scales */
-    int is_random;                         /* the pattern draws random numbers (dropout) */
+    int is_random;                         /* 1: the pattern draws random numbers (dropout) */
 } te_product_kernels;
 
 /* Thresholds of the rules. A wave is one tile on every multiprocessor. */
 enum {
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* up to this many (16-bit) elements of W the launch dominates the time */
-    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k that amortises a tile's prologue */
+    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which a tile's prologue is amortised */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* for a fused pattern with FP8 operands */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* for a fused pattern with FP8 operands that draws random numbers (dropout) */
-    TE_OVERLAP_MIN_K = 256,             /* these two: for a GEMM that overlaps a collective */
-    TE_OVERLAP_MIN_WAVES = 1,
-    TE_SMALL_M_PAYING_ROWS = 64,        /* up to this many rows the small-m kernel is faster than cuBLASLt with rowwise
-                                           scales */
+    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves of a fused pattern with FP8 operands */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* the same number if this pattern draws random numbers (dropout) */
+    TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
+    TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of such a GEMM */
+    TE_SMALL_M_PAYING_ROWS = 64,        /* for FP8 with rowwise scales: up to this many rows the small-m kernel is
+                                           faster than cuBLASLt */
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
@@ -102,8 +102,8 @@ TE_API int te__skinny_pays(const te_gemm *g) {
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* The persistent kernel pays if there are enough waves and if k is large enough to amortise a tile's prologue. A step
- * of k takes half the time in FP8, so FP8 needs twice that k. In a build without cuBLASLt the alternative is
+/* The persistent kernel pays if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8
+ * an element of k takes half the time, so k must be twice as large. In a build without cuBLASLt the alternative is
  * gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if there are
  * more rows than one tile has. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always
  * pays in FP8. */
@@ -114,9 +114,9 @@ TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
                                      2 * tiles >= ctx->processors);
     return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
 }
-/* Whether the persistent kernel pays for a fused pattern. In FP8 a tile's mainloop, behind which the epilogue is
- * hidden, takes half the time; so a fused pattern needs more waves than a GEMM, and one that draws random numbers needs
- * still more (docs/notes/gemm.md, "Dispatch"). */
+/* Whether the persistent kernel pays for a fused pattern. The epilogue is hidden behind the mainloop of the next tile,
+ * which in FP8 takes half the time that it takes in 16 bits. So in FP8 a fused pattern needs more waves than a GEMM
+ * alone, and a pattern that draws random numbers needs still more (docs/notes/gemm.md, "Dispatch"). */
 TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
     return te__persistent_pays(g, ctx) &&
@@ -146,8 +146,8 @@ TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Whether the skinny or the small-m kernel is available for the GEMM. Both prefetch nothing for the epilogue, so the
- * epilogue loads its operands itself. */
+/* Whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors that
+ * the epilogue reads, so the epilogue loads them itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
@@ -175,9 +175,10 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
            te__persistent_fused_pays(kernels, g, ctx);
 }
 /* Whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as fast as
- * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even; otherwise it is only as fast as the
- * algorithm that cuBLASLt proposes first. In FP8 this rule selects the persistent kernel only for GEMMs that overlap a
- * collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
+ * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even. Otherwise it is only as fast as the
+ * algorithm that cuBLASLt proposes first, so it is selected only if cuBLASLt's algorithms are not timed. In FP8 this
+ * rule selects the persistent kernel only for GEMMs that overlap with a collective (g->ranks), and leaves the others to
+ * cuBLASLt. Times: docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
@@ -199,8 +200,8 @@ TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_ge
     return kernels && te__gemm_kernel_overlaps(te__gemm_persistent_of(kernels, g), g, group, ctx);
 }
 /* Launches a custom kernel for a GEMM for which te__gemm_can_fuse has returned 1. args: the kernel's arguments, of
- * `bytes` bytes. They begin with a union of the parameters of the three kernels; skinny, small_m and persistent point
- * to its members, and the one for the launched kernel is filled in. */
+ * `bytes` bytes, which begin with a union of the parameters of the three kernels. skinny, small_m, persistent: the
+ * members of this union; the member for the launched kernel is filled in. */
 TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
                                      te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g,
                                      te_context *ctx) {
@@ -272,7 +273,7 @@ TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
-/* The same GEMM without its bias, because te_fp8_gemm_epilogue adds the bias. */
+/* Returns GEMM g without its bias, which te_fp8_gemm_epilogue adds. */
 TE_API te_gemm te__fp8_without_bias(const te_gemm *g) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -314,8 +315,8 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom nor
- * a stored choice decides. */
+/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: no choice was made by
+ * gemm_custom or by timing, so a rule decides. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
@@ -338,7 +339,7 @@ TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int candidate, int repe
     (void)repeat;
     return candidate ? t->custom(&t->gemm, ctx) : te_gemm_run(&t->gemm, ctx);
 }
-/* Points g's operands at scratch memory that begins at `base`. Returns how many bytes they take. */
+/* Points g's operands at scratch memory that begins at `base`. Returns the number of bytes that the operands take. */
 TE_API size_t te__fp8_trial_layout(te_gemm *g, char *base) {
     const int arrays = te__gemm_has_scale_arrays(g);
     const int64_t scales_a = arrays ? te_scaling_count(g->a_fp8.scaling, g->m, g->k) : 0;
@@ -361,8 +362,8 @@ TE_IF_USED TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, t
     if (!scales) return TE_OK;
     return te_fill_normal((void *)(uintptr_t)scales, TE_f32, (end - scales) / 4, 1.0f, 0.1f, 1, 4, ctx);
 }
-/* Times cuBLASLt's fastest algorithm and the custom kernel on scratch memory, and stores the faster one in the
- * context. */
+/* Times cuBLASLt's fastest algorithm and the custom kernel on scratch memory, and stores in the context which of the
+ * two is faster. */
 TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_custom_fn custom,
                                          te_context *ctx) {
     te__fp8_trial t = {*of, custom};
@@ -386,7 +387,7 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
-/* If tuning is on, times both candidates at the first call of a GEMM. */
+/* If tuning is on, times cuBLASLt and the custom kernel at the first call for a GEMM. */
 TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;

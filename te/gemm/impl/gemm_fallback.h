@@ -6,8 +6,8 @@
  * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
  * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not
  * a multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
- * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions, and
- * each of its threads 8 x 8 elements of the tile.
+ * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each
+ * of the block's threads computes 8 x 8 elements of the tile.
  *
  * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
  * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
@@ -41,8 +41,9 @@ enum {
     TE_FALLBACK_F32_PITCH = 132, /* floats from one line of 128 in shared memory to the next; with 132 the stores of
                                     neighbouring threads hit different banks */
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest part, in steps of TE_FALLBACK_TILE_K; in smaller parts storing and
-                                        adding the partial sums takes longer than the multiplication */
+    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest number of steps (TE_FALLBACK_TILE_K elements of k each) in a part
+                                        of k; in a smaller part, storing and adding the partial sums takes longer than
+                                        the multiplication */
     TE_FALLBACK_MAX_SPLITS = 16
 };
 
@@ -79,8 +80,8 @@ TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, flo
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
     return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
 }
-/* Store the sums of columns col and col + 1: to the partial sums if k is split, else through the epilogue to D. What
- * lies outside D is not stored. */
+/* Store the sums for columns `col` and col + 1: to the partial sums if k is split, else through the epilogue to D.
+ * Elements outside D are not stored. */
 TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
     if (row >= p->m || col >= p->n) return;
     const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
@@ -117,7 +118,7 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 
 /* The address of 16-byte vector `vector` of row `row` of a tile in shared memory. vectors: the number of vectors in a
- * row. The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
+ * row. The tile is swizzled, so that the vectors of one number in eight successive rows lie in different banks. */
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
@@ -165,7 +166,8 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
 }
 /* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
  * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
- * second has the next eight elements of k, and the third the next eight lines, which are the next B of mma.sync. */
+ * second matrix has the next eight elements of k, and the third the next eight lines; these are the operand B of the
+ * next mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -179,13 +181,13 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
 /* The functions of the kernel for operands of dtype T. TA, TB: whether A, B are transposed; M: the rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
-        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows and 32 columns, in blocks of 16 x 8 */
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows x 32 columns are BLOCKS_M x BLOCKS_N blocks of 16 x 8 */
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
-    /* Start the copies of step `step`, TE_FALLBACK_TILE_K of k, and commit them as a group of cp.async. After the last
-     * step there is nothing to copy, but an empty group is still committed: the mainloop waits for a step by the
-     * number of groups that were committed after it. */
+    /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
+     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
+     * step, the mainloop names the number of groups that were committed after that step. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -220,7 +222,7 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* step s has arrived; all warps have read step s - 1, whose stage is filled next */
+            __syncthreads(); /* step s has now arrived; all warps have read step s - 1, whose stage is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -252,7 +254,7 @@ TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of the tile that begins at (line, k), and zeros beyond `lines` and k_end. */
+/* Load this thread's eight elements of the tile that begins at (line, k). Elements beyond `lines` or k_end are 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
@@ -270,8 +272,8 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. `line`
- * points to the element of line 0. */
+/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. line:
+ * points to the element of line 0 at this index. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -288,7 +290,7 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
     for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
         te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
         te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
-        __syncthreads(); /* all threads have read the tiles of the step before */
+        __syncthreads(); /* all threads have now read the tiles of the previous step */
         te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
         __syncthreads();
         TE_UNROLL for (int j = 0; j < TE_FALLBACK_F32_TILE_K; j++) {
@@ -334,15 +336,18 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Bias is the only epilogue that these kernels support; those with gelu run as a separate pointwise kernel. */
+/* Bias is the only epilogue that these kernels support. If there is a gelu, a separate pointwise kernel computes it. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
 /* The number of floats of scratch memory that te_gemm_run needs: none, only the host version (gemm_host.h) does. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
-/* For gemm_tune_file.h. Without cuBLASLt no single GEMM is timed: a tuning file that is written has no `gemm` line, and
- * a file with a `gemm` line is refused. */
+/* ---- for the tuning file ----------------------------------------------------------------------------------------- */
+
+/* Without cuBLASLt no single GEMM is timed. So gemm_tune_file.h writes no `gemm` line, and refuses a file that has one;
+ * the functions in this section see to that. */
+
 TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return (void)at, (void)ctx, (const te_gemm_tuned *)0;
@@ -378,8 +383,9 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but no more than the workspace can hold partial sums for, no more than
- * TE_FALLBACK_MAX_SPLITS, and none shorter than TE_FALLBACK_MIN_SPLIT_STEPS (the last part may be shorter). */
+/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more than
+ * those whose partial sums fit into the workspace. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except
+ * perhaps the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -391,10 +397,10 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
     p->splits = (int)te_ceil_div(steps, steps_each);
     p->partial_sums = p->splits > 1 ? (float *)s->workspace : 0;
 }
-/* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the one that
- * te__fallback_kernel assigned to the kernel. */
+/* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the number by
+ * which te__fallback_kernel identifies the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d of allowed[number]: done on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: the limit was raised on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -402,7 +408,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* te_gemm_run for products of dtype T. */
+/* Does what te_gemm_run does, for products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,

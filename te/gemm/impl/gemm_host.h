@@ -1,15 +1,15 @@
-/* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise; a loop of its
- * own for up to TE__SKINNY_M rows, as in decoding.
+/* gemm_host.h -- te_gemm_run on a CPU: by a CBLAS library in a build with -DTE_CBLAS, else by a blocked loop. GEMMs of
+ * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
  *
- * All multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is rounded at
- * the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory once and
- * stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels compute the
- * epilogue's ops.
+ * All of these multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is
+ * rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory
+ * once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels
+ * compute the epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
- * sum is multiplied by the scales of both operands, and the scaled sums are added in float; rowwise scales multiply the
- * sum over all k. (Within the 128 elements the order of the sum differs from that of cuBLASLt.)
+ * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
+ * over all of k is multiplied by the scales. (Within the 128 elements cuBLASLt adds in another order.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -26,9 +26,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the loop for a few rows, x weight^T, computes the product. This loop adds up the terms of a sum in another
- * order than the blocked loop. A program that needs bitwise identical rows in batches of any size is compiled with
- * -DTE_BATCH_INVARIANT, which leaves this loop out. */
+/* Whether the skinny loop computes the product. It does if there are few rows and B is transposed: x weight^T. The loop
+ * adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical rows in
+ * batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -72,7 +72,7 @@ TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64
     return a.y;
 }
 
-/* Computes D = product + beta C, rounded to D's dtype; each block computes one row. */
+/* Computes D = `product` + beta C, rounded to D's dtype. Each block computes one row of D. */
 typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
 TE_FN void te__round_body(const te__round_args *a, te_block b) {
     const te_gemm *g = a->g;
@@ -103,8 +103,8 @@ typedef struct te__sgemm_args {
     float *c;
 } te__sgemm_args;
 
-/* Pack the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them;
- * zeros beyond m and n. */
+/* Pack the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them.
+ * Elements beyond m and n are 0. */
 TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
     for (int i = 0; i < TE__TILE_M; i++)
         for (int p = 0; p < kk; p++)
@@ -169,14 +169,15 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
-/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time: it widens TE__SKINNY_K elements of as many
- * rows of the weight into the L1 cache, and multiplies them by each row of A. Bytes: the weight once. The order of a
- * sum depends on k alone, so a row of D is bitwise the same for each m. */
+/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time. For these it widens TE__SKINNY_K elements
+ * of each of TE__SKINNY_N rows of the weight into the L1 cache, and multiplies them by each row of A. Memory traffic:
+ * the weight is read once. The order of a sum depends on k alone, so a row of D is bitwise identical whatever m is. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
 
-/* to[0 .. kk] = elements of a row from `at` on, as floats; zeros up to the next multiple of the lanes. */
+/* Copies `kk` elements of a row, from index `at` on, to to[0], to[1], .., as floats. The elements of `to` behind these,
+ * up to the next multiple of TE__SKINNY_LANES, are set to 0. */
 TE_FN void te__skinny_widen(float *to, const void *from, int64_t at, int kk, te_dtype dtype) {
     if (dtype == TE_f32) memcpy(to, (const float *)from + at, (size_t)kk * sizeof(float));
     else if (dtype == TE_bf16)
@@ -211,7 +212,7 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) /* rows beyond the block are not stored */
+            for (int r = 0; r < TE__SKINNY_N; r++) /* beyond the last row, that row is taken; no result is stored */
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
                 const float *a = args->a + i * g->k + k0;
@@ -244,9 +245,9 @@ typedef struct te__scaled_tile {
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Sets f to the inverse scales of `count` rows of the matrix m [rows, k] from row0 on; the sums of the product are
- * multiplied by them. rowwise 0: the factors of a sum over the 128 elements of k from column `col` on; they are 1 if m
- * has rowwise scales. rowwise 1: the factors of a sum over all k; they are 1 if m does not have rowwise scales. */
+/* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
+ * the product are multiplied. rowwise 0: the factors of sums over the 128 elements of k from column `col` on, which are
+ * 1 if m has rowwise scales. rowwise 1: the factors of sums over all of k, which are 1 unless m has rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

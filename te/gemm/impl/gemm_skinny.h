@@ -6,11 +6,11 @@
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
  * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings while that kernel
- * still runs (PDL): no kernel of a pass writes the weights. Otherwise it only prefetches the first stages into the L2
- * during that time.
+ * still runs (PDL): no kernel of a pass writes the weights. Otherwise, until the previous kernel has ended, each warp
+ * only prefetches its first stage into the L2.
  *
  * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes in either format.
- * Tensorwise and rowwise scales multiply the final sums, after those of all warps were added; with blockwise scales the
+ * With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise scales the
  * sum over each 128 elements of k is multiplied by its scales before it is added to the previous sums.
  *
  * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
@@ -41,10 +41,9 @@ enum {
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_skinny {
-    const uint16_t *x, *w; /* [m, k], [n, k] */
+    const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null if all scales are 1 */
-    float *amax; /* updated to the maximum of its value and the magnitudes that the epilogue stores in FP8; null: no
-                    amax is computed */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
@@ -53,7 +52,8 @@ typedef struct te_skinny {
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A warp's position in its work: the first column and the first element of k of a step, and the stage that holds it. */
+/* A warp's position in its work: the first column of y and the first element of k of a step, and the stage that holds
+ * the step's part of W. */
 typedef struct te_skinny_position { int col, k, stage; } te_skinny_position;
 TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (++at->stage == TE_SKINNY_STAGES) at->stage = 0;
@@ -85,7 +85,7 @@ TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_ski
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Load this lane's part of x for a step: of row lane / 4, eight of each 32 elements. */
+/* Load this lane's part of x for a step: from row lane / 4 of x, eight of each 32 elements of k. */
 TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skinny *p, int k) {
     const int row = (int)threadIdx.x % 32 / 4;
     k += (int)threadIdx.x % 4 * 8;
@@ -111,8 +111,8 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
         s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
     }
 }
-/* Adds the products of one step to the lane's sums c, which belong to rows lane / 4 and lane / 4 + 8 of W and two rows
- * of x. */
+/* Adds the products of one step to the lane's four sums c: those of rows lane / 4 and lane / 4 + 8 of W with rows
+ * 2 (lane % 4) and 2 (lane % 4) + 1 of x. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
@@ -217,7 +217,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
         if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* the same columns have more steps of k */
+        if (at.col == now.col) continue; /* there are more steps of k for the same columns */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
         c[0] = c[1] = c[2] = c[3] = 0;
@@ -249,10 +249,10 @@ TE_API int te__skinny_can(const te_gemm *g) {
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
-/* The GEMM's k counted in 16-bit elements, as in te_skinny. */
+/* The GEMM's k, counted in 16-bit elements as in te_skinny: two FP8 numbers are one element. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
-/* Fill in p for this GEMM, and launch `kernel` with the arguments `args`, a struct of `bytes` whose first member is
- * p. */
+/* Fill in *p for this GEMM, and launch `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
+ * is its first member. */
 TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t bytes, te_skinny *p, const te_gemm *g,
                                 te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,

@@ -1,15 +1,15 @@
 /* gemm_sm90.h -- the custom GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, then
  * passed with its coordinates to an epilogue (te_epilogue_fn), eight elements at a time. The epilogue stores the
- * outputs: D, the result of an activation, FP8 and its transpose, sums over rows. This file has the kernel, the macros
+ * outputs: D, the result of an activation, FP8 and its transpose, column sums. This file has the kernel, the macros
  * that define it for an epilogue, and the host code.
  *
- * The kernel is persistent and warp-specialised. A block of 384 threads computes one tile of 128 x 256 after the other:
- *
- *   producer    one thread of warp 0: TMA copies A and B, 64 of k at a time, into a pipeline of four stages. The two
- *               blocks of a cluster compute tiles below each other, which need the same B; each block loads half of B
- *               and multicasts it to both.
+ * The kernel is persistent and warp-specialised. A block has 384 threads and computes tiles of 128 x 256, one after the
+ * other:
+ *   producer    one thread of warp 0: copies A and B by TMA, 64 elements of k at a time, into a pipeline of four
+ *               stages. The two blocks of a cluster compute two tiles, one below the other, which need the same part of
+ *               B; each block loads half of this part and multicasts it to both blocks.
  *   consumers   warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
- *   epilogue    warps 1 to 3: call the te_epilogue_fn, during the mainloop of the next tile.
+ *   epilogue    warps 1 to 3: call the te_epilogue_fn for a tile, during the mainloop of the next tile.
  *
  * gemm_sm90_scheduler.h has the order of the tiles, gemm_sm90_mainloop.h the producer and the consumers, which also
  * store finished tiles to shared memory, and gemm_sm90_epilogue.h the warps of the epilogue.
@@ -19,8 +19,8 @@
  * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
  * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
- * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; bias and gelu
- * cost 4% more. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; an epilogue
+ * of bias and gelu takes 4% more time. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -33,19 +33,20 @@
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Registers per thread. The three warpgroups together have the 3 x 168 registers per thread of the launch. If the
- * epilogue's threads have only 72, they compute gelu for their eight elements one after the other, each a dependency
- * chain of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue in FP8 needs this overlap, because
- * in FP8 a tile's mainloop, behind which the epilogue is hidden, takes half the time. */
+/* Registers of a thread: in the warpgroup of producer and epilogue, and in the two consumer warpgroups. The kernel is
+ * launched with 168 registers per thread, so the numbers of the three warpgroups add up to 3 x 168. If a thread of the
+ * epilogue has only 72 registers, it computes gelu for its eight elements one after the other, each a dependency chain
+ * of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue in FP8 needs this overlap: it runs
+ * during the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* config.holds_half */
+    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* if config.holds_half */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Reduces the registers of the calling warpgroup to those of the epilogue. The warpgroup of producer and epilogue calls
- * it first, the consumers before they join the epilogue of the last tile. */
+/* Reduces the number of registers of the calling warpgroup to that of the epilogue. The warpgroup of producer and
+ * epilogue calls this at the start; the consumer warpgroups call it before they join the epilogue of the last tile. */
 TE_FN void te__sm90_gemm_epilogue_registers(const te__sm90_gemm_config k) {
     if (k.holds_half) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS_HALF));
     else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS));
@@ -61,7 +62,7 @@ TE_FN void te__sm90_gemm_init_barriers(te__sm90_gemm_barriers *bars) {
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* The epilogue is `epilogue`, or `pair_epilogue` if the config has a pairing. */
+/* The body of a kernel with config k. The kernel's epilogue is `pair_epilogue` if k has a pairing, else `epilogue`. */
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
                               te_epilogue_pair_fn pair_epilogue, te_epilogue_outputs outputs, const void *arg,
                               const te__sm90_gemm_config k) {
@@ -86,7 +87,7 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
     if (threadIdx.x >= 32 && k.pairing.group) te__sm90_gemm_epilogue_pairs(p, ring, bars, pair_epilogue, arg, k);
     else if (threadIdx.x >= 32) te__sm90_gemm_epilogue(p, ring, bars, epilogue, outputs, arg, k);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the other can still write into its shared memory */
+    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
 }
 #else
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
@@ -98,40 +99,40 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
 
 /* ---- macros that define a kernel --------------------------------------------------------------------------------- */
 
-/* The config of a kernel whose epilogue needs only eight elements of D at a time. */
+/* Returns the config of a kernel whose epilogue needs only eight elements of D at a time. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtype_a, te_dtype dtype_b, int trans_b) {
     te__sm90_gemm_config c = {};
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
     return c;
 }
-/* The same for an epilogue by pairs (te__sm90_gemm_pairing); B must be stored [n, k]. */
+/* Returns config c with an epilogue by pairs (te__sm90_gemm_pairing), for which B must be stored [n, k]. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int group, int distance, int swap_middle) {
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* The same for a fused pattern, whose epilogue may read a source with two halves, pair the two halves of D, or add up
- * columns. */
+/* Returns config c for a fused pattern, whose epilogue may read a source with two halves, pair the two halves of D, or
+ * compute column sums. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
                                                int column_sums) {
     if (pairs_halves) c = te__sm90_gemm_with_pairs(c, 16, 8, 0), c.pairing.halves = 1;
     c.source_has_halves = source_has_halves, c.column_sums = column_sums;
     return c;
 }
-/* The same for a fused pattern in FP8, which may also store the transpose of its output. */
+/* Returns config c for a fused pattern in FP8, which may also store the transpose of its output. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int pairs_halves, int reads_source,
                                                    int column_sums) {
     c = te__sm90_gemm_fused(c, 0, pairs_halves, column_sums);
     c.transposes = 1, c.holds_half = !pairs_halves, c.reads_source = reads_source;
     return c;
 }
-/* The same for a kernel that scatters rows over the ranks (reduce_scatter). */
+/* Returns config c for a kernel that scatters the rows of D over the ranks (reduce_scatter). */
 TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     c.reduce_scatter = 1;
     return c;
 }
 
-/* Defines a kernel `name` whose argument, of `type`, begins with te__sm90_gemm_params and is passed to the epilogue.
- * exists: 0 makes an empty kernel. */
+/* Defines a kernel `name`. Its argument is a struct of type `type`, which begins with a te__sm90_gemm_params; the
+ * epilogue gets the struct's address as its `arg`. exists: 0: the kernel is empty. */
 #define TE__SM90_GEMM_SHELL(name, type, config, epilogue, pair_epilogue, outputs, exists)                             \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te__sm90_gemm_barriers bars;                                                                       \
@@ -141,29 +142,30 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 /* Defines a kernel in 16 bits. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a te_epilogue_fn. */
 #define TE_SM90_GEMM_KERNEL(name, type, dtype, trans_b, epilogue, exists) \
     TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
-/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. */
+/* Defines a kernel in FP8: dtype_a and dtype_b, the formats of A and B, are e4m3 or e5m2, and trans_b is 1. If both are
+ * `dtype` instead, the kernel is one in 16 bits, and trans_b may be 0. */
 #define TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
 /* Defines a kernel for a fused pattern in FP8, which can store params.transposed. pairs_halves: 1: the epilogue is
- * pair_epilogue (a te_epilogue_pair_fn), which combines the two halves of D; outputs: a te_epilogue_outputs, an
- * expression that may use the arguments p; reads_source: 1: the epilogue, called with known outputs, reads
- * params.source; column_sums: 1: the kernel can compute params.column_sums. */
+ * pair_epilogue (a te_epilogue_pair_fn), which combines the two halves of D. outputs: an expression whose value is a
+ * te_epilogue_outputs; it may use p, the kernel's argument. reads_source: 1: when the epilogue is called with `outputs`
+ * other than TE_OUTPUTS_ANY, it reads params.source. column_sums: 1: the kernel can compute params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused_fp8(te__sm90_gemm_config_of(dtype, dtype_a, TE_e4m3, 1), pairs_halves,     \
                                                 reads_source, column_sums),                                            \
                         epilogue, pair_epilogue, outputs, exists)
-/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: as above; if it is 1, B must be stored [n, k];
- * source_has_halves: 1: params.source is [m, 2 n]. */
+/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1: the epilogue is pair_epilogue, which combines the
+ * two halves of D; B must then be stored [n, k]. source_has_halves: 1: params.source is [m, 2 n]. */
 #define TE_SM90_GEMM_KERNEL_FUSED(name, type, dtype, trans_b, epilogue, pair_epilogue, pairs_halves,                   \
                                   source_has_halves, column_sums, exists)                                              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused(te__sm90_gemm_config_of(dtype, dtype, dtype, trans_b), source_has_halves,  \
                                             pairs_halves, column_sums),                                                \
                         epilogue, pair_epilogue, TE_OUTPUTS_ANY, exists)
-/* Defines a kernel that overlaps a reduce_scatter; its arguments are a te__gemm_scatter_params. trans_b: 1 if B is
+/* Defines a kernel that overlaps with a reduce_scatter; its argument is a te__gemm_scatter_params. trans_b: 1 if B is
  * stored [n, k], which FP8 requires. */
 #define TE_SM90_GEMM_KERNEL_SCATTER(name, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                          \
     TE__SM90_GEMM_SHELL(name, te__gemm_scatter_params,                                                                 \
@@ -190,8 +192,8 @@ TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30, k = te__sm90_gemm_k(g);
     return k > 3 * TE_TILE_K && k % 8 == 0 && g->n % 8 == 0 && g->m < limit && g->n < limit && k < limit;
 }
-/* The conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation, and both operands stored with k
- * contiguous. */
+/* Whether g meets the additional conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation, and both
+ * operands stored with k contiguous. */
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
     return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
@@ -208,19 +210,20 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE_SM90_GEMM_MAX_SPLITS = 6,  /* the largest number of splits of a tile's k; passing the sums of one split to the
-                                     tile's owner takes some 4 us */
+    TE_SM90_GEMM_MAX_SPLITS = 6,  /* the largest number of splits into which a tile's k is cut; passing the sums of one
+                                     split to the tile's owner takes some 4 us */
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of helpers per tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps of k in a split */
-    /* The same if a helper helps with several tiles, one after the other. At 8192 x 6144 x 4096, where 24 helpers help
-     * with 42 tiles by splits of 21 steps, the product takes 645 us, and 650 us without splitting. */
+    /* The smallest number of steps in a split if a helper helps with several tiles, one after the other. An example is
+     * 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps for 42 tiles: the product takes 645 us, and 650
+     * us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
 /* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
  * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
- * are not split if the splits would be so short that passing on their sums takes longer than computing them, or if the
- * partial sums do not fit into the workspace. */
+ * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (too few
+ * steps or too many splits, by the constants above), or if the partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -232,7 +235,7 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->full_waves = (int)(tiles / clusters), p->helpers = idle;
     p->partials = (float *)s->workspace;
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
-    if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* no split */
+    if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
 /* Whether all clusters have work in the last wave, either because it is full or because its tiles are split. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
@@ -245,15 +248,15 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether the product can overlap a collective of this group: the rows of each rank must be a multiple of a cluster
- * tile's rows. */
+/* Whether the product can overlap with a collective of this group. For that the number of rows of each rank must be a
+ * multiple of the number of rows of a cluster's tile. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
-/* Fills in p->overlap: the order of the tiles, with this rank's own rows first for a gather and last for a scatter, and
- * for a gather the flags by which rows of A arrive. */
+/* Fills in p->overlap: the order of the tiles, with this rank's own rows first for a gather and last for a scatter. For
+ * a gather also sets the flags that signal the arrival of rows of A. */
 TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_gemm *g, te__tensor_map_encode_fn encode,
                                             te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
@@ -275,7 +278,7 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* For tests, instead of an overlapped gather: gathers the rows of A before the product. */
+/* For tests, which run collective and product one after the other: gathers the rows of A before the product. */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,
@@ -304,8 +307,8 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
                                            TE_SM90_GEMM_SMEM_BYTES, TE_CLUSTER);
     return te__cuda_launch(ctx, launch, args, bytes);
 }
-/* Runs g: fills in p and launches `kernel`. args: the kernel's arguments, of `bytes` bytes, of which p is the first
- * member. The caller has set those members of `args` and p that its epilogue needs. */
+/* Runs GEMM g: fills in *p and launches `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
+ * is its first member. The caller has already set the members of both that the kernel's epilogue needs. */
 TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t bytes, te__sm90_gemm_params *p,
                                    const te_gemm *g, te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

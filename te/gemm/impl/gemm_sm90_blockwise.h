@@ -2,14 +2,14 @@
  * 128 x 128, as in the recipe fp8_block. Like DeepGEMM's kernels, it promotes the tensor cores' sums to f32 after every
  * step, 128 elements of k.
  *
- *   forward, data gradient   A has a scale for each row and each 128 of k, B has one for each block of 128 x 128.
- *   weight gradient (wgrad)  B, too, has a scale for each row (a column of D) and each 128 of k. D is f32.
+ *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
+ *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
- * of two warpgroups accumulates 64 x 256 sums, 128 registers a thread. For a wgrad it accumulates 256 x 64, so that a
- * thread needs the scales of 16 columns, not 64. In each step the tensor cores compute a warpgroup's sums over the
- * step as four subtiles of 64 x 64, each by a batch of four wgmma. The warpgroup then multiplies the subtile by its
- * scales and adds it to its sums in f32 (te__sm90_blockwise_steps).
+ * of two warpgroups accumulates 64 x 256 sums, in 128 registers per thread. For a wgrad a warpgroup accumulates 256 x
+ * 64 sums instead, so that a thread needs the scales of 16 columns, not 64. In each step the tensor cores compute a
+ * warpgroup's sums over the step as four subtiles of 64 x 64, each by a batch of four wgmma. The warpgroup multiplies
+ * each subtile by its scales, and adds the result to the sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step
@@ -20,7 +20,7 @@
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
  * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed when a product is first run, and the faster one is
- * taken and saved in the tuning file; otherwise a built-in rule (te__persistent_pays) decides.
+ * chosen; te_gemm_save saves this choice. Otherwise a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -34,12 +34,13 @@
  * rows of the N operand. The M operand is A and the N operand B; for a wgrad the M operand is B and the N operand A,
  * because the kernel then computes the transpose of D's tile. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile, which a batch of wgmma multiplies */
-    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* even: subtiles alternate accumulators */
+    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile; one batch of wgmma multiplies a subtile */
+    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* must be even, because successive subtiles use
+                                                                           two accumulators in turn */
     TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in a loop body; at the end of a body no wgmma is in flight */
-    /* the offset in a stage of the scales of the M operand's rows */
+    /* the offset, within a stage, of the scales of the M operand's rows */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* the offset in a stage of the scales of the N operand: of its 256 rows (wgrad), or of its two 128 x 128 blocks */
+    /* the offset, within a stage, of the N operand's scales: of 256 rows (wgrad), or of two blocks of 128 x 128 */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -47,10 +48,12 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    te__sm90_gemm_params gemm; /* uses only a_map, b_map (M and N operand), m, n (their rows), k, alpha, tiles */
-    CUtensorMap m_scales_map, n_scales_map; /* 1 x 128: [steps, rows]; 128 x 128: [blocks of rows, steps], box 2 x 4 */
+    te__sm90_gemm_params gemm; /* the kernel reads only a_map and b_map (of the M and the N operand), m and n (the
+                                  numbers of their rows), k, alpha and tiles */
+    CUtensorMap m_scales_map, n_scales_map; /* of the scales of the M and the N operand. 1 x 128: [steps, rows]; 128 x
+                                               128: [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
     void *d;          /* [m, n]; for a wgrad [n, m] */
-    te_dtype dtype;   /* of D and the bias; for a wgrad f32 */
+    te_dtype dtype;   /* the dtype of D and of the bias; for a wgrad f32 */
     const void *bias; /* [n] of dtype; null if there is none; always null for a wgrad */
 } te__sm90_blockwise_params;
 
@@ -65,26 +68,27 @@ typedef struct te__sm90_blockwise_barriers {
 /* The state of a consumer warpgroup: values that it computes once, and its current tile. */
 typedef struct te__sm90_blockwise_consumer {
     uint32_t ring, full;
-    uint32_t m_operand, n_operand; /* low words of the matrix descriptors in the first stage */
+    uint32_t m_operand, n_operand; /* low words of both operands' wgmma descriptors in the pipeline's first stage */
     uint32_t empty;                /* address of the barriers `empty` in block lane % 2 of the cluster */
-    uint32_t m_scale;              /* offset in a stage of the first scale of the M operand that this lane needs */
-    uint32_t n_scale;              /* wgrad: offset in a stage of the scale of this lane's first row of D */
+    uint32_t m_scale;              /* offset, within a stage, of the first of the M operand's scales for this lane */
+    uint32_t n_scale;              /* wgrad: offset, within a stage, of the scale of this lane's first row of D */
     te__sm90_pipeline_state at;
-    int x, y, has_tile; /* if has_tile: the position of the tile that the sums belong to */
-    uint32_t bias[4];   /* of the tile's columns, two in a word; bias[j] is word 32 j + lane of 128 */
+    int x, y, has_tile; /* has_tile: 1: the sums belong to the tile at (x, y); 0: there is no tile yet */
+    uint32_t bias[4];   /* the bias of the tile's 256 columns is 128 words of two elements, which the lanes of a warp
+                           hold together: bias[j] is word 32 j + lane */
 } te__sm90_blockwise_consumer;
 
 /* A lane's sums in f32 for each subtile, the two accumulators of wgmma, and the scales of the current step. */
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* [i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
+    float scale[2][2]; /* scale[i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
     /* for a wgrad, instead of `scale`: the scales of this lane's 16 columns, and of its two rows of a subtile */
     float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
 
-/* An optimization barrier: the compiler does not move reads of the accumulator before this point, nor writes to it
- * after this point. So it does not access the accumulator while wgmma writes it. */
+/* An optimization barrier: the compiler moves no read of the accumulator before this point, and no write to it behind
+ * this point. So compiled code does not access the accumulator while wgmma writes it. */
 TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -103,7 +107,7 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* Load the scales of a step if the product is not a wgrad: the scales of this lane's two rows, each multiplied by those
+/* Load the scales of a step if the product is not a wgrad: the products of the scales of this lane's two rows and those
  * of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
@@ -148,7 +152,7 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* Signal to the producers of both blocks that this warp has read the stage. */
+/* Signal to the producers of both blocks of the cluster that this warp has read the stage. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
     if ((int)threadIdx.x % 32 < TE_CLUSTER)
@@ -190,8 +194,8 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             if (row < p->gemm.m && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
-            if (i % 2) asm volatile("" ::: "memory"); /* else the compiler delays stores and holds more
-                                                         pairs than there are registers for */
+            if (i % 2) asm volatile("" ::: "memory"); /* without this the compiler delays the stores, and holds
+                                                         more values than there are registers */
         }
     }
 }
@@ -208,7 +212,7 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        if (j % 2) asm volatile("" ::: "memory"); /* as in te__sm90_blockwise_store_sixteen */
+        if (j % 2) asm volatile("" ::: "memory"); /* this keeps the compiler from delaying the stores, as above */
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
@@ -239,8 +243,8 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at its end the pipeline drains, and only the other warpgroup keeps the tensor cores
  * busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while the tensor
- * cores compute the first two subtiles. (A wgrad has too few registers for this; it stores the previous tile
- * before its first step.) */
+ * cores compute the first two subtiles. (A wgrad has too few registers for this; there the previous tile is stored
+ * before the first step of the next one.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -272,7 +276,7 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     te__sm90_blockwise_promote(s, last, wgrad);
 }
 TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, uint32_t full, const int wgrad) {
-    /* shuffled, so that the compiler knows that all lanes have the same value */
+    /* the shuffle tells the compiler that the number is the same in all lanes */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
     te__sm90_blockwise_consumer g;
@@ -283,7 +287,8 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.n_scale = TE_SM90_BLOCKWISE_N_SCALES + 4 * (warp % 4 * 16 + lane / 4);
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
-    asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale)); /* held in registers, not recomputed */
+    /* this makes the compiler hold these values in registers instead of recomputing them */
+    asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale));
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
@@ -323,7 +328,8 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    asm volatile("" : "+r"(ring), "+r"(full)); /* held in registers, not recomputed: this warp has only 24 registers */
+    /* this makes the compiler hold both addresses in registers, of which the thread has 24, and not recompute them */
+    asm volatile("" : "+r"(ring), "+r"(full));
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
         te__sm90_gemm_locate_tile(&w, h, tile);
@@ -338,7 +344,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            else /* a box must begin at a multiple of 16 bytes, so load four steps' scales, from a multiple of 4 on */
+            else /* a box must begin at a multiple of 16 bytes, so load four steps' scales, from step & ~3 on */
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
     }
@@ -366,7 +372,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
         te__sm90_blockwise_consume(p, ring, full, wgrad);
     }
     __syncwarp();
-    te__cluster_sync(); /* a block must not exit while the other block may still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,

@@ -6,9 +6,9 @@
  * is free by then, release registers (setmaxnreg) and join the epilogue.
  *
  * A tile is processed in quarters of 64 columns, and a quarter in parts of four rows; eight lanes work on each row. The
- * input of the epilogue (params.source, or the sums that other ranks have sent) is prefetched to the L2 and loaded into
- * registers one part ahead of its use: if the three warps waited for memory at each part, they would fall behind the
- * tensor cores.
+ * input of the epilogue (params.source, or the sums that other ranks have sent) is prefetched to the L2, and loaded
+ * into registers one part ahead of its use. If the three warps waited for memory at each part instead, they would fall
+ * behind the tensor cores.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_H
@@ -21,36 +21,36 @@
 #include "gemm_sm90_scheduler.h"          /* te__sm90_gemm_params */
 
 /* ---- the transpose of the FP8 output ------------------------------------------------------------------------------
- * The weight gradient's GEMM reads the transpose. The epilogue writes its FP8 bytes to the staging buffer (128 rows of
- * 64 columns) in place of the 16-bit elements from which they were computed. From there they are stored to memory by
- * columns.
+ * The weight gradient's GEMM reads the transpose. The epilogue writes its FP8 output to the staging buffer (128 rows of
+ * 64 columns) in place of the 16-bit elements from which this output was computed. From the buffer it is then stored to
+ * memory by columns.
  *
  * The 64 FP8 bytes of a row are four chunks of 16 bytes. They occupy four of the eight chunks of the row's 128 bytes in
- * the buffer; the four are chosen so that the rows that a warp writes at a time lie in different banks, and also the
- * rows that one 8 x 8 matrix of ldmatrix reads. ldmatrix transposes 16-bit elements, here pairs of adjacent bytes. The
- * lanes pass row addresses to it in such an order that each lane gets sixteen consecutive rows of two columns; then
- * only the bytes within words remain to be reordered.
+ * the buffer. These four are chosen to avoid bank conflicts, both between the rows that a warp writes at a time and
+ * between the rows that ldmatrix reads for one 8 x 8 matrix. ldmatrix transposes 16-bit elements, here pairs of
+ * adjacent bytes. The order in which the lanes pass row addresses to ldmatrix is chosen so that each lane gets sixteen
+ * consecutive rows of two columns; then only the bytes within each 32-bit word must still be reordered.
  *
  * Memory traffic: one byte written for each element, in runs of 64 bytes. A separate transpose kernel
- * (te/fp8/impl/cast_transpose.h) would read and write the element, two bytes.
+ * (te/fp8/impl/cast_transpose.h) would read one byte and write one byte for each element.
  */
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* The address of chunk `chunk` (16 columns) of row `row` of the quarter's 128 rows. staging: the address of row 0, in
- * the first consumer warp's subtile. */
+/* Returns the address in the staging buffer of chunk `chunk` (16 columns) of row `row` (0 to 127). staging: the address
+ * of row 0, which lies in the first consumer warp's subtile. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
 }
-/* Store the FP8 bytes of a lane's eight columns of `row` to the staging buffer. The whole warp must call this, after it
- * has loaded the 16-bit elements of these rows, which are overwritten. */
+/* Store the FP8 bytes of a lane's eight columns of `row` to the staging buffer. The whole warp must call this function,
+ * which overwrites the 16-bit elements of the warp's rows; the warp must have loaded these elements before. */
 TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const uint32_t fp8[2]) {
     const uint32_t to = te__sm90_transpose_at(staging, row, lane % 8 / 2) + (uint32_t)(lane % 2 * 8);
     __syncwarp();
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
 }
-/* Load eight rows of two columns of a chunk: column 2 (lane / 4) to `low`, and the next one to `high`. The first of a
- * lane's eight rows is first + 16 (lane % 4). */
+/* Load a lane's eight rows of two columns of a chunk: column 2 (lane / 4) to `low`, and the next column to `high`. The
+ * first of the eight rows is first + 16 (lane % 4). */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
     /* the row whose address this lane passes to ldmatrix */
@@ -67,8 +67,9 @@ TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t s
 }
 /* Store the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of the
  * epilogue have staged their rows in `buffer`. Only the second and third of the three warps store; the first goes on
- * to the next quarter, in the other buffer. The first warp has a fifth more rows than the others; when all three warps
- * stored, the other two spent a tenth of their time waiting for it. For a block's last tile all eleven warps store. */
+ * to the next quarter, in the other buffer. The first warp has a fifth more rows than each of the others; when all
+ * three warps stored, the other two spent a tenth of their time waiting for the first. For a block's last tile all
+ * eleven warps store. */
 TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
                                     int lane, int buffer, int is_last) {
     const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;
@@ -78,15 +79,17 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         return;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
+    /* a unit is 64 rows of a chunk of 16 columns; the warps take the quarter's eight units in turn */
 #pragma unroll 1
-    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) { /* 64 rows x 16 cols */
+    for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) {
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
-        __syncwarp(); /* lanes outside D store nothing; they must not run ahead of the others into ldmatrix */
+        __syncwarp(); /* a lane whose elements lie outside D stores nothing; it must wait here for the lanes that do,
+                         because all lanes must execute ldmatrix together */
         te__sm90_transpose_load(low, high, staging, first, chunk, lane);
         te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
-        if (y < p->transposed_rows && x < p->n) { /* n is even */
+        if (y < p->transposed_rows && x < p->n) { /* n is even, so column x + 1 also lies in D */
             uint8_t *to = p->transposed + (int64_t)x * p->transposed_rows + y;
             *(uint4 *)to = make_uint4(low[0], low[1], low[2], low[3]);
             *(uint4 *)(to + p->transposed_rows) = make_uint4(high[0], high[1], high[2], high[3]);
@@ -98,12 +101,13 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    TE_SM90_EPILOGUE_PARTS = 32,   /* parts of a quarter: 128 rows, four at a time */
-    TE_SM90_GEMM_SOURCE_WORDS = 12 /* three vectors of eight elements: one of the source and one of its second half,
-                                      or one of each of three other ranks */
+    TE_SM90_EPILOGUE_PARTS = 32,   /* parts of a quarter: a quarter has 128 rows, a part four of them */
+    TE_SM90_GEMM_SOURCE_WORDS = 12 /* 32-bit words of the epilogue's input for eight elements of D, at most three
+                                      vectors of eight 16-bit elements: one from each half of the source, or one from
+                                      each of three other ranks */
 };
 
-/* The parts of a quarter that a warp works on: first, first + stride, first + 2 stride, .. */
+/* The parts of a quarter that a warp works on: parts number first, first + stride, first + 2 stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
 /* In a block's last tile the 32 parts of a quarter do not divide evenly among eleven warps, so some warps have one part
  * more than the others. The choice of these warps changes from quarter to quarter. */
@@ -129,23 +133,23 @@ typedef struct te__sm90_epilogue_tile {
     int adds_ranks;     /* reduce_scatter: 1 if this rank owns the tile's rows, and adds the other ranks' sums */
 } te__sm90_epilogue_tile;
 
-/* A quarter of a tile. */
+/* A quarter of a tile (128 rows of 64 columns), as seen by one lane. */
 typedef struct te__sm90_epilogue_quarter {
     int index, col;   /* col: the first of this lane's eight columns of D */
-    uint32_t staging; /* address of the quarter's row 0, in the first consumer warp's subtile */
+    uint32_t staging; /* address in shared memory of the quarter's row 0, in the first consumer warp's subtile */
     te__sm90_epilogue_slice slice;
 } te__sm90_epilogue_quarter;
 
 /* This lane's row (of the tile's 128) in part `part`. */
 TE_FN int te__sm90_epilogue_row(int part, int lane) { return part * 4 + lane / 8; }
-/* The address of this lane's eight staged elements of a row. */
+/* The address in shared memory of the eight elements of row `row` that this lane works on. */
 TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
 }
 /* A barrier of all warps that work on the last tile. (The racecheck tool of CUDA 13.0 does not support barriers of only
- * some of a block's warps: it reports false races between accesses that this barrier and those of the transpose
- * order.) */
+ * some of a block's warps. It therefore reports false races between accesses whose order is ensured by this barrier, or
+ * by those of te__sm90_transpose_store.) */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }
@@ -173,9 +177,9 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 
 /* ---- sums over rows, amax ---------------------------------------------------------------------------------------- */
 
-/* Store the sums of each column over the rows of a quarter that this warp worked on. params.column_sums has space for
- * the sums of three warps of each tile. In a block's last tile eleven warps have sums; these are stored in shared
- * memory, where te__sm90_epilogue_add_last_sums reduces them to three. */
+/* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has space
+ * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. These are stored in shared
+ * memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;
@@ -191,8 +195,8 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
         te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
     }
 }
-/* Reduce the column sums of the eleven warps of the last tile to three rows of params.column_sums: warp w, of the first
- * three, adds those of warps w, w + 3, w + 6, .. in this order. */
+/* Reduce the column sums of the last tile, of which each of the eleven warps has one per column, to three rows of
+ * params.column_sums: each warp w of the first three adds up the sums of warps w, w + 3, w + 6, .., in this order. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -204,8 +208,8 @@ TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
         if (t->y < p->m && t->x + i < p->n) p->column_sums[row * p->n + t->x + i] = sum;
     }
 }
-/* Called once by each warp, after its last tile: updates the amax with that of the warp. One thread of the grid also
- * stores the output's scale and its inverse. */
+/* Called once by each warp, after its last tile: raises *p->amax to the largest magnitude that the warp has stored in
+ * FP8, if it is larger. One thread of the grid also stores the FP8 output's scale and 1 / scale. */
 TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
     if (p->amax) {
         int group;
@@ -216,7 +220,8 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on the parts of a slice, one at a time. next: the source of the first part, already loaded. */
+/* Runs the epilogue on the parts of a slice, one part at a time. next: the epilogue's input for the first part, already
+ * loaded. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
@@ -233,9 +238,9 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
         if (t->transposes) te__sm90_transpose_stage(q->staging, row, t->lane, state->fp8);
     }
 }
-/* Runs the epilogue on the parts of a slice of a branch-free tile, two at a time. The compiler interleaves the
- * instructions of the two parts, which hides latencies: each scheduler has only one warp of the epilogue, so no other
- * such warp hides them. next: the source of the first two parts, already loaded. */
+/* Runs the epilogue on the parts of a slice of a branch-free tile, two parts at a time. The compiler interleaves the
+ * instructions of the two parts, which hides latencies. (Each scheduler has only one warp of the epilogue, so there is
+ * no second one whose instructions could hide them.) next: the source for the first two parts, already loaded. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
@@ -252,7 +257,7 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        const int then = behind < PAIRS ? behind : pair; /* the last pair loads its own source a second time */
+        const int then = behind < PAIRS ? behind : pair; /* after the last pair its source is loaded again, unused */
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
                                       t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
@@ -305,12 +310,12 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* Process a tile, quarter by quarter. With reduce_scatter, the owner of the tile's rows is signalled at the end if it
- * is another rank. (For a tile of this rank's rows the caller has already waited for the other ranks' sums.) */
+/* Process a tile, quarter by quarter. With reduce_scatter, if another rank owns the tile's rows, signals that rank at
+ * the end. (If this rank owns them, the caller has already waited for the other ranks' sums.) */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
-    /* only used if k.reduce_scatter */
+    /* `scatter` is valid, and used, only if k.reduce_scatter */
     const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg;
     if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
     if (t->is_last) te__sm90_epilogue_sync_last_tile();
@@ -323,8 +328,9 @@ TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilog
     }
     if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
 }
-/* Runs the epilogue on all tiles that a warp works on, eight elements of a lane at a time. The consumer warps work only
- * on the block's last tile. outputs: the outputs of branch-free tiles; TE_OUTPUTS_ANY: no tile is branch-free. */
+/* Runs the epilogue on all tiles that a warp works on; a lane processes eight elements at a time. The consumer warps
+ * work only on the block's last tile. outputs: the outputs that are stored in branch-free tiles (is_branch_free); if it
+ * is TE_OUTPUTS_ANY, no tile is branch-free. */
 TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                   te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
                                   const te__sm90_gemm_config k) {
@@ -338,7 +344,7 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        if (w.split > 0) continue; /* this part of a split tile only produced partial sums, for another cluster */
+        if (w.split > 0) continue; /* this piece of work only produced partial sums, for a tile of another cluster */
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
         t.adds_ranks = k.reduce_scatter &&
@@ -350,8 +356,9 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
 
 /* ---- epilogues by pairs ------------------------------------------------------------------------------------------ */
 
-/* A row of 128 columns has sixteen vectors of eight elements; k.pairing (te__sm90_gemm_pairing) divides them into eight
- * pairs, one for each lane of the row. This is a lane's pair: the indices of its two vectors. */
+/* The two vectors that a lane combines, by their indices. A row of 128 columns has sixteen vectors of eight elements;
+ * k.pairing (te__sm90_gemm_pairing) divides them into eight pairs, one for each of the eight lanes that work on the
+ * row. */
 typedef struct te__sm90_epilogue_pair { int first, second; } te__sm90_epilogue_pair;
 TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_gemm_pairing by) {
     const int pairs = by.group / 2, i = lane % 8 % pairs, rotated = i < by.distance;
@@ -360,8 +367,8 @@ TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_
     v.second = v.first + (rotated ? by.distance : pairs - by.distance);
     return v;
 }
-/* Runs an epilogue on pairs of vectors for all tiles that a warp works on. A tile is processed in halves of 128
- * columns; each half fills both staging buffers. */
+/* Runs an epilogue by pairs on all tiles that a warp works on. A tile is processed in halves of 128 columns, each of
+ * which fills both staging buffers. */
 TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                         te_epilogue_pair_fn epilogue, const void *arg, const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, last_tile = te__sm90_gemm_last_tile(p);

@@ -3,12 +3,12 @@
  * to a row of this rank it adds the sums that the other ranks have stored here.
  *
  * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. A warp therefore
- * needs only the sums of the same warp of each other rank: each warp sets a flag in the owner's memory, and no warp
- * waits for another warp of its block. A block's last tile is divided among all its warps; each of the tile's three
- * flags then means that the whole tile was stored.
+ * needs, from each other rank, only the sums of the same warp there: each warp sets its own flag in the owner's memory,
+ * and no warp waits for another warp of its block. A block's last tile is divided among all warps of the block; each of
+ * the tile's three flags then means that the whole tile was stored.
  *
- * The sums of the first three other ranks are loaded one part of a tile ahead of their use, so that the loads overlap.
- * When each was loaded just before its use, the loads took longer than the computation of a tile
+ * The sums of the first three other ranks are loaded one part of a tile ahead of their use, so that the loads overlap
+ * with other work. When each sum was loaded just before its use, the loads took longer than the computation of a tile
  * (docs/notes/gemm_comm_overlap.md).
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
@@ -27,19 +27,19 @@ typedef struct te__gemm_scatter_params {
     void *y;                              /* [rank_rows, n]: the result, the sum over the ranks */
     const char *slots;                    /* [ranks, rank_rows, n], 16 bits: the sums that the other ranks have sent */
     char *to[TE_MAX_RANKS];               /* to[q]: this rank's slot in the memory of rank q */
-    uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q] [tiles, TE_SCATTER_FLAGS_PER_TILE]: the flags that this
-                                             rank sets, in the memory of rank q */
+    uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q]: array [tiles, TE_SCATTER_FLAGS_PER_TILE] in the memory of
+                                             rank q, of the flags that this rank sets there */
     const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS]: flags that the other ranks set here */
-    const uint32_t *epoch;                /* the value of a flag that is set */
+    const uint32_t *epoch;                /* the number of the current handshake, which is stored in a flag to set it */
     int ranks;
     int two_kernels; /* 1: the sums of this rank's rows are stored in a slot, too; a second kernel adds up all slots */
 } te__gemm_scatter_params;
 
-enum { TE_GEMM_SCATTER_PREFETCHED = 3 }; /* the number of other ranks whose sums are loaded ahead */
+enum { TE_GEMM_SCATTER_PREFETCHED = 3 }; /* the number of other ranks whose sums are loaded one part ahead */
 
 /* Returns the i-th of the other ranks, in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
-/* The address of the eight elements that rank q has sent for (row, col) of D, in a row that this rank owns. */
+/* The address of the eight elements that rank q has sent for D from (row, col) on; this rank owns the row. */
 TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, int q, int row, int col) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;
     const uint32_t at = (uint32_t)((q - o->rank) * o->rank_rows + row) * (uint32_t)s->gemm.n;
@@ -52,7 +52,7 @@ TE_FN int te__gemm_scatter_owner(const te__gemm_scatter_params *s, int y) {
     return s->ranks == 2 ? 1 - o->rank : y / o->rank_rows;
 }
 #if TE_HAS_COMM_OVERLAP && (defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__)
-/* The index of warp `warp`'s flag for the tile at (x, y), among the flags that a rank sets. */
+/* The index, among the flags that a rank sets, of the flag of warp `warp` for the tile at (x, y). */
 TE_FN int te__gemm_scatter_flag(const te__gemm_scatter_params *s, int x, int y, int warp) {
     const int columns = (s->gemm.n + TE_TILE_N - 1) / TE_TILE_N;
     const int tile = y % s->gemm.overlap.rank_rows / TE_TILE_M * columns + x / TE_TILE_N;
@@ -60,7 +60,7 @@ TE_FN int te__gemm_scatter_flag(const te__gemm_scatter_params *s, int x, int y, 
 }
 /* If this rank owns the tile and this kernel adds up the ranks' sums, waits until the other ranks' sums for the tile
  * have arrived, and returns 1; otherwise returns 0. Lane i waits for rank i. For a block's last tile (is_last) a warp
- * needs the rows of all three warps, so three lanes wait for each rank, one for each flag. */
+ * needs rows from all three warps of each other rank, so three lanes wait for each rank, one for each warp's flag. */
 TE_FN int te__gemm_scatter_wait(const te__gemm_scatter_params *s, int x, int y, int warp, int is_last) {
     const int lane = (int)threadIdx.x % 32, rank = s->gemm.overlap.rank;
     const int of = is_last ? lane / TE_SM90_GEMM_EPILOGUE_WARPS : lane;
@@ -77,13 +77,13 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
     const int threads = 32 * (is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS);
 #pragma unroll 1
     for (int i = (int)threadIdx.x - 32; i < TE_TILE_M * 4; i += threads) {
-        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes */
+        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes, which are 16 elements */
         for (int k = 0; k < s->ranks - 1 && row < s->gemm.m && col < s->gemm.n; k++)
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
 }
-/* Signal the owner that this warp has stored its part of the tile. For a block's last tile the caller must pass a
- * barrier of all warps before, because a flag then stands for the whole tile. */
+/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile all its warps must
+ * pass a barrier before, because each flag then means that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)
@@ -109,8 +109,8 @@ TE_FN void te__gemm_scatter_load(const te__gemm_scatter_params *s, uint32_t sent
             te__load16_coherent(sent + 4 * k, te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col));
 }
 /* Adds up the eight elements at (row, col) over the ranks, in the order of the ranks. w: the elements of this rank;
- * sent: the elements of the other ranks that te__gemm_scatter_load has loaded; those of further ranks are loaded
- * here. */
+ * sent: the elements of those other ranks for which te__gemm_scatter_load has loaded them. The elements of further
+ * ranks are loaded here. */
 TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, const uint32_t w[4],
                                 const uint32_t *sent, int row, int col, const te_dtype dtype) {
     const int rank = s->gemm.overlap.rank, begin = TE_GEMM_SCATTER_PREFETCHED + (rank <= TE_GEMM_SCATTER_PREFETCHED);
@@ -131,8 +131,8 @@ TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, 
         te_packet_add(sum, &one, dtype, 1);
     }
 }
-/* The epilogue for the eight elements w of D at (row, col). If another rank owns the row, or with two_kernels, stores
- * them in this rank's slot in the owner's memory; else adds up the elements of all ranks and stores the sums in y. */
+/* The epilogue for the eight elements w of D at (row, col). If another rank owns the row, or with two_kernels, stores w
+ * in this rank's slot in the owner's memory; else adds up the elements of all ranks and stores the sums in y. */
 TE_FN void te__gemm_scatter_epilogue(const te__gemm_scatter_params *s, const uint32_t w[4], const uint32_t *sent,
                                      int row, int col, const te_dtype dtype) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;

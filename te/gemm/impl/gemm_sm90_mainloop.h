@@ -4,10 +4,10 @@
  *
  * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
  * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
- * tile's steps. With config.holds_half only its second half is held, and the first half is staged before the next tile
- * begins. This leaves the epilogue's warps 136 registers per thread instead of 72, but the tensor cores are idle while
- * the first half, 32 KB, is stored to shared memory: in FP8 at k of 4096 for 256 of a tile's some 35000 cycles.
- * (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
+ * next tile begins. This leaves the epilogue's warps 136 registers per thread instead of 72, but the tensor cores are
+ * idle while the first half, 32 KB, is stored to shared memory. This takes 256 cycles; a whole tile takes some 35000 in
+ * FP8 if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
  *
  * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
  * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
@@ -28,10 +28,10 @@ TE_FN void te__sm90_gemm_prefetch_quarter(const te__sm90_gemm_params *p, const t
     te__tma_prefetch_l2(&p->source_map, x, w->y);
     if (k.source_has_halves) te__tma_prefetch_l2(&p->source_map, x + p->n, w->y);
 }
-/* Prefetches the epilogue's source to the L2, a quarter of a tile ahead of its use, because when a whole tile was
- * prefetched at once, the operands evicted it before it was used. The epilogue works on tile `before` while `w` is
- * accumulated. So at the beginning of each quarter of w's steps the next 64 columns of `before` are prefetched, and at
- * the last quarter the first 64 columns of w. */
+/* Prefetches the epilogue's source to the L2, a quarter of a tile ahead of its use. (When the source of a whole tile
+ * was prefetched at once, A and B evicted it from the L2 before it was used.) The epilogue works on tile `before` while
+ * tile `w` is accumulated. So at the beginning of each of the first three quarters of w's steps, the source's next 64
+ * columns for `before` are prefetched, and at the beginning of the last quarter the first 64 columns for `w`. */
 TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te__sm90_gemm_work *before,
                                          const te__sm90_gemm_work *w, int step, const te__sm90_gemm_config k) {
     if (!p->source) return;
@@ -42,8 +42,8 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
     }
 }
 /* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If other ranks send these rows, waits until they have arrived. *seen: the last chunk that is known to have arrived.
- * It saves reading a flag twice, because reading a flag takes longer than the filled stages of the pipeline last. */
+ * If another rank sends these rows, waits until they have arrived. *seen: the last chunk that is known to have arrived,
+ * so that its flag is not read again: while the producer reads a flag, the consumers use up all filled stages. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -54,8 +54,8 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
-    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this thread saw the flag, but TMA (the async proxy) reads
-                                                               the rows */
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this fence makes TMA (the async proxy) read the rows only
+                                                               after this thread has read the flag */
     return &p->a_map;
 }
 /* Runs in one thread, which issues the TMA copies of A and B for all tiles of this block, stage by stage. Each block of
@@ -69,7 +69,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* the first tile has no tile before it */
+    before.split = 1; /* marks that the first tile has no tile before it */
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -81,7 +81,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
             const int all_blocks = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
             if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
-            /* not before the third stage, so that the first copies do not wait for the loads of the scales */
+            /* alpha is stored only at the third stage, so that the first copies do not wait for the loads of scales */
             if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
             te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
             te__tma_load(a, a_map, k, y, bar, 0);
@@ -108,7 +108,7 @@ TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
 /* Rounds a quarter of a warp's accumulators to 16 bits, and packs two into each word. In wgmma's layout a lane's d[4 j
- * + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e of its warp's 16 x 256. */
+ * + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the warp's 16 x 256 elements. */
 TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
                                       const te_dtype dtype) {
     TE_UNROLL
@@ -131,17 +131,17 @@ TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quar
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->staged_full[buffer]));
 }
-/* Stages a quarter of the block's last tile. There is space for all four quarters in the memory of the pipeline's
- * stages, so no warp waits for the epilogue. But before the first store both consumer warpgroups must have read their
- * last stage (te__sm90_gemm_sync_consumers). */
+/* Stages a quarter of the block's last tile. All four quarters fit into the memory of the pipeline's stages, so no warp
+ * waits for the epilogue to empty a buffer. But before the first store both consumer warpgroups must have read the
+ * operands of their last step from these stages (te__sm90_gemm_sync_consumers). */
 TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int quarter, uint32_t ring) {
     const uint32_t warp = threadIdx.x / 32 - 4;
     te__sm90_gemm_store_subtile(te__sm90_gemm_last_staging(ring, quarter) + warp * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* Stages quarter `quarter`. For an epilogue by pairs it stages two quarters at every other call, which fill both
- * buffers. */
+/* Stages quarter `quarter`. For an epilogue by pairs, a call for an even quarter stages that quarter and the next one,
+ * which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -175,7 +175,7 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
     while (arrived < (uint32_t)p->helper_splits)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(ready) : "memory");
     __syncwarp();
-    if (thread % 32 == 0) *ready = 0; /* reset for the next product */
+    if (thread % 32 == 0) *ready = 0; /* the counter must be 0 for the next product */
 #pragma unroll 1
     for (int split = 0; split < p->helper_splits; split++) {
         const int slot = (w->tail_tile * p->helper_splits + split) * TE_CLUSTER + rank;
@@ -189,9 +189,10 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* Values that a consumer warpgroup computes once: the low words of the wgmma matrix descriptors of its operands in the
- * first stage, and the address of the barriers. A step only adds offsets to them, which saves instructions. This
- * matters because eight warps run the some 80 instructions of a step 64 times per tile. */
+/* Values that a consumer warpgroup computes only once. a, b: the low words of the wgmma descriptors of A and B in the
+ * pipeline's first stage; bars: the address of the barriers. A step only adds offsets to them, which saves
+ * instructions. This matters because each of eight warps runs the some 80 instructions of a step 64 times per tile (if
+ * k is 4096, in 16 bits). */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;
@@ -199,22 +200,22 @@ typedef struct te__sm90_gemm_consumer {
 
 TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__sm90_gemm_barriers *bars,
                                                        const te__sm90_gemm_config k) {
-    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    /* the shuffle tells the compiler that the number is the same in all lanes */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     te__sm90_gemm_consumer g = {(uint32_t)te__wgmma_descriptor(ring + warpgroup * 8192, 0),
                                 (uint32_t)te__wgmma_descriptor(ring + TE_SM90_GEMM_A_BYTES, !k.trans_b),
                                 te__shared_address(bars), {0, 0}};
     return g;
 }
-/* Signals to the producers of both blocks that this warp has read the stage before the current one. Both must know,
- * because both multicast into that stage. */
+/* Signals to the producers of both blocks of the cluster that this warp has read the stage before the current one. Both
+ * producers wait for this, because each multicasts B into that stage of both blocks. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
     if (lane < TE_CLUSTER) te__barrier_arrive_remote(empty + 8 * before, lane);
 }
-/* Runs one step of 64 in k: starts its wgmmas, then waits for those of the previous step, so that one group of wgmmas
- * is always in flight. */
+/* Runs one step (64 elements of k): starts the step's wgmmas, then waits for those of the previous step, so that one
+ * group of wgmmas is always in flight. */
 TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int step, const te__sm90_gemm_config k) {
     const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4),
                    b = g->b + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4);
@@ -233,15 +234,15 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__sm90_pipeline_advance(&g->at);
 }
 
-/* Computes a consumer warpgroup's half of all tiles of the block. While a tile is accumulated, the previous tile is
- * staged: one quarter of it at the beginning of each quarter of the steps. */
+/* Computes a consumer warpgroup's half of every tile of the block. While a tile is accumulated, the previous tile is
+ * staged: one quarter of the previous tile at the beginning of each quarter of the current tile's steps. */
 TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[4][16]; /* the previous tile, if there is one */
+    uint32_t packed[4][16]; /* the previous tile, rounded to 16 bits, if there is one */
     float d[128];
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
@@ -257,13 +258,13 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        asm volatile("" : "+r"(j)); /* makes the compiler recompute w here, because there are no registers to hold it
-                                       during the steps */
+        asm volatile("" : "+r"(j)); /* this makes the compiler recompute w here, because there are no registers in which
+                                       w could be held during the steps */
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            /* tells the compiler that the old values are no longer needed, so that it frees their registers */
+            /* this tells the compiler that the old values of `packed` are not needed, so that it frees the registers */
             TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
@@ -274,17 +275,16 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* The same with config.holds_half, where only half of the previous tile is held in registers. The first half of a tile
- * is staged as soon as the tile is finished; its third and fourth quarter are staged after 3/8 and 5/8 of the next
- * tile's steps, when the epilogue should have processed the first and the second quarter.
- */
+/* As te__sm90_gemm_consume, but for config.holds_half, where only half of the previous tile is held in registers. The
+ * first half of a tile is staged as soon as the tile is finished. Its third quarter is staged after 3/8 of the next
+ * tile's steps, and its fourth after 5/8, when the epilogue should have processed the first and the second quarter. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, if there is one */
+    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, in 16 bits, if there is one */
     float d[128];
     int has_packed = 0, more = te__sm90_gemm_get_work(&w, p, 0);
     for (int j = 1; more; j++) {
@@ -296,13 +296,13 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
             if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
             if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);
         }
-        more = te__sm90_gemm_get_work(&w, p, j); /* computed here, while the tensor cores are busy */
+        more = te__sm90_gemm_get_work(&w, p, j); /* the next tile is located here, while the tensor cores are busy */
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
         has_packed = now.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &now);
-            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* as above */
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* this frees packed's registers */
             continue;
         }
         if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);

@@ -3,9 +3,9 @@
  *
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
  * need not communicate, and the same inputs produce the same bits. The rows of tiles are divided into groups of
- * TE_SM90_GEMM_GROUP_M; within a group tiles are computed column by column, each from top to bottom, so that the
- * operands in use stay in the L2. The tiles of a last, partial wave are split along k (Stream-K), see
- * te__sm90_gemm_params.
+ * TE_SM90_GEMM_GROUP_M rows. The tiles of a group are computed column by column, and those of a column from top to
+ * bottom, so that the operands in use stay in the L2. The tiles of a last, partial wave are split along k (Stream-K),
+ * see te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -16,60 +16,63 @@
 #include "gemm_comm_overlap.h"      /* te__peer_timeout, TE_HAS_COMM_OVERLAP */
 
 enum {
-    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* of a block; k in 16-bit units, so 128 elements of FP8 */
-    TE_STAGES = 4,                                    /* of the pipeline between producer and consumers */
-    TE_CLUSTER = 2,              /* two blocks, one below the other, which use the same tiles of B */
-    TE_SM90_GEMM_GROUP_M = 8,    /* rows of cluster tiles in a group: they are computed before the next column of
-                                    tiles */
+    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* a block's tile; k in 16-bit units: 64 are 128 FP8 elements */
+    TE_STAGES = 4,                                    /* stages of the pipeline between producer and consumers */
+    TE_CLUSTER = 2,              /* blocks of a cluster; their tiles are one below the other and use one part of B */
+    TE_SM90_GEMM_GROUP_M = 8,    /* rows of cluster tiles in a group: the group's tiles in one column are computed
+                                    before those in the next column */
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
     TE_SM90_GEMM_STAGE_BYTES = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
-    TE_SM90_GEMM_SUBTILE_BYTES = 2048,                             /* 16 rows (a warp's) of 64 columns of D */
-    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* 128 rows of 128 columns: two quarters */
+    TE_SM90_GEMM_SUBTILE_BYTES = 2048, /* one consumer warp's 16 rows, of 64 columns of D, in 16 bits */
+    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* two quarters of a tile, each 128 x 64 elements
+                                                                        of D */
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
-    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* these warps run the epilogue of a tile */
-    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* the same plus the consumers: they run that of a block's last tile */
+    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile */
+    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* these three and the eight consumer warps run the epilogue of the last tile */
 };
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
-/* For a product that overlaps a collective (gemm_comm_overlap.h). All 0: no overlap. */
+/* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is none. */
 typedef struct te__sm90_gemm_overlap {
     int rank, rank_rows;         /* rank_rows: rows of A and D of each rank, a multiple of a cluster tile's rows */
-    int first_tile_row, group_m; /* the row of tiles that is computed first; the rows of a group (0:
-                                    TE_SM90_GEMM_GROUP_M) */
-    int interleave;              /* number of ranks whose rows of tiles alternate; 0: rank after rank */
-    int own_is_separate;         /* this rank's rows of A are loaded by te__sm90_gemm_params.own_map */
-    int chunk_rows;              /* gathered rows of A that share an arrival flag */
+    int first_tile_row, group_m; /* first_tile_row: the row of cluster tiles that is computed first; group_m: rows of
+                                    cluster tiles in a group (0: TE_SM90_GEMM_GROUP_M) */
+    int interleave;              /* number of ranks between whose rows of tiles the order alternates; 0: all rows of
+                                    one rank are computed before those of the next */
+    int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded by own_map, below */
+    int chunk_rows;              /* number of gathered rows of A that arrive together and have one flag */
     const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: 1 once the rows have arrived; null: no wait */
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
-/* D = alpha A op(B). A kernel's own parameter struct begins with this one. */
+/* Parameters of D = alpha A op(B). The struct that is the argument of a kernel begins with this one. */
 typedef struct te__sm90_gemm_params {
     CUtensorMap a_map, b_map, source_map, own_map; /* source_map: of `source`; own_map: of this rank's rows of A */
     te__sm90_gemm_overlap overlap;
-    float *column_sums; /* [3 * rows of tiles, n]: partial sums over rows of te_epilogue_state.sum; null: none */
-    float *amax;        /* becomes the maximum of itself and the magnitudes that the epilogue stores in FP8; null: not
-                           wanted */
+    float *column_sums; /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel
+                           adds up: one row for each of a tile's three epilogue warps; null: not wanted */
+    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float *inverse;     /* [2]: 1 / scale and the scale of the FP8 output (te_scale_save); null: not wanted */
     const float *scale;
     uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
-    int transposed_rows; /* m rounded up to a multiple of 16; the rest is 0 */
+    int transposed_rows; /* m rounded up to a multiple of 16; in each row of `transposed` elements m and up are 0 */
     const void *source;  /* [m, n], 16 bits: the tensor that the epilogue reads, prefetched for it; null: none */
-    int source_has_halves;              /* `source` is [m, 2 n]: the epilogue reads column i of both halves */
-    const float *inverse_a, *inverse_b; /* FP8: inverse scales of A and B, which multiply alpha; null: 1 */
+    int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
+                                           each half */
+    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: 1 */
     float alpha;
-    int m, n, k, tiles; /* k in 16-bit units (two elements of FP8); tiles of clusters, 256 x 256 */
+    int m, n, k, tiles; /* k: in 16-bit units (two elements of FP8); tiles: number of cluster tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
-     * k of each of these is cut into `splits` splits. The first `helpers` clusters compute `helper_splits` of the
-     * splits of each tile; another cluster owns the tile, computes its other splits, adds the helpers' sums and runs
-     * the epilogue. helpers 0: tiles are not split, and full_waves is unlimited.
+     * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
+     * splits of each tile. The cluster that owns the tile, not a helper, computes the tile's other splits, adds the
+     * helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
-    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many splits have arrived; 0 before and after the
-                                 kernel */
+    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for these
+                                 elements; 0 before and after the kernel */
 } te__sm90_gemm_params;
 
 /* Which vectors of eight columns are paired for an epilogue that needs two of them at once (te_epilogue_pair_fn).
@@ -87,22 +90,24 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 
 /* The compile-time constants of a kernel. */
 typedef struct te__sm90_gemm_config {
-    te_dtype dtype, dtype_a, dtype_b; /* of D (16 bits); of A and B: dtype, or both FP8 */
-    int trans_b;           /* B is stored [n, k], else [k, n] */
-    int transposes;        /* the kernel can store params.transposed */
-    int holds_half;        /* the consumers hold only half of a finished tile, which leaves more registers to the
-                              epilogue */
-    int reads_source;      /* the branch-free epilogue (te_epilogue_outputs) reads params.source */
-    int source_has_halves; /* params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
+    te_dtype dtype, dtype_a, dtype_b; /* dtype: of D, 16 bits; dtype_a, dtype_b: of A and B, `dtype` or both FP8 */
+    int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
+    int transposes;        /* 1: the kernel can store params.transposed */
+    int holds_half;        /* 1: the consumers hold only half of a finished tile in registers, which leaves more
+                              registers to the epilogue */
+    int reads_source;      /* 1: the branch-free epilogue (te_epilogue_outputs) reads params.source */
+    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
     te__sm90_gemm_pairing pairing; /* if its group is not 0, B is stored [n, k] */
-    int reduce_scatter;    /* rows of D go to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
-    int column_sums;       /* the kernel can store params.column_sums */
+    int reduce_scatter;    /* 1: rows of D are sent to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
+    int column_sums;       /* 1: the kernel can store params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
-    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* stages of A and B: producer to consumers, and back */
-    uint64_t staged_full[2], staged_empty[2];   /* quarters of a finished tile: consumers to epilogue, and back */
-    float alpha; /* FP8: alpha times both inverse scales. The producer writes it before the third stage is full. */
+    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* full: the producer has filled a stage with A and B; empty: the
+                                                   consumers have read it */
+    uint64_t staged_full[2], staged_empty[2];   /* staged_full: the consumers have stored a quarter of a finished tile
+                                                   in a staging buffer; staged_empty: the epilogue has read it */
+    float alpha; /* FP8: alpha times both inverse scales, which the producer writes before the third stage is full */
 } te__sm90_gemm_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -115,9 +120,9 @@ typedef struct te__sm90_gemm_barriers {
  * tile, and this one computes split number `split` as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* The row of cluster tiles that is computed i-th in a product that overlaps a collective. Without `interleave` the rows
- * are taken in order from first_tile_row on, wrapping around at the last row; with it they are taken from the ranks in
- * turn, beginning with the next rank. */
+/* The row of cluster tiles that is computed i-th in a product that overlaps with a collective. Without `interleave` the
+ * rows are taken in order from first_tile_row on, and after the last row from row 0 on. With `interleave` one row of
+ * each rank is taken in turn, beginning with the rank after this one. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;
@@ -135,8 +140,8 @@ TE_FN void te__sm90_gemm_locate_tile(te__sm90_gemm_work *w, const te__sm90_gemm_
     if (TE_HAS_COMM_OVERLAP) row = te__sm90_gemm_tile_row(p, row, rows);
     w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
-/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Helpers have lower numbers than owners, so
- * an owner waits only for clusters with lower numbers. */
+/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Helper clusters have lower numbers than
+ * owners, so an owner waits only for clusters with lower numbers. */
 TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_params *p, int j) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER,
               steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
@@ -166,19 +171,19 @@ TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Returns the address of subtile number `subtile` of the two staging buffers, through which the consumers pass a
- * finished tile to the epilogue; a buffer holds a quarter of the tile (64 columns). ring: the address of the stages of
- * A and B, behind which the buffers lie. */
+/* Returns the address of subtile number `subtile` of the two staging buffers. Through these buffers the consumers pass
+ * a finished tile to the epilogue; each holds a quarter of the tile (64 columns). ring: the address of the stages of A
+ * and B, behind which the buffers lie. */
 TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
     return ring + (uint32_t)(TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + subtile * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* The address of a quarter of a block's last tile. This tile is staged as a whole, in the memory of the stages of A and
- * B. */
+/* The address at which a quarter of a block's last tile is staged. This tile is staged as a whole, in the memory of the
+ * stages of A and B. */
 TE_FN uint32_t te__sm90_gemm_last_staging(uint32_t ring, int quarter) {
     return ring + (uint32_t)(quarter / 2 * TE_SM90_GEMM_STAGING_BYTES + quarter % 2 * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* The address of a warp's sum over its rows of the last tile, for one column of a quarter. These sums lie behind that
- * tile. */
+/* The address at which a warp stores the sum of column `col` of a quarter over the warp's rows of the block's last
+ * tile. These sums lie behind the staged tile. */
 TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int col) {
     return ring + (uint32_t)(2 * TE_SM90_GEMM_STAGING_BYTES +
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);

@@ -6,16 +6,17 @@
  * at which W comes from memory; so x is loaded only once per cluster: each of its two blocks loads half of x and
  * multicasts it to both.
  *
- *   producer   one thread loads W and x by TMA into a ring of 192 KB. Within a pass it fills the ring with W while the
- *              previous kernel is still running, which is safe because no kernel of a pass writes weights
+ *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
+ *              the thread fills the ring with W while that kernel still runs: no kernel of a pass writes weights
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
- * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, k of
- * each of its tiles is split over several clusters: they store partial sums in the workspace, and the cluster that
- * finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for another.
+ * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
+ * of each tile of this wave is split over several clusters: they store partial sums in the workspace, and the cluster
+ * that finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for
+ * another.
  *
- * With e4m3 operands the kernel is the same and reads half the bytes; tensorwise or rowwise scales are multiplied to
- * the sums over all k. These sums stay in the tensor cores, which hold them with 14 bits (fast accumulation).
+ * With e4m3 operands the kernel is the same and reads half the bytes. The sums over all of k stay in the tensor cores,
+ * which hold them with 14 bits (fast accumulation), and are multiplied by the tensorwise or rowwise scales at the end.
  *
  * Floor: the time to read W once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements: docs/notes/gemm.md.
  */
@@ -34,34 +35,34 @@ enum {
     TE_SMALL_M_ROWS = 128,    /* the largest number of rows of x */
     TE_SMALL_M_COLUMNS = 128, /* columns of y in a block's tile */
     TE_SMALL_M_CLUSTER = 2,
-    TE_SMALL_M_K = 64, /* elements of k in a stage: 128 bytes of a row */
-    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; x lies behind it */
-    TE_SMALL_M_WARPS = 8,                                       /* consumers; one more warp is the producer */
+    TE_SMALL_M_K = 64, /* 16-bit elements of k in a stage: 128 bytes of each row */
+    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; behind W lies x */
+    TE_SMALL_M_WARPS = 8,                                       /* consumer warps; one more warp is the producer */
     TE_SMALL_M_THREADS = 32 * (TE_SMALL_M_WARPS + 1),
     TE_SMALL_M_RING = 192 << 10,
-    TE_SMALL_M_STAGES = 10, /* at most */
+    TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
-    TE_SMALL_M_MAX_SPLITS = 8,     /* splits of a tile's k */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* stages of k in a part */
+    TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps of k (a stage each) in such a part */
 };
 
-/* The kernel's arguments. "Elements" of k are 16 bits wide: one number, or two of FP8. */
+/* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
-    float *amax; /* becomes the maximum of itself and the magnitudes that the epilogue stores in FP8; null: not
-                    wanted */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
     int stages;        /* stages of the ring that are used */
-    int rowwise;       /* FP8: the scales are rowwise (of x and W), else tensorwise */
+    int rowwise;       /* FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
     int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel */
-    int full_waves;    /* how many tiles every cluster computes over all of k */
-    int split_tiles, splits; /* the number of tiles in the last wave, and over how many clusters k of each is split */
+    int full_waves;    /* the number of tiles that every cluster computes over all of k */
+    int split_tiles, splits; /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the
+                                k of each of these tiles is split */
     float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4] */
-    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts were stored; 0 before and
-                          after the kernel */
+    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts of k were stored; 0 before
+                          and after the kernel */
 } te_small_m;
 
 typedef struct te_small_m_barriers { uint64_t full[TE_SMALL_M_STAGES], empty[TE_SMALL_M_STAGES]; } te_small_m_barriers;
@@ -70,7 +71,7 @@ TE_BOTH int te__small_m_stage_bytes(int padded_m) { return TE_SMALL_M_W_BYTES + 
 TE_BOTH int te__small_m_stages(int padded_m) {
     return (int)te_min(TE_SMALL_M_RING / te__small_m_stage_bytes(padded_m), TE_SMALL_M_STAGES);
 }
-/* Shared memory for a warp's 16 columns of y between mainloop and epilogue. */
+/* Bytes of a warp's box, the shared memory that holds the warp's 16 columns of y between mainloop and epilogue. */
 TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -82,7 +83,7 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
  * Other tiles are part 0 of 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
-/* Sets *t to this block's tile of the j-th piece of work of its cluster. Returns 0 if there is none. */
+/* Sets *t to this block's tile in the j-th piece of work of its cluster. Returns 0 if there is no such piece. */
 TE_FN int te__small_m_tile_of(te_small_m_tile *t, const te_small_m *p, int j) {
     const int cluster = (int)blockIdx.x / TE_SMALL_M_CLUSTER, clusters = (int)gridDim.x / TE_SMALL_M_CLUSTER;
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;
@@ -125,7 +126,8 @@ TE_FN void te__small_m_load_w(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(ring + (uint32_t)(at->stage * te__small_m_stage_bytes(p->padded_m)), &p->w, at->k * TE_SMALL_M_K,
                  at->tile.col, full, 0);
 }
-/* Loads this block's half of the rows of x by a TMA multicast to both blocks of the cluster. */
+/* Loads half of the rows of x for one stage, by a TMA multicast to both blocks of the cluster. The other block loads
+ * the other half. */
 TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars,
                               const te_small_m_position *at) {
     const int half = p->padded_m / TE_SMALL_M_CLUSTER, row = (int)blockIdx.x % TE_SMALL_M_CLUSTER * half;
@@ -154,8 +156,8 @@ TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_ba
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Signals that a consumer warp has read the stage. The producers of both blocks wait for this, because each writes x
- * into both blocks. */
+/* Signals that this consumer warp has read the stage. The producers of both blocks wait for this signal, because each
+ * multicasts x to both blocks. */
 TE_FN void te__small_m_release(const te_small_m_barriers *bars, int stage) {
     const int lane = (int)threadIdx.x % 32;
     if (lane < TE_SMALL_M_CLUSTER) te__barrier_arrive_remote(te__shared_address(&bars->empty[stage]), lane);
@@ -166,12 +168,12 @@ typedef struct te_small_m_smem {
     uint32_t ring, box;
     te_small_m_barriers *bars;
 } te_small_m_smem;
-/* Computes a warpgroup's 64 columns of y over the tile's steps of k. In wgmma's layout a lane's d[4 j + 2 h + e] is
- * column lane / 4 + 8 h of its warp's 16 columns, row 8 j + 2 (lane % 4) + e. stage, phase: the position in the ring,
- * which continues from tile to tile. */
+/* Computes a warpgroup's 64 columns of y over the tile's steps of k. In wgmma's layout a lane's d[4 j + 2 h + e] is the
+ * element of y in row 8 j + 2 (lane % 4) + e and in column lane / 4 + 8 h of the 16 columns of the lane's warp. stage,
+ * phase: the position in the ring, which continues from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
-    /* shuffled, so that the compiler knows it to be the same in all lanes */
+    /* the shuffle tells the compiler that the number is the same in all lanes */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
     int before = 0;
 #pragma unroll 1
@@ -215,11 +217,12 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    __syncwarp(); /* one lane's release covers the stores of all lanes, and its acquire their loads */
+    __syncwarp(); /* so that the release by one lane, below, covers the stores of all lanes, and the acquire by that
+                     lane the loads of all lanes */
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
     if (__shfl_sync(~0u, before, 0) != (uint32_t)t->parts - 1) return 0;
-    if (thread % 32 == 0) *arrived = 0; /* reset for the next kernel */
+    if (thread % 32 == 0) *arrived = 0; /* the counter must be 0 for the next kernel */
     __syncwarp();
     te__small_m_add_parts(d, all, t->parts, part, padded_m == 128 ? 8 : padded_m / 8);
     if (padded_m == 128) te__small_m_add_parts(d + 32, all + 8 * THREADS, t->parts, part, 8);
@@ -228,8 +231,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* FP8: the inverse scales of this lane's two columns of y, and the tensorwise one of x. They are loaded before the
- * mainloop. */
+/* FP8: w: the inverse scales of W for this lane's two columns of y; x: that of x if it is tensorwise, else 1. All are
+ * loaded before the mainloop. */
 typedef struct te_small_m_scales { float w[2], x; } te_small_m_scales;
 TE_FN te_small_m_scales te__small_m_load_scales(const te_small_m *p, int col, const te_gemm_operands operands) {
     const int lane = (int)threadIdx.x % 32;
@@ -253,11 +256,12 @@ TE_FN void te__small_m_scale(const te_small_m *p, float *d, te_small_m_scales s,
     }
 }
 /* The address of vector `vector` (eight columns) of row `row` in a warp's box, whose rows have 16 columns. The address
- * is swizzled, so that the same vector of eight rows lies in different banks. */
+ * is swizzled, so that the vectors of one number in eight successive rows lie in different banks. */
 TE_FN uint32_t te__small_m_address(uint32_t box, int row, int vector) {
     return box + (uint32_t)(row * 32 + ((vector ^ (row / 4 & 1)) << 4));
 }
-/* Rounds a warp's 16 columns, and transposes them through its box so that a lane can read eight elements of a row. */
+/* Rounds a warp's 16 columns of y to 16 bits, and transposes them through the warp's box, so that a lane can read eight
+ * elements of a row. */
 TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t box, const te_dtype dtype,
                                  const int padded_m) {
     const int lane = (int)threadIdx.x % 32;
@@ -271,8 +275,9 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
-/* Computes a tile up to its epilogue: the warp's 16 columns are then in its box. Returns whether this warp runs the
- * epilogue; if k is split, only the warp whose part arrives last does. */
+/* Computes a tile up to its epilogue, and leaves the warp's 16 columns in the warp's box. Returns whether this warp
+ * runs the epilogue on these columns. If k is split, warps of several clusters compute them, and only the warp whose
+ * part of k arrives last runs the epilogue. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);
@@ -330,7 +335,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
     te_kernel_begin();
     if (threadIdx.x < 32 * TE_SMALL_M_WARPS) te__small_m_consume(p, ring, bars, epilogue, arg, operands, dtype);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the other can still write into its shared memory */
+    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
 }
 #else
 TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_epilogue_fn epilogue, const void *arg,
@@ -340,8 +345,8 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 #endif
 
 /* Defines a kernel. type: the struct of its arguments, which begins with a te_small_m; operands: TE_OPERANDS_16BIT or
- * TE_OPERANDS_FP8; dtype: the dtype of y, and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the arguments
- * as `arg`; exists: 0 makes an empty kernel. */
+ * TE_OPERANDS_FP8; dtype: the dtype of y, and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the struct's
+ * address as its `arg`; exists: 0: the kernel is empty. */
 #define TE_SMALL_M_KERNEL(name, type, operands, dtype, epilogue, exists)                                              \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SMALL_M_THREADS, 1) name(const __grid_constant__ type p) {  \
         __shared__ te_small_m_barriers bars;                                                                          \
@@ -362,8 +367,8 @@ TE_API int te__small_m_can(const te_gemm *g) {
 }
 TE_API int te__small_m_padded(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
-/* Computes the number of full waves, and over how many clusters k of the last wave's tiles is split. Returns the number
- * of clusters to launch. */
+/* Computes the number of full waves, and the number of clusters over which the k of each tile of the last wave is
+ * split. Returns the number of clusters to launch. */
 TE_API int te__small_m_plan_waves(te_small_m *p, int processors, te__gemm_state *s) {
     const int clusters = (int)te_max(1, processors / TE_SMALL_M_CLUSTER);
     const int steps = (p->k + TE_SMALL_M_K - 1) / TE_SMALL_M_K;
@@ -381,8 +386,8 @@ TE_API int te__small_m_plan_waves(te_small_m *p, int processors, te__gemm_state 
     p->arrived = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     return p->full_waves ? clusters : p->split_tiles * p->splits;
 }
-/* Fills in p for this GEMM, and launches `kernel`. args: the kernel's arguments, of `bytes` bytes, of which p is the
- * first member. */
+/* Fills in *p for this GEMM, and launches `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes;
+ * *p is its first member. */
 TE_API te_status te__small_m_run(const void *kernel, const void *args, size_t bytes, te_small_m *p, const te_gemm *g,
                                  te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

@@ -11,11 +11,11 @@
  *          <alignment> <candidates> <ns of the first> <ns of the fastest> <8 words of the algorithm>
  *     step <pattern> <forward|infer> <m> <n> <k> <dtype> <stored outputs> <strategy: 0|1|2|3> <ns of each strategy>
  *     end <lines before> <checksum>
- * operands: the dtype of a 16-bit or f32 product. For an FP8 product the dtypes of A, B and the bias, then .fast if
+ * operands: for a 16-bit or f32 product its dtype. For an FP8 product the dtypes of A, B and the bias, then .fast if
  * fast accumulation is on: e4m3*e5m2.bf16.fast; then the scalings if they are not tensorwise:
  * e4m3*e4m3.bf16.1x128*128x128. In a `step` line with an FP8 product the operands follow the pattern's name:
- * linear_bias_gelu:e4m3*e4m3.bf16.fast. strategy: the fastest one, as a number; strategies are numbered, and their
- * times listed, as in te_gemm_strategy.
+ * linear_bias_gelu:e4m3*e4m3.bf16.fast. strategy: the number of the fastest strategy in te_gemm_strategy; the times of
+ * the strategies are listed in the order of that enum.
  *
  * All lines of a file are checked before the context is changed, so a file with an error has no effect.
  */
@@ -37,8 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* As te_gemm_report, for the steps of which several strategies were timed, and for FP8 GEMMs that are not part of a
- * pattern. */
+/* Does the same as te_gemm_report for the steps of which several strategies were timed, and for FP8 GEMMs that are not
+ * part of a pattern. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
@@ -78,9 +78,10 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
 
 enum {
     TE__TUNE_FORMAT = 2,
-    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; no line that is written exceeds some 350 */
+    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; lines that are written have at most some
+                                350 */
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
-    TE__TUNE_WORDS = 24      /* words of the longest line */
+    TE__TUNE_WORDS = 24      /* the number of words of the longest line */
 };
 static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* some 18 minutes: no candidate takes longer */
 
@@ -157,19 +158,19 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* The state while a file is read. Its results are collected here, and stored in the context only after the last line
- * was checked. */
+/* The state while a file is read. The results in the file are collected here, and are stored in the context only after
+ * the last line was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
     char *text; /* the whole file */
     size_t bytes, at;
-    uint64_t checksum; /* of the lines read so far */
+    uint64_t checksum; /* the checksum of the lines read so far */
     int line;          /* the number of the current line, from 1 */
     char *word[TE__TUNE_WORDS];
     int words;
     int products, choices;
-    int added; /* products that the context does not have yet */
+    int added; /* the number of products in the file that the context does not have yet */
     te_gemm_tuned product[TE_GEMM_MAX_PLANS];
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__tune_reader;
@@ -207,7 +208,7 @@ TE_API te_status te__tune_count(te__tune_reader *r, int words) {
                      r->words, r->word[0], words);
     return TE_OK;
 }
-/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: what error texts call it. */
+/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: the word's name in error texts. */
 TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const char *name, int64_t min, int64_t max) {
     const char *p = r->word[i];
     int64_t n = 0;
@@ -220,7 +221,7 @@ TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const ch
     *v = n;
     return TE_OK;
 }
-/* Parse word i, which must be 16 hexadecimal digits. name: what error texts call it. */
+/* Parse word i, which must be 16 hexadecimal digits. name: the word's name in error texts. */
 TE_API te_status te__tune_hex(uint64_t *v, te__tune_reader *r, int i, const char *name) {
     const char *p = r->word[i];
     int n = 0;
@@ -405,10 +406,11 @@ TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
     TE_TRY(te__file_read(fd, r->text, r->bytes, 0, r->path, r->ctx));
     return te__tune_read_all(r);
 }
-/* Store the results of tuning in the file `path` in the context, where they replace those of the same products and
- * steps; nothing is timed. After an error the context is unchanged, and the caller may continue without the file.
- * Errors: TE_ERROR_IO: the file cannot be read; TE_ERROR_FORMAT: it is not a valid tuning file; TE_ERROR_DEVICE: it was
- * written on another device or with another version of cuBLASLt. The error text names the line of the file. */
+/* Read the results of tuning from the file `path`, and store them in the context, where they replace earlier results
+ * for the same products and steps. Nothing is timed. After an error the context is unchanged, and the caller may
+ * continue without the file. Errors: TE_ERROR_IO: the file cannot be read; TE_ERROR_FORMAT: it is not a valid tuning
+ * file; TE_ERROR_DEVICE: it was written on another device or with another version of cuBLASLt. The error text names the
+ * line of the file. */
 TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_gemm_load"));
     TE_REQUIRE(path, ctx, TE_ERROR_NULL, "te_gemm_load: the path is null");
