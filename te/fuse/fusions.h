@@ -10,9 +10,9 @@
  *
  * A pattern of one of the following forms needs no further code, because its kernel is generated from its ops. ([..]
  * marks a part that may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear] [norm] maps`,
- * `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two patterns save memory at the
- * cost of time, and are therefore not in the list: in forward linear_cross_entropy, in backward cross_entropy_linear
- * (te/linear/impl/linear_cross_entropy.h).
+ * `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two patterns save memory
+ * at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in backward
+ * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
  *
  * The X-lists at the end of this file repeat all patterns. With these lists, tests and benchmarks try each pattern on
  * every kind of op that it matches.

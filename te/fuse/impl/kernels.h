@@ -63,8 +63,8 @@
 /* The kernels of a backward step that consists of an attention and the bias in front of it. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* over how many rows, all of one sequence, each partial sum of a column of dqkv extends that the
-                   * attention kernels can store. 0: they cannot store any */
+    int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv, each over this many rows of
+                   * one sequence. 0: they cannot store partial sums */
     te_pointwise_launch_fn bias; /* the kernel that sums the gradient of the bias if the attention kernels do not */
 } te__attention_bias_kernels;
 
