@@ -40,7 +40,7 @@ typedef struct te_context {
                      one context must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
-    te_rng *rng;       /* target memory */
+    te_rng *rng;       /* the random state, in target memory */
     uint32_t *tickets; /* CUDA: an atomic counter with which the blocks of a kernel share out work; it is 0 before and
                         * after each kernel */
     void *gemm;        /* the state of the GEMMs, created on first use; null until then */
@@ -62,7 +62,7 @@ typedef struct te_context {
                                       * yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
     int device, processors; /* CUDA: the device's number and its number of SMs; host: 0 and 1 */
-    int capability;         /* CUDA: compute capability, 900 for 9.0 */
+    int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
     int owns_workspace;
     struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */

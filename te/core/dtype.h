@@ -260,7 +260,7 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #else
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above become infinity */
     /* magnitudes below 2^-14 are subnormal in f16, where numbers are 2^-24 apart */
     if (a < 0x38800000u) {
         /* adding 0.5, a float whose unit in the last place is 2^-24, rounds to a multiple of this distance */
@@ -365,7 +365,7 @@ TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p) : "memory");
 }
-/* Load 16 bytes of shared memory. */
+/* Load 16 bytes from shared memory. */
 TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
@@ -419,7 +419,7 @@ TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
     (void)e, (void)t;
 #endif
 }
-/* Convert eight floats to the storage format. */
+/* Set *e to eight floats, converted to the storage format t. */
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);

@@ -60,7 +60,7 @@ typedef struct te_group {
 /* The groups that a rank belongs to. The struct must stay at its address. */
 typedef struct te_comm {
     te_group world, tensor, data;
-    double timeout; /* seconds to wait for other ranks */
+    double timeout; /* how many seconds a rank waits for other ranks */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;

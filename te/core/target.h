@@ -61,7 +61,7 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
 /* A run of consecutive tensors in a table of tensors. first[0]: the number of chunks of the tensors before the run. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
-    const int32_t *first; /* [count + 1] */
+    const int32_t *first; /* [count + 1], as for te_chunk_tensor */
     int count, chunks;    /* chunks: the number of chunks of these tensors, which is also the number of blocks of the
                            * launch */
 } te_multi_tensor;

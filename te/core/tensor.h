@@ -39,8 +39,8 @@ typedef struct te_edge {
 /* The arguments of a call apart from its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
  * cu_seqlens is given. A member that is 0 has its default value. */
 typedef struct te_batch {
-    int batch, seq;        /* rows = batch * seq */
-    const int32_t *tokens; /* [rows], for an embedding; target memory */
+    int batch, seq;        /* the number of rows is batch * seq */
+    const int32_t *tokens; /* [rows], target memory: the tokens that an embedding reads */
     const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
     int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
     float loss_scale;      /* d(total loss) / d(loss of one row), used if backward gets no dy; often 1 / rows */
@@ -86,7 +86,7 @@ typedef struct te_sampling {
                             * first */
     float *top_log_prob;   /* [rows, top]: the log-probabilities of these tokens; behind the last finite logit the token
                             * is -1 and the log-probability is -infinity */
-    /* state of a row */
+    /* state of each row */
     uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: no
                             * penalties */
     const uint64_t *seed;  /* [rows]: the seed of Philox for each row; required if temperature is given */

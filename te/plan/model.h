@@ -72,7 +72,7 @@ typedef enum te_init {
     TE_INIT_zero,
     TE_INIT_one,
     TE_INIT_tied, /* not initialised: the parameter shares the memory of another one (te_tie) */
-    TE_INIT_half  /* the constant 0.5 */
+    TE_INIT_half  /* initialised to the constant 0.5 */
 } te_init;
 
 /* Which kind of rows a value has. The kind is known at compile time; the number of rows follows from each call's
@@ -99,7 +99,7 @@ typedef enum te_rank_layout {
 
 /* Which part of a parameter each rank of the tensor group holds. */
 typedef enum te_shard {
-    TE_SHARD_none,    /* all of it */
+    TE_SHARD_none,    /* the whole parameter */
     TE_SHARD_columns, /* the part that produces the rank's own columns of the op's output: rows of a weight [out, in],
                        * columns of a bias, rows of an embedding */
     TE_SHARD_rows     /* the part that multiplies the rank's own columns of the op's input: columns of a weight
@@ -151,7 +151,7 @@ typedef struct te_op {
     te_dtype in_dtype, out_dtype; /* number formats of its input and output */
     te_rows in_rows, out_rows;    /* the kinds of rows of its input and output */
     te_dtype edge_dtype;          /* for a fork, an input, and the ops that use them: the format of the fork's value */
-    int flags;                    /* TE_SAVES_INPUT, ... */
+    int flags;                    /* the op's properties: TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
     int stats;                    /* how many f32 row statistics (mean, rstd) forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
@@ -226,7 +226,7 @@ typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */
 typedef struct te_step {
-    const char *pattern; /* "linear_bias_gelu" */
+    const char *pattern; /* the name of the pattern: "linear_bias_gelu" */
     const char *kernels; /* the name that the step's kernels share: "block_fc1_linear_bias_gelu" */
     int count;
     int op[TE_MAX_PATTERN]; /* indices into the table of ops, in the order in which the pass runs the ops */
@@ -254,7 +254,7 @@ typedef struct te_training {
 typedef struct te_plan {
     const char *name;
     te_dtype dtype;               /* format of the parameters, and of values whose op states no other format */
-    te_dtype in_dtype, out_dtype; /* of x and y */
+    te_dtype in_dtype, out_dtype; /* number formats of x and y */
     int in, out;                  /* widths of x and y */
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
@@ -266,7 +266,8 @@ typedef struct te_plan {
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(
         void); /* null: the list is for inference only, and has no forward or backward steps (inference.h) */
-    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* te_gemm_run, for the list's dtype (gemm.h) */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM: te_gemm_run, for the list's dtype
+                                                                     * (gemm.h) */
     /* te_convert: converts a value to the format that its consumer reads, where the two formats differ */
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
@@ -290,12 +291,12 @@ typedef struct te_fp8_product {
 
 /* One parameter of one instance. */
 typedef struct te_param {
-    const char *op, *field;  /* "fc1", "weight" */
+    const char *op, *field;  /* the names of its op and of the parameter: "fc1", "weight" */
     void *data;              /* the values, [rows, cols] of `dtype`, in target memory; null: the parameter exists only
                               * in FP8 (fp8_weights.h) */
     float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
-    te_dtype dtype;          /* the model's */
+    te_dtype dtype;          /* its number format (te__plan_param_dtype) */
     te_init init;
     int tied;                /* 1: it uses the memory of another parameter, its owner (te_tie) */
     int constant;            /* 1: its memory is a mapped file, which is only read (te_weights_use) */
@@ -319,7 +320,7 @@ typedef struct te_param {
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the
  * optimizer step. te/comm/buckets.h uses it to reduce final gradients over ranks while the rest of backward runs. */
 typedef struct te_watch {
-    int armed;  /* 0: backward does not call it */
+    int armed;  /* 1: backward calls this listener; 0: it does not */
     int slices; /* ZeRO-1: the number of slices into which the reduced gradients are cut; each rank gets one slice. 1:
                  * each rank gets all gradients */
     /* returns an error if a backward of m must not run now */

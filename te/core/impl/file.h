@@ -58,7 +58,7 @@ TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_co
     return status;
 }
 
-/* Read exactly n bytes at an offset. */
+/* Read exactly n bytes, beginning at offset `at`. */
 TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
     char *to = (char *)dst;
     TE_REQUIRE(at <= (uint64_t)INT64_MAX && lseek(fd, (off_t)at, SEEK_SET) == (off_t)at, ctx, TE_ERROR_IO,
@@ -159,7 +159,7 @@ TE_API te_status te__new_file_write(te__new_file *f, const void *src, size_t n, 
     }
     return TE_OK;
 }
-/* Overwrite n bytes at offset `at`. */
+/* Overwrite n bytes of the temporary file, beginning at offset `at`. */
 TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t n, uint64_t at, te_context *ctx) {
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);

@@ -130,7 +130,7 @@ typedef struct te_replay_graph {
     uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it finds the least
                            * recently used graph */
     int count, bytes;
-    char *record;          /* [bytes] */
+    char *record;          /* [bytes]: the launches from which the graph was captured */
     cudaGraphNode_t *node; /* [count], one for each launch; null where the launch is a call */
 } te_replay_graph;
 

@@ -102,7 +102,7 @@ TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
                  "r"(phase)
                  : "memory");
 }
-/* The block's index in its cluster. */
+/* The index of this block in its cluster. */
 TE_FN int te__cluster_rank(void) {
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -319,7 +319,7 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
  * the kernel was found to run; fails: those on which it was found not to run, because the code was compiled for another
  * architecture or without inlining. */
 typedef struct te_sm90_kernel {
-    const void *kernel; /* null: there is none */
+    const void *kernel; /* null: there is no kernel */
     uint64_t runs, fails;
 } te_sm90_kernel;
 

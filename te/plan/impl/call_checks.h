@@ -101,7 +101,7 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
  * there is none. While only sizes are measured, *found becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
-    if (!r->batch) return TE_OK; /* sizing only */
+    if (!r->batch) return TE_OK; /* there is no batch while only sizes are measured */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
@@ -145,7 +145,6 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
  * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
  * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
  * that runs in place:
- *
  *   In inference y may be x itself, and in backward dx may be dy itself: the same address, shape and format. The last
  *   step must then not read the memory that it writes, unless it works element by element or row by row. Therefore a
  *   list cannot run in place if it ends in a cross_attention, or if it consists of a single step that works neither

@@ -284,8 +284,8 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* Forward: compute y from x, and save in *saved the values that backward needs. If saved is null, this is
- * te_plan_infer. */
+/* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, it does what
+ * te_plan_infer does. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;

@@ -47,7 +47,7 @@ typedef struct te_deferred_wgrad {
 
 /* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
  * partial[count, width], one row of partial sums for each of its blocks (gradients.h). */
-enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most that one step has: dgamma, dbeta, dbias */ };
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most sums that one step has: dgamma, dbeta, dbias */ };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
@@ -83,8 +83,8 @@ typedef struct te_run {
     /* values */
     te_value current;              /* the value that the next step reads: in forward an activation, in backward a
                                     * gradient (its data is null if this gradient is not needed) */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the gradient of its value, as
-                                    * far as the uses that backward has passed have contributed to it */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the sum of the gradients of its
+                                    * value from those uses that backward has passed */
     te_deferred_work deferred;     /* the work that is left to do on `current`, unless `current` is TE_VALUE_ready */
     const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
                                            * output of the step's last op and store it to this target */
@@ -139,8 +139,8 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens;
     }
 }
-/* The index of this rank's first row of kind `rows`: te__first_row counts the rows of the batch, te__first_row_of_all
- * counts the rows of all ranks of the data group. */
+/* The index of this rank's first row of kind `rows`. te__first_row: its index among the rows of the batch;
+ * te__first_row_of_all: its index among the rows of all ranks of the data group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
@@ -157,9 +157,9 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
 }
 /* The number of rows for which te_saved.memory is sized: te__rows_in, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* The number of rows for which each block of the workspace is sized, whichever kind of rows its value has. So a call
- * places its blocks at the same offsets as the dry run that measured the workspace, although that run did not know the
- * number of sequences. */
+/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has. So a
+ * call places its blocks at the same offsets as the dry run that measured the workspace, although that run did not know
+ * the number of sequences. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }

@@ -4,7 +4,7 @@
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
  * launch at the end of backward adds up the partial sums of all steps.
  *
- * Floor: each partial sum is read once, blocks * width floats for each gradient.
+ * Floor: each partial sum is read once, which is blocks * width floats for each gradient.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -102,7 +102,7 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
-/* Change job *j if its parameter is a single number: the job then stores its sum of each column to `columns`, and a
+/* Change job *j, whose parameter is a single number: the job now stores its sum of each column to `columns`, and a
  * second job, which has a single column, adds these sums up to the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];

@@ -26,7 +26,7 @@ typedef enum te_recipe_use {
     TE_USE_common
 } te_recipe_use;
 
-/* Where backward gets the input of a GEMM from. It needs this input to compute the weight gradient in FP8. */
+/* Where backward gets the input of a GEMM from. Backward needs this input to compute the weight gradient in FP8. */
 typedef enum te_input_source {
     TE_INPUT_not_needed,   /* no weight gradient is computed, or it is computed in the list's format */
     TE_INPUT_saved_fp8,    /* forward saves the input in FP8, as it is or transposed */
@@ -46,11 +46,12 @@ typedef struct te_operand_policy {
                                       * scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source; the same in both passes */
+    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the same in
+                                      * both passes */
     unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the same in both
                                       * passes */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
-                                      * because it is the input of a recompute region */
+                                      * because the output is the input of a recompute region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
@@ -111,8 +112,8 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise; /* kernels that can store only a
-                                                                                * transpose */
+    /* 1: there are kernels that can store an operand's transpose and nothing else */
+    const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
         te__recomputing_step(p, from))

@@ -31,8 +31,8 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's amax.
- * It does not while backward runs the forward steps of a recompute region again, because these steps may end before the
- * GEMM that would read the amax. */
+ * That kernel does not while backward runs the forward steps of a recompute region again, because these steps may end
+ * before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -71,7 +71,7 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* A bit for each GEMM, which the GEMM's forward sets: 1: its input is saved transposed. */
+/* Whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward sets. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
@@ -122,8 +122,8 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. -1 also for the last op of a region,
- * because the ops behind the region read its output. */
+/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. It is -1 also for the last op of a
+ * region, because the ops behind the region read its output. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;

@@ -57,7 +57,7 @@ TE_API void te__attach_transposed(te_value *v, te_value transposed) {
 
 /* ---- the workspace ----------------------------------------------------------------------------------------------- */
 
-enum { TE_MAX_LIVE = 48 }; /* blocks in use at a time */
+enum { TE_MAX_LIVE = 48 }; /* the largest number of blocks in use at a time */
 
 typedef struct te_block_info {
     size_t at, bytes;
@@ -67,9 +67,8 @@ typedef struct te_block_info {
 } te_block_info;
 
 /* The workspace, in which blocks are allocated by first fit. The array `block` is sorted by address. A step acquires
- * blocks, but does not release them: when it ends, all blocks are freed, except those that hold a value which outlives
- * the step (te__set_current, te__set_edge, te_defer_column_sum).
- */
+ * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
+ * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
     char *base;  /* null in the dry run; addresses are then offsets, increased so that none of them is 0 */
     size_t high; /* high-water mark: the number of bytes from the base to the highest end that any block has had */
