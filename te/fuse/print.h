@@ -196,7 +196,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of a step. Returns the bytes that the step moves for each row. */
+/* Print the line of a step. Returns the bytes per row that the step reads and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);

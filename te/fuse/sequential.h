@@ -20,7 +20,7 @@
  *
  * Lists with widths that are known only at run time take TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS (dims.h).
  * Call name_set_dims first. name_param_bytes, name_grad_bytes and name_print_plan then take the instance as their last
- * argument, name_saved_bytes takes it before the rows.
+ * argument, and name_saved_bytes takes the instance in front of the number of rows.
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
@@ -45,7 +45,7 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The same macros for lists with widths that are known only at run time (dims.h). */
+/* The macros above, for lists with widths that are known only at run time (dims.h). */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -59,8 +59,8 @@
 
 /* The preprocessor itself can find some mistakes: a list that is too long, an unknown op, an argument that is no tuple.
  * These are reported first. A list with such a mistake is not expanded further, so no other messages follow.
- *     make                       the macro that is expanded if there are no such mistakes: TE__DECLARE, ..
- *     link                       storage class and attributes of its functions
+ *     make                       the macro that is expanded if the list has no such mistake: TE__DECLARE, ..
+ *     link                       storage class and attributes of the functions of the model
  *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
  * -Wshadow is off in the functions of a model, because their parameters have the names m, x, y, .., and a program may
  * have global variables of these names.

@@ -135,7 +135,7 @@ typedef struct te_replay_graph {
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* of `record` */
+    int recording, count, bytes; /* recording 1: launches are recorded now; count, bytes: of the launches in `record` */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
