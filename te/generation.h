@@ -1,8 +1,9 @@
-/* generation.h -- continuous batching: texts are generated for many sequences at once, which come, run and leave
- * between steps. A step mixes sequences that decode with parts of prompts. Tokens are chosen on the device and feed the
- * next step there; the host sees them a step later.
+/* generation.h -- continuous batching: generates texts for many sequences at once. Sequences can be added, and can end,
+ * between any two steps. One step processes the sequences that decode, together with parts of the prompts of others. A
+ * token is chosen on the device, where the next step reads it; on CUDA the host learns it one step later.
  *
- * Do this, for lists in order, of which the first begins with an embedding and the last ends in last_token, .., sample:
+ * Do this (models: the instances of one or more lists, in order; the first list begins with an embedding, the last one
+ * ends in last_token, .., sample):
  *     te_generation_config config = te_generation_defaults(models, count, &cache);
  *     TE_TRY(te_context_reserve(&ctx, te_generation_workspace_bytes(&config, &ctx)));
  *     te_generation_memory m = {device, te_generation_bytes(&config), host, te_generation_host_bytes(&config)};
@@ -11,15 +12,16 @@
  *     te_generation_request r = te_generation_request_of(prompt, tokens);
  *     r.temperature = 0.8f, r.seed = 1, r.max_tokens = 200, r.stop = &end_of_text, r.stop_count = 1;
  *     TE_TRY(te_generation_add(&g, &r, &id, &ctx));
- *     while (te_generation_running(&g)) {                     // others may be added in between
+ *     while (te_generation_running(&g)) {                     // sequences may be added between steps
  *         TE_TRY(te_generation_step(&g, &ctx));
  *         while (te_generation_next(&g, &event)) put(event.id, event.token);
  *     }
  *     te_generation_close(&g);
  *
- * All memory is the caller's; a step allocates nothing, and on CUDA waits only for the step before it. Steps that only
- * decode are captured graphs, one for each of a few numbers of sequences. On the host target a step is complete when it
- * returns. docs/inference.md says when a sequence has bitwise identical results alone and beside any others.
+ * The caller provides all memory. A step allocates nothing, and on CUDA it waits only for the step before it. Steps in
+ * which all sequences decode are replayed from captured graphs, of which there is one for each of a few numbers of
+ * sequences. On the host target a step is complete when te_generation_step returns. docs/inference.md says when a
+ * sequence has bitwise identical results alone and beside others.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H
@@ -29,45 +31,56 @@
 
 enum {
     TE_GENERATION_MAX_SEQUENCES = 4096,
-    TE__GENERATION_GRAPHS = 14 /* 1, 2, 4, .. sequences, and all */
+    TE__GENERATION_GRAPHS = 14 /* one for each power of two below the number of sequences, and one for that number */
 };
 
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
 
 typedef struct te_generation_config {
-    te_model *const *models; /* [count], in order; they and the array stay where they are */
+    te_model *const *models; /* [count], in the order of the lists; the array and the models must stay where they are */
     int count;
-    const te_cache *cache; /* of these models. Its first `sequences` sequences belong to the generation */
-    int sequences;         /* that run at a time */
-    int rows;      /* of a step: the sequences that decode, and parts of prompts. At least `sequences` */
-    int pages;     /* of the cache, that sequences may fill; 0: all that are free at te_generation_init */
-    int penalties; /* 1: requests may have penalties; takes 2 bytes for each sequence and token of the vocabulary */
-    int top;       /* events bring so many of the most likely tokens */
+    /* the cache of these models; its first `sequences` sequences belong to the generation */
+    const te_cache *cache;
+    int sequences;         /* the largest number of sequences that run at a time */
+    /* the largest number of rows in a step: one for each sequence that decodes, and one for each prompt token that the
+     * step processes. At least `sequences` */
+    int rows;
+    /* how many pages of the cache the sequences may fill together; 0: all that are free at te_generation_init */
+    int pages;
+    /* 1: requests may have penalties; this takes 2 bytes of target memory for each pair of a sequence and a token of
+     * the vocabulary */
+    int penalties;
+    int top;       /* how many of the most likely tokens each event reports */
 } te_generation_config;
 
 typedef struct te_generation_memory {
-    void *device; /* of the target */
+    void *device; /* target memory, device_bytes bytes (te_generation_bytes) */
     size_t device_bytes;
-    void *host; /* the same on the host target; on CUDA it is pinned here if it is not yet */
+    /* host memory, host_bytes bytes (te_generation_host_bytes). On the host target both are host memory; on CUDA this
+     * one is pinned by te_generation_init if it is not pinned yet */
+    void *host;
     size_t host_bytes;
 } te_generation_memory;
 
-/* A sequence that is to be generated. What the sampling parameters do: docs/inference.md. */
+/* A request to generate one sequence. docs/inference.md says what the sampling parameters do. */
 typedef struct te_generation_request {
-    const int32_t *prompt; /* [count], host memory; copied */
+    const int32_t *prompt; /* [count], host memory, of which a copy is made */
     int count;
-    int max_tokens; /* 0: as many as the cache's capacity, and config.pages, allow */
+    int max_tokens; /* the largest number of tokens to generate; 0: as many as the cache's capacity and config.pages
+                     * allow */
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
-    const int32_t *stop; /* [stop_count], copied: the sequence ends behind such a token */
-    int stop_count;      /* TE_GENERATION_MAX_STOPS at most */
-    int prefix, prefix_count; /* the prompt's first prefix_count tokens are in the cache as those of sequence `prefix`,
-                               * which lies behind the generation's sequences, and stays until this one has ended */
-    void *user;               /* comes back in events */
+    const int32_t *stop; /* [stop_count], copied: the sequence ends behind the first of these tokens that is
+                          * generated */
+    int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
+    int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
+                               * already, as the first tokens of sequence `prefix` of the cache. That sequence must lie
+                               * behind those of the generation, and must stay until the new one has ended */
+    void *user;               /* a pointer of the caller's, which the sequence's events contain */
 } te_generation_request;
 
-/* X(name, text): why a sequence has ended. */
+/* X(name, text): the reasons for which a sequence ends, and `runs`: it has not ended. */
 #define TE_GENERATION_ENDS(X)                                                                  \
     X(runs, "it has not ended")                                                                \
     X(stop, "a stop token")                                                                    \
@@ -78,62 +91,65 @@ typedef struct te_generation_request {
 typedef enum te_generation_end { TE_GENERATION_ENDS(TE_GENERATION_END) TE_GENERATION_END_COUNT } te_generation_end;
 #undef TE_GENERATION_END
 
-/* A token of a sequence, or its end, or both. */
+/* An event of a sequence: a token was generated, or the sequence has ended, or both. */
 typedef struct te_generation_event {
     int64_t id;
     void *user;
-    int32_t token; /* -1: only the end */
+    int32_t token; /* -1: the event has no token, only the end */
     float log_prob;
     te_generation_end end;
-    const int32_t *top_token;  /* [config.top], until the next step; null if that is 0 */
+    const int32_t *top_token;  /* [config.top], valid until the next step; null if config.top is 0 */
     const float *top_log_prob; /* [config.top] */
 } te_generation_event;
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* A sequence, as the host knows it: all steps that are enqueued count. */
+/* A sequence, as the host counts: all enqueued steps are included, even those that the device has not finished. */
 typedef struct te__generation_sequence {
-    int64_t id; /* 0: none */
+    int64_t id; /* 0: no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
-    int32_t *prompt; /* [capacity of the cache] */
-    int length;      /* tokens in the cache */
-    int generated;   /* tokens that were chosen */
-    int pages;       /* that it may fill */
+    int32_t *prompt; /* [capacity of the cache]: a copy of the prompt */
+    int length;      /* how many of its tokens are in the cache */
+    int generated;   /* how many tokens have been generated */
+    int pages;       /* how many pages of the cache are reserved for it */
     int is_new;
 } te__generation_sequence;
-/* What a step had in row i. */
+/* Entry i of a step. id: the sequence that it belongs to; emits: 1: the step generates a token of this sequence;
+ * is_last: 1: that token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
-/* The host's side of a step. */
+/* The host's part of a step: its inputs and its results. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
-    te__generation_row *row; /* [sequences] */
-    uint32_t *prompt;        /* [sequences, words]: the masks of sequences that begin in this step */
-    void *event;             /* cudaEvent_t: the step is done, and its results are here */
-    int sequences;           /* rows */
-    int is_pending;          /* it was enqueued, and its results have not been read */
+    te__generation_row *row; /* [sequences], of which the step uses the first ones */
+    uint32_t *prompt;        /* [sequences, words]: the masks of prompt tokens, of sequences that begin in this step */
+    void *event;             /* cudaEvent_t; when it completes, the step is done and its results are in host memory */
+    int sequences;           /* how many entries of `row` the step uses */
+    int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
 } te__generation_step;
 
 typedef struct te_generation {
     te__generation_device device;
-    const struct te_generation *at; /* it may not be moved */
+    const struct te_generation *at; /* the struct's address at te_generation_init; the struct must stay there */
     te_context *ctx;
     te__generation_sequence *sequence; /* [sequences] */
     te__generation_step step[2];
-    int current;                       /* the step that is filled next */
-    int lag;                           /* steps by which the host is behind the device: 1 on CUDA; tests set it */
+    int current;                       /* the index of the step that is filled next */
+    int lag;                           /* 1: the host reads the results of a step after it has enqueued the next one
+                                        * (CUDA); 0: it reads them at once (host target). Tests set it */
     int pages, free_pages, running;
     int64_t next_id;
-    te_generation_event *event; /* [sequences]: those of the last step */
+    te_generation_event *event; /* [sequences]: the events of the last step */
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
-    void *pinned;  /* host memory that te_generation_init has pinned */
-    int is_broken; /* a step has failed half-way */
+    void *pinned;  /* host memory that te_generation_init has pinned; null: none */
+    int is_broken; /* 1: a step has failed half-way, and the generation can only be closed */
 } te_generation;
 
-/* All sequences of the cache, and up to 512 rows a step. */
+/* A config with defaults: it uses all sequences of the cache, and a step has at most 512 rows, or one for each sequence
+ * if these are more. */
 TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, const te_cache *cache) {
     te_generation_config c;
     memset(&c, 0, sizeof c);
@@ -141,14 +157,15 @@ TE_API te_generation_config te_generation_defaults(te_model *const *models, int 
     c.rows = (int)te_max(512, c.sequences);
     return c;
 }
-/* A request without filters: greedy, up to the capacity of the cache. */
+/* A request with defaults: greedy, without filters and penalties, and with as many tokens as the cache's capacity
+ * allows. */
 TE_API te_generation_request te_generation_request_of(const int32_t *prompt, int count) {
     te_generation_request r;
     memset(&r, 0, sizeof r);
     r.prompt = prompt, r.count = count, r.top_p = 1, r.repetition_penalty = 1;
     return r;
 }
-/* The text of an end. */
+/* The text of a reason for which a sequence ends. */
 TE_API const char *te_generation_end_text(te_generation_end end) {
 #define TE_GENERATION_TEXT(name, text) text,
     static const char *const texts[] = {TE_GENERATION_ENDS(TE_GENERATION_TEXT)};
@@ -183,7 +200,7 @@ TE_API te_status te__generation_check_list(const te_generation_config *c, int i,
     }
     return TE_OK;
 }
-/* Check a config, and describe its device's side, still without memory. */
+/* Check a config, and set *d according to it, except for the addresses of memory. */
 TE_API te_status te__generation_describe(te__generation_device *d, const te_generation_config *c, te_context *ctx) {
     TE_REQUIRE(c && c->models && c->count > 0 && c->cache, ctx, TE_ERROR_NULL,
                "te_generation: the config, its models or its cache are null");
@@ -211,7 +228,7 @@ TE_API te_status te__generation_describe(te__generation_device *d, const te_gene
                "te_generation: top is %d; 0 to %d can be", c->top, (int)te_min(TE_SAMPLE_MAX_TOP, d->vocabulary));
     return TE_OK;
 }
-/* Lay out the host's memory. Returns its bytes; memory null: only that. */
+/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, it only counts them. */
 TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     const te__generation_device *d = &g->device;
     const int n = d->sequences, capacity = d->cache->t.capacity;
@@ -234,8 +251,8 @@ TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     }
     return at;
 }
-/* Bytes of memory of the target, and of the host, that te_generation_init needs, aligned to TE_ALIGN. 0: the config is
- * not valid. */
+/* te_generation_bytes, te_generation_host_bytes: how many bytes of target memory and of host memory te_generation_init
+ * needs; both must be aligned to TE_ALIGN. 0: the config is not valid. */
 TE_API size_t te_generation_bytes(const te_generation_config *config) {
     te__generation_device d;
     return te__generation_describe(&d, config, 0) == TE_OK ? te__generation_place_device(&d, 0) : 0;
@@ -246,7 +263,8 @@ TE_API size_t te_generation_host_bytes(const te_generation_config *config) {
     (void)te__generation_place_device(&g.device, 0);
     return te__generation_place_host(&g, 0);
 }
-/* Bytes of the workspace that a step needs (te_context_reserve). 0, and a text in ctx: the config is not valid. */
+/* How many bytes of workspace a step needs (te_context_reserve). If the config is not valid, returns 0 and stores an
+ * error text in ctx. */
 TE_API size_t te_generation_workspace_bytes(const te_generation_config *config, te_context *ctx) {
     te__generation_device d;
     size_t bytes = 0;
@@ -268,8 +286,9 @@ TE_API te_status te__generation_check(const te_generation *g, const char *who, t
     TE_REQUIRE(!g->is_broken, ctx, TE_ERROR_STATE, "%s: a step of this generation has failed; close it", who);
     return TE_OK;
 }
-/* Free what te_generation_init has made: graphs and events. The device must have finished all steps (te_synchronize);
- * the cache stays as it is. Also allowed of a struct of zeros, or one whose te_generation_init has failed. */
+/* Free what te_generation_init has made: graphs, events, and the pinning of the host memory. The device must have
+ * finished all steps (te_synchronize); the cache stays as it is. Also permitted for a struct of zeros, and for one
+ * whose te_generation_init has failed. */
 TE_API void te_generation_close(te_generation *g) {
     if (!g || g->at != g) return;
     for (int k = 0; k < g->graph_count; k++) te_graph_destroy(&g->graph[k]);
@@ -281,7 +300,8 @@ TE_API void te_generation_close(te_generation *g) {
     memset(g, 0, sizeof *g);
 }
 #if TE_CUDA
-/* Copies from and to pageable memory would make the host wait. Memory that cannot be pinned is used as it is. */
+/* Pin the host memory, because copies from and to pageable memory would make the host wait, and create the events of
+ * the steps. Memory that cannot be pinned is used as it is. */
 TE_API te_status te__generation_open_host(te_generation *g, const te_generation_memory *m, te_context *ctx) {
     cudaPointerAttributes of;
     if (cudaPointerGetAttributes(&of, m->host) != cudaSuccess || of.type == cudaMemoryTypeUnregistered)
@@ -311,7 +331,8 @@ TE_API te_status te__generation_wait(const te__generation_step *s, te_context *c
     return (void)s, (void)ctx, TE_OK;
 }
 #endif
-/* Capture a graph for each number of sequences. On CUDA a batch of padding runs before, which loads the kernels. */
+/* Capture a graph for each number of sequences that gets one. On CUDA, before each capture a batch that is only padding
+ * runs, which loads the kernels. */
 TE_IF_USED TE_API te_status te__generation_capture(te_generation *g, te_context *ctx) {
     for (int n = 1, k = 0;; n = (int)te_min(2 * n, g->device.sequences), k++) {
         te__generation_graph_args args;
@@ -337,8 +358,9 @@ TE_IF_USED TE_API te_status te__generation_open(te_generation *g, const te_gener
     TE_TRY(te__generation_capture(g, ctx));
     return te_synchronize(ctx);
 }
-/* Begin: no sequence runs. The cache's first config->sequences sequences are dropped. The workspace must be reserved
- * before, and must not be replaced as long as the generation lives. Waits for the stream. */
+/* Initialise a generation; no sequence runs at first. The first config->sequences sequences of the cache are emptied.
+ * The workspace must be reserved before this call, and must not be replaced while the generation exists. Waits for the
+ * stream. */
 TE_IF_USED TE_API te_status te_generation_init(te_generation *g, const te_generation_config *config,
                                                const te_generation_memory *memory, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_generation_init"));
@@ -365,7 +387,7 @@ TE_IF_USED TE_API te_status te_generation_init(te_generation *g, const te_genera
 
 /* ---- sequences come and go --------------------------------------------------------------------------------------- */
 
-/* Sequences that have not ended. */
+/* The number of sequences that have not ended. */
 TE_API int te_generation_running(const te_generation *g) { return g ? g->running : 0; }
 
 TE_API int te__generation_find(const te_generation *g, int64_t id) {
@@ -373,14 +395,15 @@ TE_API int te__generation_find(const te_generation *g, int64_t id) {
         if (g->sequence[i].id == id) return i;
     return -1;
 }
-/* The tokens of the prompt that no step has taken yet; whether the sequence goes on from a token. */
+/* te__generation_prompt_left: how many tokens of a sequence's prompt no step has processed yet. te__generation_decodes:
+ * whether the next step of the sequence continues from a generated token. */
 TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
     return s->id && s->length < s->of.count ? s->of.count - s->length : 0;
 }
 TE_API int te__generation_decodes(const te__generation_sequence *s) {
     return s->id && s->length >= s->of.count && s->generated < s->of.max_tokens;
 }
-/* Tokens that a sequence can have in the cache. */
+/* The largest number of tokens that a sequence can have in the cache. */
 TE_API int te__generation_limit(const te_generation *g) {
     const te_cache_tables *t = &g->device.cache->t;
     return (int)te_min(t->capacity, (int64_t)g->pages * t->page_rows);
@@ -415,8 +438,9 @@ TE_API te_status te__generation_check_prompt(const te_generation *g, const te_ge
                    (long long)known);
     return TE_OK;
 }
-/* Give the request a sequence that is free, and pages for all of its tokens. length: tokens that the cache will have of
- * it at most. shared: pages that are another sequence's as well. */
+/* Set *slot to a sequence that is free, and reserve pages of the cache for it, for all tokens of the request. length:
+ * the largest number of tokens that the sequence will have in the cache. shared: how many of the pages for these tokens
+ * belong to another sequence as well, and so need not be reserved. */
 TE_API te_status te__generation_take(int *slot, te_generation *g, const te_generation_request *r, int64_t length,
                                      int shared, te_context *ctx) {
     const te_cache_tables *t = &g->device.cache->t;
@@ -440,9 +464,10 @@ TE_API te_status te__generation_take(int *slot, te_generation *g, const te_gener
     g->free_pages -= pages, g->running++;
     return *slot = i, TE_OK;
 }
-/* Begin a sequence; *id is its number in events. Errors: TE_ERROR_MEMORY: no sequence or not enough pages are free now,
- * so add it again when another one has ended; TE_ERROR_SHAPE: it can never be; TE_ERROR_VALUE and others: the request
- * is not valid. Pages are reserved for the prompt and max_tokens, so that a sequence that has begun can end. */
+/* Add a request for a sequence; events call the sequence *id. Pages are reserved for the prompt and for max_tokens
+ * tokens, so a sequence that has begun can also be completed. Errors: TE_ERROR_MEMORY: all sequences are in use or too
+ * few pages are free now, so add the request again when another sequence has ended; TE_ERROR_SHAPE: the sequence could
+ * never fit; TE_ERROR_VALUE and others: the request is not valid. */
 TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generation_request *request, int64_t *id,
                                               te_context *ctx) {
     int slot = 0;
@@ -453,7 +478,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the last token is not stored */
+    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the last generated token is not stored in the
+                                                                 * cache */
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     memcpy(s->prompt, r.prompt, (size_t)r.count * sizeof *r.prompt);
@@ -462,13 +488,13 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te_cache_fork(c, slot, r.prefix, ctx));
     return te_cache_truncate(c, slot, r.prefix_count, ctx);
 }
-/* A sequence ends: its pages are free, and another one can take its place. */
+/* End a sequence: release its pages, and let another sequence take its place. */
 TE_IF_USED TE_API te_status te__generation_release(te_generation *g, int slot, te_context *ctx) {
     te__generation_sequence *s = &g->sequence[slot];
     g->free_pages += s->pages, g->running--, s->id = 0;
     return te_cache_truncate(g->device.cache, slot, 0, ctx);
 }
-/* End a sequence without further events. Errors: TE_ERROR_VALUE if no such sequence runs. */
+/* End a sequence at once; it has no further events. Error: TE_ERROR_VALUE: no sequence with this id runs. */
 TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, te_context *ctx) {
     TE_TRY(te__generation_check(g, "te_generation_cancel", ctx));
     const int slot = te__generation_find(g, id);
@@ -479,10 +505,12 @@ TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, t
     g->event_count = kept;
     return te__generation_release(g, slot, ctx);
 }
-/* Begin a sequence that goes on from where sequence `from` is, behind the token of the last step (on CUDA its event may
- * still come), with what `request` says of sampling, max_tokens, stop and user; its prompt is not read. The two share
- * the full pages of the cache, but pages are reserved for all of them. With the same parameters both go on with the
- * same tokens. Errors: as te_generation_add; TE_ERROR_STATE if `from` has no token yet. */
+/* Begin a new sequence that has the prompt and all tokens of sequence `from`, including the token of the last step (the
+ * event of this token may still be outstanding on CUDA), and that goes on from there. `request` states its sampling
+ * parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences share the full pages of
+ * the cache, but pages are reserved for all tokens of the new one. If their sampling parameters are the same, both go
+ * on with the same tokens. Errors: those of te_generation_add; TE_ERROR_STATE: sequence `from` has no generated token
+ * yet. */
 TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, const te_generation_request *request,
                                                int64_t *id, te_context *ctx) {
     int slot = 0;
@@ -510,7 +538,7 @@ TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, c
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Fill row i of the inputs. rows: those that the sequence has in this step; 0: the row is padding. */
+/* Fill entry i of the inputs of a step. rows: how many rows sequence i has in this step; 0: the entry is padding. */
 TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int i, int rows) {
     te__generation_sequence *s = &g->sequence[i];
     te__generation_input *in = &step->in;
@@ -520,7 +548,7 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     in->flags[i] = !rows ? 0 : TE__GENERATION_TAKES | (decodes ? TE__GENERATION_DECODES : 0) |
                                (emits ? TE__GENERATION_EMITS : 0) | (s->is_new ? TE__GENERATION_NEW : 0);
     in->past[i] = s->length, in->seed[i] = r->seed;
-    /* where the token is dropped, the cheapest way to choose it */
+    /* if the token that this step chooses is not used, choose it in the cheapest way */
     in->temperature[i] = emits ? r->temperature : 0, in->top_k[i] = emits ? r->top_k : 0;
     in->top_p[i] = emits ? r->top_p : 1, in->min_p[i] = emits ? r->min_p : 0;
     in->repetition[i] = emits ? r->repetition_penalty : 1;
@@ -529,7 +557,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     row->id = rows ? s->id : 0, row->emits = emits, row->is_last = emits && s->generated + 1 >= r->max_tokens;
     if (rows) s->length += rows, s->generated += emits;
 }
-/* The first step of a sequence with penalties: its history is empty, and its mask has the tokens of the prompt. */
+/* Prepare the penalties for the first step of a sequence: its history is set to zeros, and its mask to the tokens of
+ * its prompt. */
 TE_API te_status te__generation_reset(te_generation *g, te__generation_step *step, int i, te_context *ctx) {
     const te__generation_device *d = &g->device;
     te__generation_sequence *s = &g->sequence[i];
@@ -543,8 +572,9 @@ TE_API te_status te__generation_reset(te_generation *g, te__generation_step *ste
     TE_TRY(te_copy(ctx, d->state.prompt + (size_t)i * words, mask, mask_bytes));
     return te_fill(ctx, d->state.history + (size_t)i * v, 0, v * sizeof(uint16_t));
 }
-/* Rows for each sequence: one for those that decode; the others are divided among prompts, the oldest first. count
- * [sequences] gets them. Returns the batch; its rows are 0 if there is nothing to do. */
+/* Set count[sequences] to the numbers of rows that the sequences have in the next step. A sequence that decodes has one
+ * row. The remaining rows are given to prompts, beginning with the oldest sequence. Returns the batch; its `rows` is 0
+ * if there is nothing to do. */
 TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_t *count) {
     const int n = g->device.sequences;
     te__generation_batch b = te__generation_decode_batch(0);
@@ -569,8 +599,8 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     }
     return b;
 }
-/* Where prompts are in the batch: tokens and cu_seqlens. A batch has as many rows as sequences at least (te_batch), so
- * the first sequence that is padding gets the rows that are missing. */
+/* Write the tokens and cu_seqlens of a batch with prompts. A batch must have at least as many rows as sequences
+ * (te_batch); if rows are missing, the first sequence that is padding gets them. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -585,14 +615,14 @@ TE_API void te__generation_pack(const te_generation *g, te__generation_input *in
     }
     in->cu_seqlens[b->sequences] = at;
 }
-/* The number of the graph for so many sequences. */
+/* The index of the smallest graph that has at least this many sequences. */
 TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     int k = 0;
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* Where the highest sequence makes a graph larger than the number of sequences needs, move it to the lowest row that is
- * free. */
+/* If the highest running sequence requires a larger graph than the number of running sequences would, move this
+ * sequence to the lowest free index. This is repeated until the graph cannot become smaller. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -610,12 +640,13 @@ TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context 
             ctx, te__generation_grid(te_max(1, (int64_t)args.vocabulary * 2), TE__GENERATION_FORK), &args));
     }
 }
-/* Enqueue a step, if there is anything to do. */
+/* Enqueue a step, if any sequence has something to do. */
 TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* the results of this step are not there yet */
+    int32_t *count = s->out.token; /* memory for the counts: the results of this step, which will be stored here, do not
+                                    * exist yet */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;
@@ -639,7 +670,7 @@ TE_API te_generation_end te__generation_end_of(int code, int is_last) {
            : is_last                                                             ? TE_GENERATION_END_length
                                                                                  : TE_GENERATION_END_runs;
 }
-/* Wait for a step, and make its events. */
+/* Wait until a step is done, and make events from its results. */
 TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generation_step *step, te_context *ctx) {
     if (!step->is_pending) return TE_OK;
     TE_TRY(te__generation_wait(step, ctx));
@@ -658,9 +689,9 @@ TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generat
     }
     return TE_OK;
 }
-/* Enqueue the next step, and read the results of the last one (on the host target: of this one) into events, which
- * te_generation_next returns. Errors: TE_ERROR_STATE if events of the last step have not been taken; after any other
- * error the generation can only be closed. */
+/* Enqueue the next step, and make events from the results of the step before it (on the host target: from those of this
+ * step); te_generation_next returns them. Errors: TE_ERROR_STATE: events of the previous call have not all been taken;
+ * after any other error the generation can only be closed. */
 TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_check(g, "te_generation_step", ctx));
     TE_REQUIRE(g->event_next == g->event_count, ctx, TE_ERROR_STATE,
@@ -674,7 +705,7 @@ TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx
     g->current ^= 1, g->is_broken = 0;
     return TE_OK;
 }
-/* The next event of the last step; 0: there is none. */
+/* Store the next event of the last step in *e, and return 1; return 0 if there is none. */
 TE_API int te_generation_next(te_generation *g, te_generation_event *e) {
     if (!g || g->event_next >= g->event_count) return 0;
     *e = g->event[g->event_next++];

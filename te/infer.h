@@ -1,12 +1,12 @@
-/* infer.h -- te.h for programs that only run inference: without optimizers, training checkpoints and groups of ranks. A
- * program that includes infer.h instead of te.h compiles faster and has the same results.
+/* infer.h -- te.h for programs that only run inference: it lacks optimizers, training checkpoints and groups of ranks.
+ * A program that includes infer.h instead of te.h compiles faster and has the same results.
  *
  * Do this:
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * GEMMs are not autotuned, because the autotuner would be a fourteenth of the program's code; define TE_TUNE before the
- * include to have it. Without it, a program can still load the choices that another program has measured
+ * GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program; to have it, define
+ * TE_TUNE before the include. Without it, a program can still load the choices that another program has measured
  * (te_gemm_load).
  *
  * All kinds of lists work. For a list with a collective, also include te/comm/collective.h; for a list under an FP8
@@ -31,7 +31,7 @@
 #include "ops/activation.h"         /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"          /* attention */
 #include "ops/cross_attention.h"    /* cross_attention */
-#include "ops/cross_entropy.h"      /* cross_entropy, also of a vocabulary that is split over ranks */
+#include "ops/cross_entropy.h"      /* cross_entropy, also with a vocabulary that is split over ranks */
 #include "ops/dropout.h"            /* dropout, which inference leaves out */
 #include "ops/dyt.h"                /* dyt */
 #include "ops/elementwise.h"        /* bias, scale, mul_param, softcap */

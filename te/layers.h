@@ -8,10 +8,11 @@
  *                   TE_GPT_BLOCK(b0, H, 4 * H, 12, 0.1f), TE_GPT_BLOCK(b1, H, 4 * H, 12, 0.1f),
  *                   TE_LAYERNORM_LINEAR_NO_BIAS(head, H, V), (cross_entropy, loss, V))
  *
- * Each macro expands to nothing but a list of ops. If you need a different list, copy the macro from here and change
- * it. `b` is the prefix of the names of the macro's ops, so a list can hold several blocks. H: hidden size, F: inner
- * size of the MLP, HEADS: number of q heads, KV: number of k heads and of v heads (grouped-query attention), D:
- * head_dim, P: dropout probability. NORM, ACT and GATED are kinds of ops, such as layernorm, gelu and swiglu.
+ * Each macro expands to a list of ops and to nothing else. If you need a different list, copy the macro from here and
+ * change it. `b` is the prefix of the names of the macro's ops, so a list can hold several blocks. H: hidden size, F:
+ * inner size of the MLP, HEADS: number of q heads, KV: number of k heads, and also of v heads (grouped-query
+ * attention), D: head_dim, P: dropout probability. NORM, ACT and GATED are kinds of ops, such as layernorm, gelu and
+ * swiglu.
  *
  * Names of the ops in a block (not every block has all of these ops): b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope,
  * b_attention, b_proj, b_proj_bias, b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
@@ -21,13 +22,13 @@
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-/* A norm, a linear and a bias, if there is one; the ops are b_norm, b_linear, b_bias. */
+/* A norm, a linear and (without _NO_BIAS) a bias; the names of the ops are b_norm, b_linear, b_bias. */
 #define TE_LAYERNORM_LINEAR(b, IN, OUT) TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT), (bias, b##_bias, OUT)
 #define TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT) (layernorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 #define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 
-/* A norm and an MLP; the ops are b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. In a gated MLP, b_fc1 has 2 F
- * output columns. */
+/* A norm and an MLP; the names of the ops are b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. In a gated MLP, the
+ * output of b_fc1 has 2 F columns. */
 #define TE_LAYERNORM_MLP(b, ACT, H, F) \
     (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
 #define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \
@@ -42,8 +43,8 @@
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
 /* A layer with causal attention and an MLP, and dropout after each of the two. KV = HEADS is multi-head attention.
- * Suffixes of the variants: ROPE, rotary position embedding with base 10000; GATED, a gated activation in the MLP;
- * NO_BIAS, no bias after any linear. */
+ * Suffixes of the variants: ROPE: rotary position embedding with base 10000; GATED: a gated activation in the MLP;
+ * NO_BIAS: no linear is followed by a bias. */
 #define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
     TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
 #define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
@@ -67,9 +68,9 @@
 #define TE_GPT_BLOCK(b, H, F, HEADS, P) \
     TE_TRANSFORMER_LAYER(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P)
 
-/* Llama 3.1 (Grattafiori et al. 2024), whose rope is scaled to a longer context than the one it was first trained with.
- * The arguments after D are options of rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length,
- * 8192). */
+/* Llama 3.1 (Grattafiori et al. 2024), in which rope is scaled to a longer context than the one that the model was
+ * first trained with. The arguments after D are options of rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f),
+ * (original_length, 8192). */
 #define TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, ...)                                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (rope, b##_rope, HEADS, KV, D, __VA_ARGS__), (attention, b##_attention, HEADS, KV, D),                           \
@@ -95,10 +96,10 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Gemma 2 (Gemma Team 2024): besides the two norms in front, a norm after attention and a norm after the MLP
- * (b_norm1_after, b_norm2_after); zero-centred gamma; attention scores are softcapped at 50. SCALE: the softmax scale,
- * query_pre_attn_scalar^-1/2. LEFT: the sliding window, the number of tokens before its own token that a query attends
- * to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
+/* Gemma 2 (Gemma Team 2024): besides a norm before attention and one before the MLP, it has a norm after each of the
+ * two (b_norm1_after, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50. SCALE: the softmax
+ * scale, query_pre_attn_scalar^-1/2. LEFT: the sliding window, that is, how many tokens before its own token a query
+ * attends to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
 #define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
     (rope, b##_rope, HEADS, KV, D),                                                                                  \
@@ -142,11 +143,11 @@
 
 /* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
-/* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among the
+/* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
  * ranks; N must divide HEADS, KV and F. _TP: every rank has all rows. _SP: with sequence parallelism (Korthikanti et
  * al. 2022), for a list with the option (rows, shard): outside of attention and MLP each rank has only its own rows.
- * The sizes that the macros take are those of the whole model. Further ops are the collectives b_enter1, b_leave1,
- * b_enter2, b_leave2. */
+ * The sizes that the macros take are those of the whole model. These lists have more ops, the collectives b_enter1,
+ * b_leave1, b_enter2, b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
@@ -183,7 +184,7 @@
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
 /* FC1_OUT: the number of output columns of the first linear. LAST: the ops at the end of the list, without a comma
- * after them. */
+ * behind the last of them. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -197,9 +198,10 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* 0, which does not compile, if uneven */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* if N does not divide WIDTH: 0, which does not
+                                                                       * compile */
 /* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
- * the MLP. HALVES: 2 if the MLP is gated, so that this linear produces two matrices; else 1. */
+ * the MLP. HALVES: 2 if the MLP is gated, because its first linear then produces two matrices; else 1. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
      (first_part, (HEADS) / (KV)))

@@ -5,9 +5,9 @@
  *     TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
  * A layer is a list of small ops; the fusion list te/fuse/fusions.h says which sequences of ops become one kernel. A
- * list that nvcc compiles runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT). A list that a C11 compiler compiles
- * runs on the host; there -DTE_CBLAS with a CBLAS library makes matrix products fast, and -fopenmp lets kernels run on
- * several threads.
+ * list that is compiled by nvcc runs on CUDA (link cublasLt, or define TE_NO_CUBLASLT). A list that is compiled by a
+ * C11 compiler runs on the host; with -DTE_CBLAS and a CBLAS library, GEMMs are fast there, and with -fopenmp, kernels
+ * run on several threads.
  */
 #ifndef TE_H
 #define TE_H
@@ -33,7 +33,7 @@
 #include "ops/activation.h"         /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"          /* attention */
 #include "ops/cross_attention.h"    /* cross_attention */
-#include "ops/cross_entropy.h"      /* cross_entropy, also of a vocabulary that is split over ranks */
+#include "ops/cross_entropy.h"      /* cross_entropy, also with a vocabulary that is split over ranks */
 #include "ops/dropout.h"            /* dropout */
 #include "ops/dyt.h"                /* dyt */
 #include "ops/elementwise.h"        /* bias, scale, mul_param, softcap */

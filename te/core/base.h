@@ -6,8 +6,8 @@
  *     if (block_forward(y, &saved, x, &m, &batch, &ctx) != TE_OK) puts(te_last_error(&ctx));
  *
  * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0). The body of a kernel is an
- * ordinary function, which is inlined with constant arguments. Macros only declare names, and the __global__ functions
- * that call the bodies.
+ * ordinary function, which is inlined with constant arguments. Macros are used only to declare names, and to define the
+ * __global__ functions that call the bodies.
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with one exception:
  * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
@@ -30,7 +30,7 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* Declares a function that must not be called: a call fails to compile with this message. */
+/* Declares a function that must not be called: a call does not compile, and the compiler prints `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
@@ -87,12 +87,12 @@
 #endif
 
 enum {
-    TE_MAX_OPS = 96,  /* ops in a list */
-    TE_MAX_PATTERN = 8,   /* ops in a pattern of the fusion list */
+    TE_MAX_OPS = 96,  /* the largest number of ops in a list */
+    TE_MAX_PATTERN = 8,   /* the largest number of ops in a pattern of the fusion list */
     TE_ALIGN = 256,   /* bytes: the alignment of parameters and of buffers that the library allocates */
     TE_ACCESS = 16,   /* bytes: the alignment required of every pointer that a caller passes */
-    TE_ROW_PAD = 128, /* buffers saved for backward have space for a row count rounded up to this, so that each buffer
-                       * stays aligned */
+    TE_ROW_PAD = 128, /* buffers saved for backward are sized for the number of rows rounded up to a multiple of this,
+                       * so that each of them is aligned */
     TE_VECTOR = 8     /* elements that a lane processes at a time: 16 bytes of bf16 */
 };
 
@@ -111,7 +111,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* X(name, text) for each status; expanded once to the enumerators and once to the texts. */
+/* X(name, text) for each status; this list is expanded once to the enumerators and once to the texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \
@@ -141,15 +141,15 @@ TE_API const char *te_status_string(te_status status) {
     return (unsigned)status < (unsigned)TE_STATUS_COUNT ? texts[status] : "unknown status";
 }
 
-/* Return from the calling function if `call` failed, with its status. */
+/* If `call` fails, return from the calling function with the status of `call`. */
 #define TE_TRY(call)                                    \
     do {                                                \
         const te_status te_try_ = (call);               \
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Unless `cond` holds, set the context's error text and return `status`. The text (a printf format and its arguments)
- * says what is wrong and which values the arguments have. */
+/* Unless `cond` holds, set the context's error text and return `status` from the calling function. The text (a printf
+ * format and its arguments) says what is wrong, and which values the caller has passed. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \
     do {                                                                 \
         if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \

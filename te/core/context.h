@@ -7,8 +7,8 @@
  *     ...
  *     te_context_destroy(&ctx);
  *
- * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address:
- * calls refuse a copy of it. A file compiled as plain C can use a context that a .cu file created
+ * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address: a
+ * call that gets a copy of it returns an error. A file compiled as plain C can use a context that a .cu file created
  * (<model>_context_create), because all calls except the creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
@@ -40,28 +40,29 @@ typedef struct te_context {
                      one context must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
-    te_rng *rng;       /* target memory */
-    uint32_t *tickets; /* CUDA: an atomic counter from which a kernel's blocks draw work; 0 before and after a kernel */
-    void *gemm;        /* the state of matrix products, created on first use; null until then */
+    te_rng *rng;       /* the random state, in target memory */
+    uint32_t *tickets; /* CUDA: an atomic counter with which the blocks of a kernel share out work; it is 0 before and
+                        * after each kernel */
+    void *gemm;        /* the state of the GEMMs, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;     /* 1: time the candidates for each matrix product on its first use (te/gemm/gemm.h); 0 (default):
-                        * no timing */
-    int gemm_custom;   /* CUDA: which matrix products, and patterns that begin with one, use this library's own kernels
-                        * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with them, 2 all
-                        * that these kernels support (te/gemm/impl/gemm_dispatch.h) */
+    int gemm_tune;     /* 1: time the candidate kernels of each GEMM when it is used first (te/gemm/gemm.h); 0
+                        * (default): no timing */
+    int gemm_custom;   /* CUDA: which GEMMs, and which patterns that begin with a GEMM, use this library's own kernels
+                        * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with these
+                        * kernels, 2 all that these kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
                                      * in which blocks finish, so results may differ between runs; 0 (default): it
                                      * accumulates in a fixed order, so results are bitwise reproducible */
-    int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0 never, 1 (default) from compute
-                        * capability 9.0 on */
+    int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0: never used; 1 (default): used from
+                        * compute capability 9.0 on */
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
     int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
                         * one by one */
     void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
                                       * yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
-    int device, processors; /* CUDA: the device's number and its count of SMs; host: 0 and 1 */
-    int capability;         /* CUDA: compute capability, 900 for 9.0 */
+    int device, processors; /* CUDA: the device's number and its number of SMs; host: 0 and 1 */
+    int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
     int owns_workspace;
     struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
@@ -84,15 +85,16 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* The error text of the last call that failed on this context; "" if none has. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Whether the program contains the code that times matrix products (te_context.gemm_tune). It does not if it is
+/* Whether the program contains the code that times GEMMs (te_context.gemm_tune). It does not contain this code if it is
  * compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
-/* Refuse a context that was not created, was destroyed, or is a copy. A copy is refused because it and the original
- * would both own the state that is created on first use. who: the name of the calling function, for the error text. */
+/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because it and the
+ * original would both own the state that is created on first use. who: the name of the calling function, for the error
+ * text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);

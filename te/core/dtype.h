@@ -27,7 +27,7 @@
 
 /* ---- formats ----------------------------------------------------------------------------------------------------- */
 
-/* X(token, bytes, safetensors name) */
+/* X(token, bytes of an element, name in a safetensors file) */
 #define TE_DTYPES(X) \
     X(f32, 4, F32) \
     X(bf16, 2, BF16) \
@@ -85,7 +85,7 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 
 /* ---- one number of FP8 ------------------------------------------------------------------------------------------- */
 
-#define TE_E4M3_MAX 448.0f   /* the largest finite number of the format */
+#define TE_E4M3_MAX 448.0f   /* the largest finite number in e4m3 */
 #define TE_E5M2_MAX 57344.0f
 
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
@@ -95,37 +95,40 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 #endif
 
 /* Round f to nearest even in the FP8 format that has `fraction` fraction bits, the exponent bias `bias` and the largest
- * finite number `max`. Larger numbers and infinities saturate to +-max. All arguments except f are compile-time
- * constants. */
+ * finite number `max`. Infinities and numbers of larger magnitude than `max` saturate to +-max. All arguments except f
+ * are compile-time constants. */
 TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    if (a < rebias + (1u << 23)) { /* f is subnormal in FP8: adding a float whose unit in the last place is the distance
-                                      between subnormals (the step) rounds f to a multiple of it */
+    /* f is subnormal in FP8. Let `step` be a float whose unit in the last place is the distance between two FP8
+     * subnormals: adding it rounds f to a multiple of this distance. */
+    if (a < rebias + (1u << 23)) {
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
         return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
     }
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
-/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number in units in the last place of
- * FP8. The result has 23 - fraction fractional bits, which rounding has to drop; its upper bits count whole units.
- * *first + (result >> (23 - fraction)) is the byte of the largest FP8 number that is not above the magnitude. The
- * function uses integer arithmetic, because conversions between integers and floats run at an eighth of its rate. */
+/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number. Its unit is the unit in the
+ * last place that FP8 numbers of this magnitude have. The result has 23 - fraction fractional bits, which rounding has
+ * to drop; the bits above these count whole units. *first + (result >> (23 - fraction)) is the byte of the largest FP8
+ * number that is not above the magnitude. The function uses integer arithmetic, because conversions between integers
+ * and floats run at an eighth of the rate of such arithmetic. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
-    const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* below it are subnormals */
+    const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
+                                                                        * float that is not subnormal in FP8 */
     const uint32_t e = exponent > least ? exponent : least;
     const uint32_t mantissa = (a & 0x7fffffu) | (exponent ? 0x800000u : 0u);
     *first = (e - least) << fraction;
     return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
 }
-/* Stochastic rounding: returns either the FP8 number below f or the one above it, with probabilities for which the
- * expected value is f, up to an error of 2^-16 of the distance between the two numbers. random: 16 random bits.
- * Saturation and NaN are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation, error
- * analysis and applications", 2022. */
+/* Stochastic rounding: returns either the FP8 number below f or the one above it. The probabilities of the two are such
+ * that the expected value is f, up to an error of 2^-16 of the distance between the two numbers. random: 16 random
+ * bits. Saturation and NaN are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation,
+ * error analysis and applications", 2022. */
 TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), a = u & 0x7fffffffu, largest = te_bits_of_float(max);
@@ -147,8 +150,8 @@ TE_FN uint16_t te__e5m2_pair(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
     return w;
 }
-/* Convert two FP8 numbers to f16, which represents all numbers of both FP8 formats exactly. e4m3: 1 for e4m3, 0 for
- * e5m2; a compile-time constant. */
+/* Convert two FP8 numbers to f16, which represents all numbers of both FP8 formats exactly. e4m3: 1 if the format is
+ * e4m3, 0 if it is e5m2; a compile-time constant. */
 TE_FN uint32_t te__f16_pair_of_fp8(uint16_t w, const int e4m3) {
     uint32_t h;
     if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(w));
@@ -172,9 +175,9 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 #endif
 }
 
-/* Convert an FP8 number to float, exactly. With the exponent field e and the fraction field m, its magnitude is 2^(e -
- * bias) (1 + m / 2^fraction) or, if e is 0, m times the distance between subnormals. a: the byte without its sign
- * bit. */
+/* Convert an FP8 number to float, exactly. Let e be its exponent field and m its fraction field. Its magnitude is
+ * 2^(e-bias) (1 + m / 2^fraction); if e is 0, it is m times the distance between two subnormals. a: the byte without
+ * its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -191,8 +194,8 @@ TE_BOTH float te_float_of_e5m2(uint8_t h) {
     return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
 }
 
-/* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 for e4m3, 0 for e5m2; a
- * compile-time constant. */
+/* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 if the format is e4m3, 0 if it
+ * is e5m2; a compile-time constant. */
 TE_FN uint32_t te__fp8_word(const float v[4], const int e4m3) {
 #if TE__FP8_HARDWARE
     const uint32_t low = e4m3 ? te__e4m3_pair(v[0], v[1]) : te__e5m2_pair(v[0], v[1]);
@@ -245,7 +248,7 @@ TE_BOTH float te_float_of_f16(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu;
     if (e == 31) return te_float_of_bits(sign | 0x7f800000u | (m << 13));
     if (e) return te_float_of_bits(sign | ((e + 112) << 23) | (m << 13));
-    const float sub = (float)m * 5.9604644775390625e-8f; /* 2^-24 */
+    const float sub = (float)m * 5.9604644775390625e-8f; /* m times 2^-24 */
     return sign ? -sub : sub;
 #endif
 }
@@ -257,10 +260,10 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #else
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
-    if (a < 0x38800000u) {                                   /* below 2^-14 numbers are subnormal, and 2^-24 apart (the
-                                                              * step) */
-        /* the unit in the last place of 0.5 is 2^-24, so the sum is rounded to a multiple of the step */
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above become infinity */
+    /* magnitudes below 2^-14 are subnormal in f16, where numbers are 2^-24 apart */
+    if (a < 0x38800000u) {
+        /* adding 0.5, a float whose unit in the last place is 2^-24, rounds to a multiple of this distance */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
@@ -268,7 +271,7 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #endif
 }
 
-/* t: either FP8 format. */
+/* Convert an FP8 number to float. t: its format, TE_e4m3 or TE_e5m2. */
 TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
     return t == TE_e4m3 ? te_float_of_e4m3(h) : te_float_of_e5m2(h);
 }
@@ -279,8 +282,8 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
 /* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
- * te_load and te_store, because te_load8 and te_store8 are inlined in many places, and a further branch for FP8 in each
- * of them would cost compile time. */
+ * te_load and te_store: they are inlined in many places, and a further branch for FP8 in each place would cost compile
+ * time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -316,7 +319,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
-    /* With __ldg the caller guarantees that these bytes are not written while the kernel runs, so the compiler may move
+    /* With __ldg the caller guarantees that these bytes are not written while the kernel runs. So the compiler may move
      * the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
@@ -343,9 +346,9 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements in their storage format (f32: 8 words; 16 bits: 4; FP8: 2). A kernel that loads to this type, and
- * converts to float only where it uses the values, can issue its loads far ahead, because the loaded elements occupy
- * fewer registers than floats would. */
+/* Eight elements in their storage format: in w, 8 words are used for f32, 4 for 16-bit formats, 2 for FP8. A kernel can
+ * load to this type, and convert to float only where it uses the values. Then it can issue its loads far ahead, because
+ * the loaded elements occupy fewer registers than floats would. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not move the load down to
@@ -362,13 +365,13 @@ TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p) : "memory");
 }
-/* Load 16 bytes of shared memory. */
+/* Load 16 bytes from shared memory. */
 TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
-/* Like te_load8, but without the conversion to float: only the first n elements are read, the others become 0. */
+/* Like te_load8, but without the conversion to float. Only the first n elements are read; the others become 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -407,8 +410,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hide e's value from the optimizer. Code after this call must then unpack e a second time, so the floats that were
- * unpacked before the call do not occupy registers in between. */
+/* Hide e's value from the optimizer. Code after this call must then unpack e again, so the floats that were unpacked
+ * before the call do not occupy registers until then. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -416,7 +419,7 @@ TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
     (void)e, (void)t;
 #endif
 }
-/* Convert eight floats to the storage format. */
+/* Set *e to eight floats, converted to the storage format t. */
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
@@ -449,8 +452,8 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* Like te_vec8_of, but with instructions that convert two numbers at a time, because instructions that convert one
- * number run at an eighth of the rate. */
+/* Like te_vec8_of, but uses instructions that convert two numbers at a time, because the instructions that convert one
+ * number run at an eighth of the rate of other arithmetic. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
     if (t != TE_f32) {
@@ -478,7 +481,7 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* Like te_store8; v is overwritten with the stored values, i.e. rounded to format t. */
+/* Like te_store8, but also overwrites v with the stored values, that is, with v rounded to format t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
     /* Converts two numbers per instruction, as te_vec8_of_pairs does. */
@@ -496,8 +499,8 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* The functions of the previous section, for t = TE_e4m3 or TE_e5m2. They apply no scale. aligned: 1 if n is 8 and the
- * address is a multiple of 8 bytes. */
+/* The functions of the previous section for the FP8 formats, TE_e4m3 and TE_e5m2. They apply no scale. aligned: 1 if n
+ * is 8 and the address is a multiple of 8 bytes. */
 
 /* Load a scale from target memory that is not written while the kernel runs, so the load does not have to wait for
  * earlier stores. */
@@ -508,7 +511,7 @@ TE_FN float te_load_scale(const float *scale) {
     return *scale;
 #endif
 }
-/* Only the first n elements are read, the others become 0. */
+/* Load eight FP8 elements in their storage format. Only the first n are read; the others become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
     if (aligned) { /* volatile for the same reason as in te__load16_readonly */

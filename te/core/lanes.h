@@ -14,11 +14,11 @@
 #include "base.h"  /* TE_FN, TE_UNROLL */
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
-/* buffer: which of two shared memory buffers the next reduction uses. Because reductions alternate between them, one
- * barrier per reduction is enough. */
+/* A group of `count` lanes, in which this thread is lane number `id`. buffer: which of two buffers in shared memory the
+ * next reduction uses. Reductions use the two by turns, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
-/* The block's index in the grid, and the size of the grid. */
+/* A block's index in the grid (x, y), and the size of the grid in blocks (nx, ny). */
 typedef struct te_block { int x, y, nx, ny; } te_block;
 
 #if TE_CUDA
@@ -27,7 +27,7 @@ TE_FN te_block te_block_here(void) {
     b.x = (int)blockIdx.x, b.y = (int)blockIdx.y, b.nx = (int)gridDim.x, b.ny = (int)gridDim.y;
     return b;
 }
-/* The group of `count` consecutive threads that this thread belongs to. *group: the index of that group in its
+/* The group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group in its
  * block. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
@@ -35,14 +35,14 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* Returns p, a pointer to target memory, but hides from the optimizer where it comes from. The compiler then keeps the
- * pointer in registers and does not recompute addresses that are derived from it from the kernel's arguments. */
+/* Returns p, a pointer to target memory, but hides from the optimizer how p was computed. The compiler then keeps p in
+ * registers, instead of computing addresses that are derived from it anew from the kernel's arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
     return __cvta_global_to_generic(at);
 }
-/* Sum each of x[n] over the group, n <= 4. Every lane gets the totals. */
+/* Replace each of x[0] to x[n - 1], in every lane, by its sum over the group; n is at most 4. */
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
     TE_UNROLL for (int i = 0; i < n; i++)
         TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) x[i] += __shfl_xor_sync(~0u, x[i], o);
@@ -60,7 +60,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* Set *x, in every lane, to the maximum of *x over the group; NaNs are ignored. */
+/* Set *x, in every lane, to the maximum of *x over the lanes of the group; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
@@ -72,7 +72,8 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* The maximum of x over the 16 neighbouring lanes that this lane belongs to. The whole warp must call this. */
+/* The maximum of x over a half of the warp, the 16 neighbouring lanes of which this lane is one. The whole warp must
+ * call this. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
@@ -80,11 +81,12 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* The value that x has in lane i of the 16 neighbouring lanes. The whole warp must call this. */
+/* The value that x has in lane i of this lane's half of the warp, 16 neighbouring lanes. The whole warp must call
+ * this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum each of x[n] across the `groups` groups of the block: lane i of the first group gets the sums of the values in
- * lane i of every group. A group may have at most 32 lanes, the block at most 512 threads. Eight values are summed at a
- * time, value k by group k, so that all groups have work. */
+/* Sum each of x[0] to x[n - 1] across the `groups` groups of the block: lane i of the first group gets the sums of the
+ * values that lane i of each group has. A group may have at most 32 lanes, the block at most 512 threads. Eight of the
+ * n values are summed at a time, each by another group, so that all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -96,26 +98,27 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* safe: only this lane reads column g.id of value k */
+            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so it can be overwritten */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
-/* Sums of integers do not depend on the order. The sum of x over the warp, in all its lanes. */
+/* The sum of x over the warp, in every lane. It does not depend on the order of addition, because x is an integer. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
     return x;
 }
-TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum up to and with this lane */
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over the lanes from 0 to this one, inclusive */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
         const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
         if (lane >= o) x += other;
     }
     return x;
 }
-/* The sum over the block's lanes before this one; *total: over all. The group is a whole block. */
+/* The sum of x over the lanes of the block before this one; *total becomes the sum over all lanes. The group must be a
+ * whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;
@@ -125,10 +128,10 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
     const unsigned long long all = te__warp_scan_u64(lane < g->count / 32 ? te_shared[lane] : 0, lane);
     const uint64_t before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
     *total = __shfl_sync(~0u, all, 31);
-    __syncthreads(); /* te_shared may be written again */
+    __syncthreads(); /* from here on, te_shared may be written again */
     return (warp ? before : 0) + sum - x;
 }
-/* The maximum over the block's lanes. */
+/* The maximum of x over all lanes of the block. */
 TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) {
@@ -164,17 +167,17 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
-/* Magnitudes are compared as integers, by the bits of the floats: a larger magnitude has larger bits, and a NaN has
- * larger bits than any number. A maximum does not depend on the order of comparison, so the results are bitwise
- * identical on both targets. If an element is infinite, the maximum is infinite; if one is NaN, it is NaN. */
+/* Magnitudes are compared as integers, namely by the bits of the floats: the bits of a larger magnitude are a larger
+ * integer, and those of a NaN are larger than those of any number. A maximum does not depend on the order of
+ * comparison, so the results are bitwise identical on both targets. If an element is infinite, the maximum is infinite;
+ * if an element is NaN, the maximum is NaN. */
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
 /* The maximum of m and of the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* the absolute value is an operand modifier of max.f32 and takes no extra
-                                    * instruction */
+    float f = te_float_of_bits(m); /* fabsf takes no instruction: max.f32 can take the absolute value of its operand */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
 #else
@@ -182,7 +185,8 @@ TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     return m;
 #endif
 }
-/* The maximum of the two low halves and that of the two high halves, each as unsigned 16-bit integers, in one word. */
+/* Returns one word: in its low half the maximum of the low halves of a and b, in its high half the maximum of the high
+ * halves, all as unsigned 16-bit integers. */
 TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -192,24 +196,25 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Update *max, the elementwise maxima of the magnitudes of several vectors, by the vector e. Both are in the storage
- * format t (f32, bf16 or f16). *max must be zeros before the first call. */
+/* Update *max, the elementwise maxima of the magnitudes of several vectors, by the vector e. Both have the storage
+ * format t (f32, bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
         max->w[k] = t != TE_f32 ? te__max_u16x2(max->w[k], w) : w > max->w[k] ? w : max->w[k];
     }
 }
-/* Convert a magnitude m in the 16-bit format t to float, and return its bits. */
+/* Convert a magnitude m from the 16-bit format t to float, and return the float's bits. */
 TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
     return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
 }
-/* The same for the larger of the two magnitudes that the word m holds. */
+/* Returns, as the bits of a float, the larger one of the two magnitudes that the word m holds in the 16-bit format
+ * t. */
 TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
     return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
 }
-/* For eight elements of 16 bits: the largest magnitude of the elements in low halves (in the low half of the result),
- * and that of the elements in high halves (in its high half). */
+/* For eight elements of 16 bits, two per word: returns the largest magnitude of the elements in low halves (in the
+ * result's low half), and that of the elements in high halves (in the result's high half). */
 TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
     uint32_t m = e->w[0] & 0x7fff7fffu;
     TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
@@ -229,16 +234,16 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     return te_amax_bits8(0, v);
 }
 
-/* Set *amax, which must be at least 0, to the maximum of itself and the bits of all lanes. *amax is read first, and the
- * atomic operation is skipped if it would change nothing: in a large tensor few blocks have a larger value than the
- * blocks before them. */
+/* Set *amax to the maximum of `bits` over all lanes if that is larger than *amax, which must be at least 0. *amax is
+ * read first, and the atomic operation is skipped if it would change nothing: in a large tensor, few blocks have a
+ * larger value than all blocks before them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* waits until all warps have read te_shared in an earlier call */
+        __syncthreads(); /* wait until all warps have read te_shared as an earlier call has left it */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);

@@ -1,5 +1,5 @@
-/* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels of both targets, and a wide product. Relative error
- * about 2e-7; that of exp grows with |x|, by 1e-7 |x|. The result for NaN is NaN.
+/* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels of both targets, and the upper half of a 64 x 64-bit
+ * product. The relative error is about 2e-7; for exp it is 1e-7 |x| larger. The result for NaN is NaN.
  *
  * Do this:
  *     y = x * te_sigmoid(x);
@@ -45,7 +45,7 @@ TE_FN float te_reciprocal(float x) {
 }
 TE_FN float te_sigmoid(float x) { return te_reciprocal(1.0f + te_exp(-x)); }
 
-/* The upper half of a product of 128 bits. */
+/* The upper 64 bits of the 128-bit product a * b. */
 TE_FN uint64_t te_mul_high(uint64_t a, uint64_t b) {
     const uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
     const uint64_t low = a0 * b0, m = a1 * b0 + (low >> 32), n = a0 * b1 + (uint32_t)m;

@@ -13,7 +13,8 @@
 
 #include "base.h" /* TE_BOTH */
 
-/* The random state, in target memory. Each forward pass that uses random numbers reads the offset and increments it. */
+/* The random state, in target memory. Each forward pass that uses random numbers reads the offset, and then increments
+ * it. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
@@ -31,9 +32,9 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Dropout with probability p: an element is dropped if its 16 random bits are below the limit; all others are
- * multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535, and the factor is 1 / (1 - p)
- * for this rounded p. */
+/* Dropout with probability p: an element is dropped if its 16 random bits, as an integer, are below the limit; all
+ * others are multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535. The factor is 1 /
+ * (1 - p) for this rounded p. */
 #define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
 #define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 

@@ -33,7 +33,7 @@ typedef struct te_transport {
     /* row r of y[size, count] = x[count] of rank r */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
-    /* y[count] = the sum over ranks of row `rank` (this rank's index) of x[size, count] */
+    /* y[count] = row `rank` of x[size, count], summed over all ranks; `rank` is this rank's index */
     te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                 te_context *ctx);
     /* y[count] = the sum over ranks of x[count] */
@@ -60,8 +60,8 @@ typedef struct te_group {
 /* The groups that a rank belongs to. The struct must stay at its address. */
 typedef struct te_comm {
     te_group world, tensor, data;
-    double timeout; /* seconds to wait for other ranks */
-    int failed;     /* 1: a collective has failed, and the groups cannot be used any more */
+    double timeout; /* how many seconds a rank waits for other ranks */
+    int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;
 } te_comm;
@@ -82,9 +82,10 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
-/* The collectives of a group do what te_transport describes; in a group of one rank they copy x to y. Errors:
- * TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
+/* Each function te_group_<collective> below does what the function of te_transport with the same name is documented to
+ * do; in a group of one rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
+/* Return an error if an argument of a collective is not valid, or if a collective of this rank has failed before. */
 TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
                                  te_context *ctx) {
     TE_TRY(te__check_context(ctx, what));
@@ -95,7 +96,7 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
                "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
     return TE_OK;
 }
-/* The collectives of a group of one rank: y = x. */
+/* Does the work of every collective in a group of one rank: y = x. */
 TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
 }

@@ -22,8 +22,8 @@
 #include "impl/target_host.h" /* the same */
 #endif
 
-/* Refuse a context of the other target, because a function that launches kernels can run only on the target that it was
- * compiled for. */
+/* Return an error if the context is of the other target, because a function that launches kernels can run only on the
+ * target that it was compiled for. */
 TE_API te_status te__check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
@@ -33,7 +33,7 @@ TE_API te_status te__check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* Copy the random state *state to *taken, for this pass, and advance *state to the next pass. */
+/* A kernel that copies the random state *state to *taken, for this pass, and advances *state to the next pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
@@ -46,8 +46,8 @@ TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 /* One launch works on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
  * grid works on one chunk. */
 
-/* The tensor that a chunk belongs to: the last t with first[t] <= chunk. first[t]: the number of chunks of all tensors
- * before t; first[count]: the number of chunks of all tensors. */
+/* The tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t]: the number of chunks that the
+ * tensors 0 to t - 1 have together; first[count]: the number of chunks of all tensors. */
 TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -58,15 +58,16 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* A run of consecutive tensors in such a table. first[0] is the number of chunks of the tensors before the run. */
+/* A run of consecutive tensors in a table of tensors. first[0]: the number of chunks of the tensors before the run. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
-    const int32_t *first; /* [count + 1] */
-    int count, chunks;    /* chunks: the number of chunks of these tensors, which is the number of blocks of the
+    const int32_t *first; /* [count + 1], as for te_chunk_tensor */
+    int count, chunks;    /* chunks: the number of chunks of these tensors, which is also the number of blocks of the
                            * launch */
 } te_multi_tensor;
 
-/* The index of the tensor that a block works on. *b becomes the block's index in a launch for that tensor alone. */
+/* The index of the tensor that a block works on. *b is replaced by the index that the block would have in a launch for
+ * that tensor alone. */
 TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
     const int32_t chunk = b->x + t->first[0];
     const int n = te_chunk_tensor(t->first, t->count, chunk);
@@ -93,7 +94,7 @@ typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
     void *main_stream;    /* between enter and leave: the context's own stream, because ctx->stream is the side stream
                            * then */
-    int was_recording;    /* 1: when enter was called, the launches of a pass were being recorded (graph_replay.h) */
+    int was_recording;    /* 1: when enter was called, launches of a pass were being recorded (graph_replay.h) */
     int has_work;         /* 1: work was enqueued since the last join */
 } te_side_stream;
 

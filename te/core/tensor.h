@@ -4,7 +4,7 @@
  *     te_tensor x = te_matrix(buffer, TE_bf16, batch * seq, hidden);
  *
  * In a kernel, with sequences of different lengths:
- *     const te_sequence q = te_sequence_rows(&args->of, i);     // rows q.first to q.first + q.count
+ *     const te_sequence q = te_sequence_rows(&args->of, i);     // q.count rows, from row q.first on
  *     const int position = te_sequence_position(&args->of, row);
  */
 #ifndef TE_TENSOR_H
@@ -29,8 +29,8 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
- * writes `value`. In backward, `(input, ...)` writes `grad` (null: not wanted), and `(output, ...)` reads `grad`. All
- * are [rows, width] of the model's dtype. */
+ * writes `value`. In backward, `(input, ...)` writes `grad` (null: the gradient is not wanted), and `(output, ...)`
+ * reads `grad`. Each of these tensors is [rows, width] in the model's dtype. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -39,73 +39,85 @@ typedef struct te_edge {
 /* The arguments of a call apart from its tensors. Rows are tokens: row b * seq + t is token t of sequence b, unless
  * cu_seqlens is given. A member that is 0 has its default value. */
 typedef struct te_batch {
-    int batch, seq;        /* rows = batch * seq */
-    const int32_t *tokens; /* [rows], for an embedding; target memory */
+    int batch, seq;        /* the number of rows is batch * seq */
+    const int32_t *tokens; /* [rows], target memory: the tokens that an embedding reads */
     const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
     int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
-    float loss_scale;      /* d(total loss)/d(loss of one row), used if backward gets no dy; often 1 / rows */
-    int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
+    float loss_scale;      /* d(total loss) / d(loss of one row), used if backward gets no dy; often 1 / rows */
+    int accumulate;        /* 1: backward adds to the gradients; 0: it overwrites them */
     int position;          /* the position of each sequence's first token, for rope and learnt positions */
-    const int32_t *positions; /* [rows], the position that rope uses for each row, in any order; target memory. null:
-                               * the position is `position` plus the row's index in its sequence. Backward must get the
-                               * same positions as forward */
+    const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
+                               * any order. null: the position is `position` plus the row's index within its sequence.
+                               * Backward must get the same positions as forward */
     const te_edge *edges;  /* the extra inputs and outputs of the list, by name; entries whose names the list does not
                             * have are ignored */
     int edge_count;
-    /* Sequences of different lengths (packed, "varlen"): the batch * seq rows hold `sequences` sequences one after the
-     * other, sequence i in rows cu_seqlens[i] to cu_seqlens[i + 1] - 1; cu_seqlens[0] is 0, cu_seqlens[sequences] the
-     * number of rows. No sequence is longer than max_seqlen; it may be empty. On CUDA the host never reads cu_seqlens,
-     * so the lengths may change between replays of a captured graph; te_sequences, below, says how kernels treat wrong
-     * values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
+    /* Sequences of different lengths (packed, "varlen"). The batch * seq rows hold `sequences` sequences one after the
+     * other: sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1] - 1; cu_seqlens[0] is 0, and cu_seqlens[sequences]
+     * is the number of rows. A sequence may be empty, and none is longer than max_seqlen. On CUDA the host never reads
+     * cu_seqlens, so the lengths may change between replays of a captured graph; te_sequences, below, says how kernels
+     * treat wrong values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
     int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
                            * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
                            * once (te/linear/impl/linear_cross_entropy.h) */
-    const float *loss_count; /* [1], target memory: the number of rows that have a loss, by which backward divides
-                              * loss_scale (te/ops/cross_entropy.h); null: no division */
+    const float *loss_count; /* [1], target memory: the number of rows that have a loss; backward divides loss_scale by
+                              * it (te/ops/cross_entropy.h). null: no division */
     const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
                                    * prepared by te_cache_begin; null: none */
-    const int32_t *slots; /* [sequences], target memory: the cache's sequence of each sequence; null: i of sequence i;
-                           * -1: rows of padding */
-    int memory_seq; /* the number of rows that each sequence has in the cross-attention memory, which is an (input, ..,
-                     * (rows, memory)): its row b * memory_seq + t is row t of the memory of sequence b */
-    const struct te_sampling *sampling; /* the parameters and results of (sample, ..), which ends a list */
+    const int32_t *slots; /* [sequences], target memory: slots[i] is the index in the cache of the sequence that
+                           * sequence i of the batch extends; null: this index is i; -1: the rows of sequence i are
+                           * padding */
+    int memory_seq; /* the number of rows per sequence of the cross-attention memory, which is an (input, .., (rows,
+                     * memory)): row b * memory_seq + t of that input is row t of the memory of sequence b */
+    const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
-/* What a list that ends in (sample, ..) takes beside the logits, and where it stores tokens (te/ops/sample.h). Every
- * array lies in target memory, with an entry for each row of logits; null: as the comment says. All that the kernel
- * reads there may change between replays of a captured graph. */
+/* What the op (sample, ..) at the end of a list reads besides the logits, and where it stores the tokens
+ * (te/ops/sample.h). Every array lies in target memory and has one entry for each row of logits; what a null pointer
+ * means is said at each array. The contents of all arrays that the kernel reads may change between replays of a
+ * captured graph. */
 typedef struct te_sampling {
     /* results */
-    int32_t *token;        /* [rows]; required. -1: nothing can be drawn, because no token is allowed, all logits are
-                            * -infinity, or one of an allowed token is NaN; y is NaN then */
-    int32_t *top_token;    /* [rows, top]: the most likely tokens of the model, the likeliest first */
-    float *top_log_prob;   /* [rows, top]: their log-probabilities; -1 and -infinity behind the last finite logit */
-    /* state of a row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated, up to 65535; null: no penalties */
-    const uint64_t *seed;  /* [rows], seeds of Philox; required if temperature is given */
-    uint64_t *counter;     /* [rows]: how often that seed was drawn from; the op adds 1. Required if temperature is */
+    int32_t *token;        /* [rows]; required. -1: no token can be drawn, because none is allowed, all logits are
+                            * -infinity, or the logit of an allowed token is NaN; y is then NaN */
+    int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
+                            * first */
+    float *top_log_prob;   /* [rows, top]: the log-probabilities of these tokens; behind the last finite logit the token
+                            * is -1 and the log-probability is -infinity */
+    /* state of each row */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: no
+                            * penalties */
+    const uint64_t *seed;  /* [rows]: the seed of Philox for each row; required if temperature is given */
+    uint64_t *counter;     /* [rows]: how many draws have been made with the row's seed; the op adds 1. Required if
+                            * temperature is given */
     /* parameters */
-    const float *temperature; /* null, 0 or below 1e-5: greedy, the lowest of the most likely tokens */
-    const int32_t *top_k;     /* keep the k most likely tokens; null, 0 or less: all */
-    const float *top_p;       /* keep the fewest most likely tokens that have p of the mass; null or 1: all */
-    const float *min_p;       /* keep tokens with at least min_p of the likeliest token's probability; null or 0: all */
-    const float *repetition_penalty; /* positive logits of tokens that occurred are divided by it, others multiplied */
-    const float *frequency_penalty;  /* is subtracted for each occurrence in history */
-    const float *presence_penalty;   /* is subtracted once where history has an occurrence */
+    const float *temperature; /* null, or an entry below 1e-5: greedy, takes the most likely token (of several, the
+                               * lowest one) */
+    const int32_t *top_k;     /* keep only the k most likely tokens; null, or an entry of 0 or less: keep all */
+    const float *top_p;       /* keep only the fewest most likely tokens that together have p of the probability mass;
+                               * null, or an entry of 1: keep all */
+    const float *min_p;       /* keep only tokens with at least min_p times the probability of the likeliest token;
+                               * null, or an entry of 0: keep all */
+    const float *repetition_penalty; /* for tokens that have occurred: positive logits are divided by it, other logits
+                                      * are multiplied by it */
+    const float *frequency_penalty;  /* for each token, is subtracted from its logit once per occurrence in history */
+    const float *presence_penalty;   /* for each token that occurs in history, is subtracted from its logit once */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
-    const uint32_t *prompt;   /* the same layout: tokens that the repetition penalty takes to have occurred as well */
-    int update_history;       /* 1: add the chosen token to history */
-    int top;                  /* 0 to 128, and at most the vocabulary */
+    const uint32_t *prompt;   /* the same layout: tokens that count as occurred for the repetition penalty, in addition
+                               * to those in history */
+    int update_history;       /* 1: the op adds the chosen token to history */
+    int top;                  /* columns of top_token and top_log_prob: 0 to 128, and at most the vocabulary */
 } te_sampling;
 
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
-/* Sequence i has rows first[i] to first[i + 1] - 1; first[0] is taken to be 0. `first` lies in target memory, where the
- * host does not read it, so kernels must be safe with any values: where they do not ascend, exceed `rows`, or make a
- * sequence longer than max_seqlen, sequences are clipped. The results are then meaningless, but all accesses stay in
- * bounds and every kernel ends. Rows after the last sequence may be left unwritten. */
+/* Sequence i has rows first[i] to first[i + 1] - 1, where first[0] is taken to be 0. `first` lies in target memory,
+ * where the host does not read it, so kernels must be safe whatever its values are. If the values do not ascend, if
+ * they exceed `rows`, or if they make a sequence longer than max_seqlen, the kernels clip the sequences. The results
+ * are then meaningless, but all accesses stay in bounds and every kernel ends. Rows after the last sequence may be left
+ * unwritten. */
 typedef struct te_sequences {
     const int32_t *first; /* [count + 1], the cu_seqlens; null: each sequence has max_seqlen rows */
     int count, max_seqlen, rows; /* the number of sequences; the longest length allowed; the number of rows of all
@@ -118,7 +130,7 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Sequence i, clipped to rows from `from` on. Rows before `from` belong to earlier sequences. */
+/* Sequence i without the rows before row `from`, which belong to earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -129,11 +141,11 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
 /* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i have consecutive
- * numbers, beginning with (first row / size + i). te_sequence_tiles returns the count of numbers. Some numbers belong
- * to no tile, at most one for each sequence. */
+ * numbers, beginning with (first row / size + i). te_sequence_tiles returns how many numbers there are in all. Some
+ * numbers belong to no tile: at most one for each sequence. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* Find by binary search the sequence that tile number `tile` belongs to; the number may be one that belongs to no tile.
- * If size is 0, `tile` is instead the index of a row. */
+/* Find, by binary search, the sequence to which tile number `tile` belongs; `tile` may also be a number that belongs to
+ * no tile. If size is 0, `tile` is instead the index of a row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     int low = 0, high = s->count; /* invariant: the index of the sequence is in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
@@ -144,7 +156,7 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     }
     return low;
 }
-/* The index of a row in its sequence. */
+/* The index of a row within its sequence. */
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
@@ -155,7 +167,7 @@ TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
     s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
     return s;
 }
-/* The tokens that a cache holds of a row's sequence, from past[sequence]; null: none. */
+/* How many tokens of a row's sequence a cache holds already, according to past[sequence]; 0 if `past` is null. */
 TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
     const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
     return count > 0 ? count : 0;
@@ -171,7 +183,7 @@ typedef struct te_sequence_cursor {
     int next_tile;   /* the number of the next sequence's first tile */
 } te_sequence_cursor;
 
-/* Move to sequence i, clipped to rows from `from` on. */
+/* Move to sequence i, without the rows before row `from`. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);

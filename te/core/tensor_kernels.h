@@ -68,9 +68,9 @@ TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te
                TE_ERROR_VALUE, "te_convert: y overlaps x");
     return TE_OK;
 }
-/* y[count] of `to` = x[count] of `from`; formats f32, bf16, f16. Both must lie in target memory, be aligned to
- * TE_ACCESS bytes, and not overlap. Errors: TE_ERROR_DTYPE, TE_ERROR_OVERFLOW, TE_ERROR_NULL, TE_ERROR_ALIGNMENT,
- * TE_ERROR_VALUE. */
+/* Convert x[count] of format `from` to y[count] of format `to`; both formats are f32, bf16 or f16. x and y must lie in
+ * target memory, be aligned to TE_ACCESS bytes, and not overlap. Errors: TE_ERROR_DTYPE, TE_ERROR_OVERFLOW,
+ * TE_ERROR_NULL, TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
                                        te_context *ctx) {
     te_convert_args a;
@@ -81,8 +81,8 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
-/* te_convert for the values of a list. MIXED: 0 if all values of the list have the same format. The function then only
- * copies, so the program does not contain the conversion kernel. */
+/* Does what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format. The
+ * function then only copies, so the program does not contain the conversion kernel. */
 #if TE_CUDA
 template <int MIXED>
 TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,

@@ -1,21 +1,21 @@
 /* fusions.h -- the fusion list: the patterns, that is, the sequences of ops that are fused into one step.
  *
- * A pattern names families of ops: every activation is an `act`, every gated activation a `gated`, every norm a `norm`;
- * the other families are in te/ops. The families are in the order of the pass: a backward pattern begins with the op
- * that is last in the model.
+ * A pattern names families of ops, not kinds: every activation is an `act`, every gated activation a `gated`, every
+ * norm a `norm`; the other families are in te/ops. The families of a pattern are in the order in which the pass runs
+ * the ops: a backward pattern begins with the op that is last in the list.
  *
  * Do this, before TE_SEQUENTIAL:
  *     #define TE_FORWARD_linear_act_add TE_FUSED // adds a pattern
  *     #undef TE_BACKWARD_linear_gated            // removes one
  *
- * A pattern of one of these shapes needs no further code, because its kernel is generated from its ops ([..]: may be
- * left out): in forward `[linear] maps [norm] maps`; in backward `[linear] [norm] maps`, `linear fork` and
- * `attention bias`. head_norm with rope has a custom kernel. Two patterns save memory at the cost of time, and are
- * therefore not in the list: in forward linear_cross_entropy, in backward cross_entropy_linear
- * (te/linear/impl/linear_cross_entropy.h).
+ * A pattern of one of the following forms needs no further code, because its kernel is generated from its ops. ([..]
+ * marks a part that may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear] [norm] maps`,
+ * `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two patterns save memory
+ * at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in backward
+ * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
  *
- * The X-lists at the end have the same patterns. Tests and benchmarks use them to try each pattern on every kind of op
- * that it matches.
+ * The X-lists at the end of this file repeat all patterns. With these lists, tests and benchmarks try each pattern on
+ * every kind of op that it matches.
  */
 #ifndef TE_FUSIONS_H
 #define TE_FUSIONS_H

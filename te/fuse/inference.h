@@ -7,11 +7,11 @@
  *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&m, rows, &ctx)));
  *     TE_TRY(block_infer(y, x, &m, &batch, &ctx));
  *
- * The list may be the one that is given to TE_SEQUENTIAL, including dropout and recompute marks. The parameters of both
- * have the same names, order and layout, so a checkpoint of either can be loaded into the other. The functions and
- * constants are those of TE_SEQUENTIAL (sequential.h), except those for training: there is no type name_saved; a call
- * of name_forward, name_backward, name_saved_bytes or name_grad_bytes does not compile; and name_forward_steps and
- * name_backward_steps are 0.
+ * The list may be the same one that TE_SEQUENTIAL takes, including dropout and recompute marks. A model of
+ * TE_SEQUENTIAL and a model of TE_INFERENCE have parameters of the same names, order and layout, so a checkpoint of one
+ * can be loaded into the other. TE_INFERENCE makes the functions and constants of TE_SEQUENTIAL (sequential.h), except
+ * those for training: there is no type name_saved; a call of name_forward, name_backward, name_saved_bytes or
+ * name_grad_bytes does not compile; and name_forward_steps and name_backward_steps are 0.
  *
  * TE_DECLARE_INFERENCE makes the declarations and TE_DEFINE_INFERENCE the functions, like TE_DECLARE and TE_DEFINE. The
  * macros with _DIMS in their names take lists with widths that are known only at run time.
@@ -22,14 +22,14 @@
 #include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
 
 #define TE_INFERENCE(name, dtype, ...) TE_INFERENCE_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
-/* TE_INFERENCE with a custom fusion list: `fwd` is the prefix of the names of its patterns. */
+/* TE_INFERENCE with a custom fusion list. fwd: the prefix of the names of this list's patterns. */
 #define TE_INFERENCE_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DECLARE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-/* The same macros for lists with widths that are known only at run time (dims.h). */
+/* The macros above, for lists with widths that are known only at run time (dims.h). */
 #define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
 #define TE_INFERENCE_DIMS_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
@@ -45,8 +45,9 @@
 #define TE__DEFINE_INFERENCE(...)       TE__DEFINE1(fixed, inference, __VA_ARGS__)
 #define TE__DEFINE_INFERENCE_DIMS(...)  TE__DEFINE1(dims, inference, __VA_ARGS__)
 
-/* The parts of TE__DEFINE1 that are special to a list for inference: the forward and backward passes have no steps,
- * every inference step has its own kernels (there are no forward kernels to share), and there is no training code. */
+/* The parts of TE__DEFINE1 that differ for a list for inference only: the forward and backward passes have no steps,
+ * every inference step has kernels of its own (because there are no forward kernels to use), and there is no training
+ * code. */
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(fwd, ctx, shared, list, ...) TE_PLAN(fwd, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0
@@ -60,7 +61,7 @@
     TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_saved_bytes)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_grad_bytes)
-/* Declare a training function as unavailable, so that the compiler refuses a call of it with this message. */
+/* Declare a training function as unavailable: a call of it does not compile, and the compiler prints this message. */
 #define TE__NOT_IN_INFERENCE(name, type, function) \
     TE_EXTERN_C type function(TE__ANYTHING) TE_UNAVAILABLE("te: " #name " is a list for inference alone");
 #ifdef __cplusplus

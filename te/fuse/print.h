@@ -1,7 +1,9 @@
-/* print.h -- prints a plan as a table: each step with its ops, its kernels, and the bytes that it moves for each row.
+/* print.h -- prints a plan as a table: for each step its ops, its kernels, and the bytes per row that it reads and
+ * writes.
  *
- * The table cannot disagree with what runs: the function that runs a step also reports its kernel (te_run.describe),
- * and the format of the step's result is found by the rule by which the executor stores it.
+ * The table cannot disagree with what runs: the function that runs a step also reports the step's kernel
+ * (te_run.describe), and the table finds the format of the step's result by the same rule by which the executor stores
+ * it.
  *
  * Do this:
  *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
@@ -16,16 +18,17 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A te_run of one row with recipes on, which is passed to the functions that report on the steps of a pass. none:
- * memory for TE_MAX_PARAMS zeroed te_param, which stand for the parameters of every op. */
+/* A te_run for one row, with recipes on; it is passed to the functions below that report on the steps of a pass. none:
+ * memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether a backward step changes the gradient after the last point at which that gradient already lies in memory: the
- * step's input, or the gradient that an add of the step stores for its fork. If not, the step stores nothing in FP8. */
+/* Whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway. This
+ * point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step does
+ * not change it after that, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -34,8 +37,8 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     }
     return changed;
 }
-/* In how many layouts a step's pointwise kernel stores its result in FP8, with scales that the kernel itself computes
- * (a scale for each row or 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
+/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that the kernel itself computes
+ * (one scale per row or per 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -54,8 +57,9 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* Bytes a row by which the step's memory traffic is smaller because it stores its result in FP8 instead of the list's
- * dtype. Negative if the step stores both, because forward saves the result in the list's dtype for backward. */
+/* By how many bytes per row a step's memory traffic is smaller because the step stores its result in FP8 instead of in
+ * the list's dtype. Negative if the step stores both, because forward saves the result in the list's dtype for
+ * backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -66,7 +70,8 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
-/* Whether a step moves no data, because its ops leave the value or the gradient where it lies. */
+/* Whether a step reads and writes nothing, because its ops leave the value (in backward, the gradient) where it
+ * lies. */
 TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j], before_load = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
@@ -75,37 +80,38 @@ TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pa
     }
     return 1;
 }
-/* Whether a backward step leaves the gradient unchanged: the step only sums the gradient over rows (a bias), or adds it
- * to the gradient of a fork (an add). */
+/* Whether a backward step leaves the gradient unchanged: its ops only sum the gradient over rows (a bias), or add it to
+ * the gradient of a fork (an add). */
 TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++)
         if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
     return 1;
 }
-/* Whether a step sums the gradient over rows. */
+/* Whether an op of the step has TE_SUMS, so that in backward the step sums over rows. */
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Bytes a row that op number j of a forward or inference step moves in addition to the step's input and output: the
- * op's statistics, the value of the fork that it uses and, if forward saves the output of an op that is not the step's
- * last, that output. */
+/* The bytes per row that op number j of a forward or inference step reads or writes in addition to the step's input and
+ * output: the op's statistics; the value of the fork that the op uses; and the op's output, if forward saves it and the
+ * op is not the last one of the step. */
 TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* read, unless the step begins with that very value */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the fork's value is read, unless it is the step's input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* The same for op j of a backward step: the op's statistics, the input that forward saved for it, and the values and
- * gradients of forks. leaves_gradient: te__step_leaves_gradient of the step. */
+/* The bytes per row that op number j of a backward step reads or writes in addition: the op's statistics, the input
+ * that forward saved for the op, and the values and gradients of forks. leaves_gradient: the result of
+ * te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -114,17 +120,20 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     long n = op->stats * (long)sizeof(float);
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
+    /* A fork reads the gradient of its value. An (input, ..) does not: the ops that use the input have stored its
+     * gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
-        n += op->out * size; /* not for an (input, ..): the ops that use it have stored its
-                            * gradient for the caller */
-    const int joins = op->edge >= 0 && !te__is_last_use(p, i); /* the gradient so far is read, the sum written */
+        n += op->out * size;
+    /* 1: an op later in the list has already stored its part of the fork's gradient, so that is read, and the sum is
+     * written */
+    const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
-    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and its gradient */
+    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and the fork's gradient */
     return n;
 }
-/* A lower bound of the bytes that a step reads and writes for each row: its input and output, the values that forward
- * saves and backward reads, and the values and gradients of forks. Weights are not counted, because their size does not
+/* A lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward saves
+ * and backward reads, and the values and gradients of forks. Weights are not counted, because their size does not
  * depend on the number of rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
@@ -135,7 +144,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
-    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8: f32 gradient of the table,
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8: the table's f32 gradient is
                                                                                        * read and written */
     if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++)
@@ -145,7 +154,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Text that describes the formats of a step's operands, if "fp8" in the column "dtype" does not say everything. */
+/* A text about the formats of a step's operands, for steps where the "fp8" in the column "dtype" does not say
+ * everything. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
@@ -154,7 +164,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* Text that describes the format of a step's result, if the step stores it in FP8 with scales. */
+/* A text about the format of a step's result, for steps that store it in FP8 with scales. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -164,8 +174,8 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether step s is a fused collective pattern with a norm, which has a kernel that reads and writes the memory of the
- * other ranks directly (te/comm/impl/fused_collective_norm.h). */
+/* Whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes the
+ * memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
@@ -173,8 +183,9 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
-/* Print the kernels of step s. If the step after a GEMM is such a fused collective pattern, the GEMM sends its result
- * to the other ranks, provided that it runs in the library's GEMM and not in cuBLASLt. */
+/* Print the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other ranks' memory
+ * (te__has_peer_kernel), the GEMM sends its result to these ranks, but only where the library's own GEMM runs it, not
+ * cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -185,7 +196,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of a step. Returns the bytes that the step moves for each row. */
+/* Print the line of a step. Returns the bytes per row that the step reads and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -199,8 +210,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
-/* Print the forward steps that backward runs again before step s: those of each recompute region whose last op is in s.
- * Returns the bytes that they move for each row. */
+/* Print the forward steps that backward runs again before step s: the steps of each recompute region whose last op
+ * is in s. Returns the bytes per row that they read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
@@ -229,7 +240,7 @@ TE_API size_t te__saved_row_bytes(const te_plan *p) {
     return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
 }
 TE_API void te__print_saved(FILE *f, const te_plan *p) {
-    te_plan all = *p; /* a copy of the plan, without recompute regions */
+    te_plan all = *p; /* a copy of *p without recompute regions */
     all.region_count = 0;
     fprintf(f, ", %zu bytes a row saved for backward", te__saved_row_bytes(p));
     if (p->region_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
@@ -237,8 +248,8 @@ TE_API void te__print_saved(FILE *f, const te_plan *p) {
         fprintf(f, " (%zu without the recipe)",
                 (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
 }
-/* Print the beginning of the first line. Returns 0 if f or p is null or the widths are not known yet: then nothing else
- * can be printed. */
+/* Print the beginning of the table's first line. Returns 0 if nothing else can be printed, because f or p is null or
+ * the widths are not known yet. */
 TE_API int te__print_head(FILE *f, const te_plan *p) {
     if (!f || !p) return 0;
     fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
@@ -256,7 +267,7 @@ TE_API void te_plan_print_inference(FILE *f, const te_plan *p) {
     te__print_columns(f);
     te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
 }
-/* Print all passes of a plan; nothing if f or p is null. */
+/* Print all passes of a plan. If f or p is null, print nothing. */
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
     if (p && !p->training) te_plan_print_inference(f, p);
     if (!p || !p->training || !te__print_head(f, p)) return;

@@ -7,8 +7,8 @@
  *     TE_TRY(mlp_forward(y, &saved, x, &m, &batch, &ctx));
  *     TE_TRY(mlp_backward(dx, dy, &saved, &m, &batch, &ctx));
  *
- * Or, if plain C files call functions that a .cu file compiles: TE_DECLARE(mlp, bf16, ...) in a header declares the
- * types and prototypes, and TE_DEFINE(mlp, bf16, ...) in one file defines the functions, with C linkage.
+ * Or, if plain C files are to call functions that are compiled in a .cu file: TE_DECLARE(mlp, bf16, ...) in a header
+ * declares the types and prototypes, and TE_DEFINE(mlp, bf16, ...) in one file defines the functions, with C linkage.
  *
  * The macros below make, for their argument `name`:
  *     name, name_saved               types: an instance (m.fc1.weight is a te_param); a te_saved (model.h)
@@ -20,7 +20,7 @@
  *
  * Lists with widths that are known only at run time take TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS (dims.h).
  * Call name_set_dims first. name_param_bytes, name_grad_bytes and name_print_plan then take the instance as their last
- * argument, name_saved_bytes takes it before the rows.
+ * argument, and name_saved_bytes takes the instance in front of the number of rows.
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
@@ -36,8 +36,8 @@
 #include "impl/list_checks.h" /* TE_RECOMPUTE_CHECKS, TE_RECOMPUTE_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
-/* TE_SEQUENTIAL with custom fusion lists: `fwd` and `bwd` are the prefixes of the names of their patterns, for forward
- * and for backward. The library defines no pattern with the prefix TE_UNFUSED_, so with that prefix each op is a step
+/* TE_SEQUENTIAL with custom fusion lists. fwd, bwd: the prefixes of the names of the patterns for forward and of those
+ * for backward. The library defines no pattern with the prefix TE_UNFUSED_, so with this prefix each op becomes a step
  * of its own. */
 #define TE_SEQUENTIAL_WITH(fwd, bwd, name, dtype, ...)                                               \
     TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, fwd, bwd, name, dtype, __VA_ARGS__)
@@ -45,7 +45,7 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The same macros for lists with widths that are known only at run time (dims.h). */
+/* The macros above, for lists with widths that are known only at run time (dims.h). */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -57,13 +57,13 @@
 
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
-/* Some mistakes can be found by the preprocessor: a list that is too long, an unknown op, an argument that is no tuple.
- * These are reported first, and the list is then not expanded further, so that no other messages follow.
- *     make                       the macro that is expanded if there are no such mistakes: TE__DECLARE, ..
- *     link                       storage class and attributes of its functions
+/* The preprocessor itself can find some mistakes: a list that is too long, an unknown op, an argument that is no tuple.
+ * These are reported first. A list with such a mistake is not expanded further, so no other messages follow.
+ *     make                       the macro that is expanded if the list has no such mistake: TE__DECLARE, ..
+ *     link                       storage class and attributes of the functions of the model
  *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
- * -Wshadow is off in the functions of a model: their parameters are called m, x, y, .., and a program may have global
- * variables of these names.
+ * -Wshadow is off in the functions of a model, because their parameters have the names m, x, y, .., and a program may
+ * have global variables of these names.
  */
 #define TE__CHECKED(...)                                                                                         \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \
@@ -82,15 +82,16 @@
 #define TE__CHECKED5(make, link, fwd, bwd, name, dtype, unknown, ...)                                        \
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
-/* From here on the variadic arguments are the ops without the recompute marks. `cut` is the list with its marks, which
- * forward is matched with, because no forward pattern may extend across a mark; `marks` is TE_LINKS of that list, or
- * empty if it has no marks. */
+/* In the macros from here on, the variadic arguments are the list's ops without the recompute marks. cut: the list with
+ * its marks; forward patterns are matched with this one, because no forward pattern may extend across a mark. marks:
+ * TE_LINKS of the list with its marks; empty if the list has none. */
 #define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
 #define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \
     make(link, fwd, bwd, name, dtype, (__VA_ARGS__), (TE_LINKS(name, __VA_ARGS__)), TE_UNMARKED(__VA_ARGS__))
 #define TE__UNKNOWN_OPS(make, link, fwd, bwd, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
-/* TE_UNKNOWN_IN(name, ops...): a sequence of (name, op) for each op that is no tuple, or of an unknown kind. */
+/* TE_UNKNOWN_IN(name, ops...): a sequence of tuples (name, op), one for each op that is not a tuple or whose kind is
+ * unknown. */
 #define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
 #define TE_KNOW_IN(name, a, ...) TE_IF_OP(a, TE_KNOW_IN_OP, TE_KNOW_IN_NONE)(name, a, __VA_ARGS__)
@@ -143,10 +144,11 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Which FP8 variants of the pointwise kernels are compiled for a list with a recipe: fixed_fp8, or fixed_training,
- * which also has the kernels that quantize and transpose in tiles (te/pointwise/impl/pointwise_quantize_transpose.h).
- * The forward steps need those kernels because backward may run such a step again to recompute an FP8 operand. The
- * backward steps need them under fp8_block, and under fp8_delayed, where the scale is known before the kernel runs. */
+/* Which FP8 variants of the pointwise kernels are compiled for a list with a recipe: either fixed_fp8, or
+ * fixed_training, which also contains the kernels that quantize and transpose in tiles
+ * (te/pointwise/impl/pointwise_quantize_transpose.h). Forward steps need these tile kernels, because backward may run a
+ * forward step again to recompute an FP8 operand. Backward steps need them under fp8_block, and under fp8_delayed,
+ * where the scale is known before the kernel runs. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -156,8 +158,8 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* name_facts_at(i): the recipe of op i, a te_recipe, combined with its flags TE_PASSES_THROUGH in higher bits. Constant
- * expressions use it to find the recipe of the op that consumes a step's result (te__recipe_behind). */
+/* name_facts_at(i): the recipe of op i, a te_recipe, combined with the op's flags in TE_PASSES_THROUGH, in higher bits.
+ * Constant expressions use it to find the recipe of the op that consumes a step's result (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -173,8 +175,8 @@
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-/* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan that points to these.
- * Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
+/* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan, which points to
+ * these. Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
 #define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
                         forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
@@ -307,7 +309,7 @@
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
 
-/* + 1 if op uses the value of fork number `fork`. */
+/* Expands to `+ 1` if op uses the value of fork number `fork`. */
 #define TE__FORK_USE(model, before, op, after, live) \
     TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
 #define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
@@ -320,9 +322,9 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* Entries of the tables of steps. x is (widths, model, dtype, pass, suffix). The kernels of a step are called
- * model_firstop_pattern, followed by _infer or _backward in these passes. An inference step that is also a step of
- * forward (suffix `shared`) uses forward's kernels. */
+/* The entries of the tables of steps. x is (widths, model, dtype, pass, suffix). The kernels of a step are called
+ * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
+ * also a step of forward (suffix `shared`) uses forward's kernels. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

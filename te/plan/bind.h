@@ -13,28 +13,29 @@
 #include "model.h" /* te_plan, te_model, te_param */
 #include "../core/rank_group.h" /* te_group */
 
-/* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many
- * elements, and at the same element index in both buffers. So the optimizer, the gradient norm, a checkpoint and an
- * all-reduce can treat each buffer as one flat array. */
+/* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
+ * TE_PARAM_ALIGN elements; a gradient starts at the same element index in its buffer as its parameter does in the
+ * other. So the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
+ * array. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Refuse a plan whose widths are still symbols. */
+/* Return an error if the plan's widths are still symbols (dims.h). */
 TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE,
                "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
     return TE_OK;
 }
 
-/* Refuse a list that TE_INFERENCE has made: it has no forward and backward. */
+/* Return an error if the list was declared with TE_INFERENCE: such a list has no forward and no backward. */
 TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(plan->training, ctx, TE_ERROR_STATE,
                "%s: the list is for inference alone; TE_SEQUENTIAL makes one that trains", plan->name);
     return TE_OK;
 }
 
-/* Refuse an m that is not an instance of this plan, or that was copied after it was bound. */
+/* Return an error if m has not been bound as an instance of this plan, or if m is a copy of a bound instance. */
 TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
                plan->name, plan->name);
@@ -42,7 +43,7 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Refuse an instance whose parameters must not be written, because they lie in a mapped file. Call this before
+/* Return an error if a parameter of m must not be written because its memory is a mapped file. Call this before
  * something writes to m's parameters. who: the caller's name, for the message. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
@@ -51,15 +52,15 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Refuse an instance whose gradients are being reduced over ranks. Call this before something reads m's gradients. */
+/* Return an error while the gradients of m are being reduced over ranks. Call this before something reads them. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
                m->plan->name);
     return TE_OK;
 }
-/* te__check_bound; also refuses an instance with a parameter that has no memory, has a format that products cannot
- * read, or whose owner (te_tie) was bound again since. */
+/* Does what te__check_bound does. Also returns an error if a parameter has no memory, if it has a format that GEMMs
+ * cannot read, or if it is tied to another parameter (te_tie) that was bound again since. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -80,7 +81,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Elements of the parameter buffer, including the gaps between tensors; 0: the widths are not known yet. */
+/* The number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not known
+ * yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -95,11 +97,12 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
-/* Bytes of a parameter in the buffer, including the gap behind it; 0: it is tied, and lies elsewhere. */
+/* The bytes that a parameter takes in the buffer, including the gap behind it; 0: it is tied, so it uses another one's
+ * memory. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
-/* Bytes of the parameter buffer; 0: the widths are not known yet. */
+/* The bytes of the parameter buffer; 0: the widths are not known yet. */
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -107,12 +110,14 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
             bytes += te__param_padded_bytes(&plan->op[i].param[k], te__plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
-/* The number of elements in each slice, if a buffer of `elements` elements is cut into `ranks` equal slices (ZeRO-1).
- * Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these. */
+/* The number of elements in each slice if a buffer of `elements` elements is cut into `ranks` equal slices (ZeRO-1).
+ * Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these remaining
+ * elements. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-/* Bytes of the gradient buffer, which is f32; 0: the widths are not known yet, or the list is for inference only. */
+/* The bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
+ * inference only. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
@@ -120,8 +125,9 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
 /* Set which shard of parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
- * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op up to and including
- * `op`, whose output columns may be sharded part by part (q, k, v); null: there is none yet. */
+ * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the list up to `op`,
+ * which may be `op` itself; null: there is none. The output columns of this GEMM may consist of parts (q, k, v), each
+ * of which is split over the ranks separately. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -130,18 +136,18 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
-    /* a custom op's parameters have no element for each column: an attention's sinks have one for each head */
+    /* the parameters of a custom op need not have one element per column: an attention has one sink per head */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
 /* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
- * are aligned to TE_ALIGN. Their contents do not change. grads is null for inference, or for a backward that computes
- * only dx. params may be null if the list is for inference only: te_weights_use then provides the memory. To train only
- * some parameters, see freeze.h. param: param_count records, which this function fills.
+ * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
+ * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
+ * To train only some parameters, see freeze.h. param: an array of param_count records, which this function fills.
  * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
  * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
- * widths are not set, or grads is given although the list has no backward. */
+ * widths are not set, or grads is not null although the list has no backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -186,8 +192,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* te_model_bind for the struct that TE_SEQUENTIAL declares, in which the parameters lie between the te_model and
- * `end`. */
+/* Does what te_model_bind does, for the struct that TE_SEQUENTIAL declares. In this struct the te_param records lie
+ * between the te_model and `end`. */
 TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
                                    te_context *ctx) {
     te_param *first = m ? (te_param *)(m + 1) : 0;
@@ -196,20 +202,22 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Whether backward writes a's gradient before b's. Each of a and b is `owner` or tied to it. There are three cases:
- * both are of one list: the one later in the list is written first, but deferred column sums come last;
- * one of them is of the owner's list: the backward of the other list runs first;
- * neither is: b's list runs its backward first, because b was tied earlier. */
+/* Whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three cases:
+ * - Both are in one list: the gradient of the parameter that is later in the list is written first, but gradients that
+ *   are deferred column sums are written last.
+ * - Only one of them is in the owner's list: the other one's gradient is written first, because the backward of its
+ *   list runs first.
+ * - Neither is in the owner's list: b's gradient is written first, because b was tied earlier than a. */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first op that backward
- * reaches among those that share the gradient overwrites it; the others add to it. Within one list the library knows
- * the order. If `user` is of another list than `owner`, the backward of the user's list must run before the backward
- * of the owner's; if there are several such lists, their backwards must run in the order in which they were tied.
- * Instances without gradients may run in any order. Both instances must stay where they are; after binding one of them
- * again, tie them again. */
+/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Of the ops that share a
+ * gradient, the one that backward reaches first overwrites the gradient, and the others add to it. Within one list the
+ * library knows this order. If `user` and `owner` are in different lists, the backward of the user's list must run
+ * before the backward of the owner's list; if there are several users in such lists, the backwards of these lists must
+ * run in the order in which the users were tied. Instances without gradients may run in any order. Both instances must
+ * stay where they are; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
@@ -244,9 +252,9 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
 /* A rank's shard of a parameter consists of runs: stretches of elements that are contiguous in the whole parameter.
- * With (shard, rows) a run is the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows
- * of one of the weight's parts (te/ops/linear.h). The whole parameter has `ranks` times as many elements as a shard,
- * in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
+ * With (shard, rows), each run is one row of the weight, cut to the rank's columns; with (shard, columns), each run is
+ * one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter has `ranks` times as many
+ * elements as a shard, in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
@@ -258,14 +266,14 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
     int64_t first, each; /* number of elements in run 0, and in each other run */
-    int rank, ranks;     /* 0 of 1: the parameter is not sharded */
+    int rank, ranks;     /* the rank's index, and the number of ranks; 0 and 1: the parameter is not sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
-    int64_t at, whole; /* index of its first element in the shard, and in the whole parameter */
+    int64_t at, whole; /* index of the run's first element in the shard (`at`), and in the whole parameter (`whole`) */
     int64_t elements;
 } te_shard_run;
 
-/* The runs that rank g->rank holds of p. */
+/* The runs of parameter p that the rank g->rank of group g holds. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;

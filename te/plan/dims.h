@@ -8,14 +8,14 @@
  *     static mlp m;
  *     const int64_t dims[2] = {hidden, ffn};
  *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));
- *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m))); // the functions that tell sizes take &m as well
+ *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m))); // functions that return sizes take &m here
  *
- * In a list, a symbol, or a symbol times a constant, may take the place of a width. Its number may be 1 to
- * TE_MAX_WIDTH, or 1 to TE_MAX_NORM_WIDTH for the width of a norm.
+ * In a list, a width may be a symbol, or a symbol times a constant. The number that such a width has at run time may be
+ * 1 to TE_MAX_WIDTH; the width of a norm may be only 1 to TE_MAX_NORM_WIDTH.
  *
- * Each symbol is a negative constant. The constants are chosen so that m and k can be recovered from m * TE_DIM(k). So
- * widths with symbols are compared at compile time like other numbers, and a width that is no such multiple, like the
- * sum of two different symbols, is refused.
+ * Each symbol TE_DIM(k) is a negative constant. The constants are chosen so that m and k can be recovered from the
+ * product m * TE_DIM(k). So widths with symbols are compared at compile time like other numbers. A negative width that
+ * is not such a product, like the sum of two different symbols, is a compile-time error.
  */
 #ifndef TE_DIMS_H
 #define TE_DIMS_H
@@ -25,9 +25,9 @@
 enum {
     TE_DIMS = 8,              /* number of symbols: TE_DIM(0) to TE_DIM(7); each may be multiplied by 1 to 2047 */
     TE_MAX_WIDTH = 8388608,   /* 2^23; small enough that grid sizes and byte counts cannot overflow */
-    TE_MAX_NORM_WIDTH = 65536 /* registers of 1024 lanes hold a row: 8 vectors of 8 each */
+    TE_MAX_NORM_WIDTH = 65536 /* the registers of 1024 threads hold a row: 8 vectors of 8 elements in each thread */
 };
-/* TE_DIM: symbol number k, 0 to TE_DIMS - 1. TE_IS_DIM: whether w is a symbol times a constant. */
+/* TE_DIM(k): symbol number k, 0 to TE_DIMS - 1. TE_IS_DIM(w): whether w is a symbol times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
@@ -36,7 +36,7 @@ enum {
 /* Whether w is allowed as a width in this list: a positive number or, if the list takes dims, a symbol times a
  * constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* The width in a kernel: `constant` if that is a number; if it is a symbol, `at_run_time`, the value that the launch
+/* The width that a kernel uses: `constant` if it is a number; if it is a symbol, `at_run_time`, which the launch
  * passes. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
@@ -46,14 +46,14 @@ TE_API int te__dim_of(int64_t w) {
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* The number that w stands for if dims[k] replaces TE_DIM(k); 0: that is more than TE_MAX_WIDTH. */
+/* The number that the width w has if dims[k] replaces TE_DIM(k); 0: this number is more than TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* Set *op to a copy of `of` in which dims[k] replaces TE_DIM(k). */
+/* Set *op to a copy of the op `of` in which dims[k] replaces TE_DIM(k). */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);
@@ -84,10 +84,11 @@ TE_API int te__dims_of(const te_plan *plan) {
     }
     return last + 1;
 }
-/* Set *sized to a copy of `plan` in which dims[k] replaces TE_DIM(k), and ops[plan->op_count] to the ops of that copy.
- * <model>_set_dims calls this; the instance must then be bound again, and a te_saved from before is no longer valid.
- * TE_ERROR_SHAPE: `count` is not the number of dims that the list takes, or a product in FP8 gets a width that is no
- * multiple of 16; TE_ERROR_VALUE: a dim is not positive; TE_ERROR_OVERFLOW: a width is beyond the limits above. */
+/* Set *sized to a copy of `plan` in which dims[k] replaces TE_DIM(k), and the array ops[plan->op_count] to the ops of
+ * this copy. <model>_set_dims calls this function; afterwards the instance must be bound again, and a te_saved that was
+ * filled before is no longer valid. TE_ERROR_SHAPE: `count` is not the number of dims that the list takes, or an FP8
+ * GEMM gets a width that is no multiple of 16; TE_ERROR_VALUE: a dim is not positive; TE_ERROR_OVERFLOW: a width
+ * exceeds the limits above. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
     te_op op;
@@ -111,8 +112,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* The plan of an instance: `sized` after its dims have been set; before that `plan`, the list's plan with symbols,
- * which every call refuses. */
+/* The plan of an instance: `sized` once its dims have been set; before that `plan`, the list's plan, which still has
+ * symbols, so that every call returns an error. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

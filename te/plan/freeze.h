@@ -1,5 +1,6 @@
 /* freeze.h -- parameters that are not trained: backward launches no kernel that only they need, and the gradient norm,
- * optimizers and reductions over ranks skip them. All other gradients are bitwise identical to those without freezing.
+ * optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise identical to those
+ * without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
@@ -14,23 +15,25 @@
  * an instance again unfreezes its parameters.
  *
  * If a weight is never to be trained, declare its op as (frozen_linear, ..) instead of (linear, ..). Forward then does
- * not save the input that the weight's gradient would need; for a linear, it saves the input even after te_freeze.
+ * not save the op's input, which only the weight's gradient would need. For a (linear, ..), forward saves the input
+ * even after te_freeze.
  *
- * A tied parameter is trained if its owner is. Backward ends at the first op of the list that has a gradient to
- * compute: if dx is not wanted, the ops before the first trained parameter cost nothing.
+ * A tied parameter is trained if its owner is. Backward runs from the end of the list back to the first op that has a
+ * gradient to compute, and stops there. So if dx is not wanted, the ops before the first trained parameter cost
+ * nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p belongs to the op named `op` and is called `field`; null stands for any name. */
+/* Whether p belongs to the op named `op` and is called `field`; if either is null, any name matches. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* Freeze (frozen = 1) or unfreeze the parameters called `field` of op `op`; null stands for all. Tied parameters are
- * left alone, because their owners decide; those of a frozen_linear stay frozen. who: the caller's name, for
- * messages. */
+/* Freeze (frozen = 1) or unfreeze (0) the parameters called `field` of the op named `op`; null stands for all fields or
+ * ops. Tied parameters are skipped, because it depends on their owners whether they are trained; the parameters of a
+ * frozen_linear stay frozen. who: the caller's name, for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -54,22 +57,22 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
     }
     return TE_OK;
 }
-/* Stop training the parameters called `field` ("weight") of op `op` ("fc1"); null: all fields, all ops.
- * TE_ERROR_VALUE: no parameter has these names, or all that have them are tied. */
+/* Stop training the parameters called `field` ("weight") of the op named `op` ("fc1"); null stands for all fields or
+ * ops. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied. */
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Train these parameters again. If te_bind_trained_grads bound the gradients, call it again afterwards, because the
- * gradients of these parameters have no memory yet.
- * TE_ERROR_VALUE: as for te_freeze, or all of these parameters belong to a frozen_linear. */
+/* Train the parameters with these names again. If te_bind_trained_grads bound the gradients, call it again afterwards,
+ * because the gradients of these parameters have no memory yet. TE_ERROR_VALUE: as for te_freeze, or all parameters
+ * with these names belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Assign each trained parameter's gradient its place in grads; grads null: assign nothing, only count. Returns the
- * number of elements that the gradients take, including the gaps between them. */
+/* Assign each trained parameter's gradient its place in grads; if grads is null, assign nothing. Returns the number of
+ * elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -80,14 +83,15 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* Bytes that the gradients of all parameters that are not frozen take; 0: all are frozen, or m is not bound. */
+/* The bytes that the gradients of all parameters that are not frozen take together; 0: all are frozen, or m is not
+ * bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
 /* Bind the gradients of the parameters that are not frozen, in list order. grads: te_trained_grad_bytes bytes, aligned
- * to TE_ALIGN; its contents do not change. Call this before te_tie. TE_ERROR_STATE: m is not bound, or a parameter is
- * tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
+ * to TE_ALIGN; this call does not change their contents. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
+ * parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

@@ -15,9 +15,9 @@
 
 /* ---- tuples ---------------------------------------------------------------------------------------------------- */
 
-/* TE_STRIP (a, b) expands to a, b: it removes the parentheses of a tuple that stands behind it. TE_UNWRAP(t) does the
- * same for an argument t that is a macro which expands to a tuple. The other macros get the members of a tuple as
- * arguments, without its parentheses: TE_FIRST(a, b) is a, TE_REST(a, b, c) is b, c. */
+/* TE_STRIP (a, b) expands to a, b: TE_STRIP, written in front of a tuple, removes its parentheses. TE_UNWRAP(t) does
+ * the same for an argument t that is a macro which expands to a tuple. The other macros take the members of a tuple as
+ * arguments, without parentheses: TE_FIRST(a, b) is a, and TE_REST(a, b, c) is b, c. */
 #define TE_STRIP(...)  __VA_ARGS__
 #define TE_UNWRAP(t)   TE_STRIP t
 #define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
@@ -48,7 +48,7 @@
 /* Expands to x if x is in parentheses, else to `otherwise`. */
 #define TE_TUPLE_OR(x, otherwise) TE_IF_TUPLE(x, x, otherwise)
 
-/* TE_JOINn(prefix, a, b, ...) expands to one name: the prefix and behind it the n names a, b, ..., joined by
+/* TE_JOINn(prefix, a, b, ...) expands to one name: the prefix, followed by the n names a, b, ..., joined by
  * underscores. */
 #define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
 #define TE_JOIN1_(l, a)                        l##a
@@ -67,8 +67,8 @@
 #define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
 #define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
-/* Initialises the member `name` of a struct. In C++17, which has no designated initialisers, only the value remains;
- * therefore the members must be initialised in the order of the struct. */
+/* Initialises the member `name` of a struct. In C++17, which has no designated initialisers, the macro expands to the
+ * value alone; therefore the members must be initialised in the order in which the struct declares them. */
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define TE_MEMBER(name, ...) .name = __VA_ARGS__
 #else
@@ -87,9 +87,9 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value (add, x) or (add, name, x) uses. */
+/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). */
 #define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
-/* The op in an error message: "(linear, fc1)". */
+/* The op as error messages name it: "(linear, fc1)". */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
@@ -140,7 +140,7 @@
 #define TE_SAME_ranks_ranks ,
 
 /* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
- * behind it, such as (causal, 0); 8, (H) and (A + B) * C are no options. */
+ * behind it, such as (causal, 0). These are no options: 8, (H), (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -149,7 +149,7 @@
 #define TE_TAKE_NO(a, yes, no) no
 
 /* The value of the op's option `name`, or `otherwise` if the op does not have this option. An op may have up to twelve
- * arguments behind its kind and name; the macro compares each of them. */
+ * arguments behind its kind and name; the macro compares the name with each of them. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
 #define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
@@ -162,7 +162,7 @@
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* 1 if the op has the option, else 0; a constant expression. */
+/* A constant expression: 1 if the op has the option, else 0. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
@@ -172,8 +172,8 @@
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
-/* Expands to `yes` if the op has the option, whatever its value, else to `no`. Unlike TE_HAS_OPTION, the preprocessor
- * itself decides. */
+/* Expands to `yes` if the op has the option, whatever the option's value, else to `no`. TE_HAS_OPTION is evaluated by
+ * the compiler, TE_IF_HAS by the preprocessor. */
 #define TE_IF_HAS(op, name, yes, no) \
     TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
@@ -185,8 +185,8 @@
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
 /* static_asserts that check the arguments of an op. as: the family whose facts list the permitted options and the
- * number of shapes. An error is: an option that the family does not have, an option whose value has the wrong type, or
- * too many shapes. The messages name the model, the op and the option. */
+ * number of shapes. These are errors: an option that the family does not have, an option whose value has the wrong
+ * type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
@@ -218,13 +218,14 @@
 #define TE__ARTICLE_integer "an integer"
 #define TE__ARTICLE_number "a number"
 #define TE__ARTICLE_name "a name"
-/* The types of options: TE_TAKES_<family>_<option> is one of these. */
+/* The types of options. Each macro TE_TAKES_<family>_<option> is #defined as one of them. */
 #define TE_INTEGER (integer) /* an integer constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
-#define TE_TOKEN (name)      /* a name that becomes an enumerator: bf16 -> TE_bf16; the compiler reports others */
+#define TE_TOKEN (name)      /* a name that becomes an enumerator: bf16 -> TE_bf16; the compiler reports unknown
+                              * names */
 #define TE_IS_name(value) 1
-/* A static_assert for a condition that compares floats. (In C such a condition is not an integer constant expression,
- * so a plain static_assert does not accept it.) */
+/* A static_assert whose condition compares floats. (In C such a condition is not an integer constant expression, so a
+ * plain static_assert does not accept it.) */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -246,13 +247,13 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 /* The number format of an op's output, or the format in which an op's input should be stored. */
 typedef enum te_produces {
     TE_PRODUCES_list,     /* the list's format */
-    TE_PRODUCES_same,     /* the format of its input */
+    TE_PRODUCES_same,     /* the format of the op's input */
     TE_PRODUCES_residual, /* the format of the residual stream: the list's option `residual` */
     TE_PRODUCES_f32
 } te_produces;
 
-/* The facts that a family may define, each as a macro whose value is in parentheses. The last column is the default.
- * "Its" refers to an op of the family; `in` is the width, the rows or the layout of that op's input.
+/* The facts that a family may define, each as a macro whose value is in parentheses. The last column is the default
+ * value. "Its" refers to the op; `in` is the width, the rows or the layout of the op's input.
  *     TE_IN_<family>(op)                  width of its input                                      (0): any width
  *     TE_OUT_<family>(op, in)             width of its output                                     (in)
  *     TE_ROWS_<family>(op, in)            rows of its output, a te_rows                           (in)
@@ -291,9 +292,9 @@ typedef enum te_produces {
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* The enumerator for the value of an option, which is a token: for example (dtype, bf16) yields TE_bf16, a te_dtype,
- * and (recipe, fp8_block) yields a te_recipe. op: an op, or the options of a list. otherwise: the enumerator if the op
- * does not have the option. */
+/* The enumerator that an option's value, a token, stands for: for example, (dtype, bf16) yields TE_bf16, a te_dtype,
+ * and (recipe, fp8_block) yields a te_recipe. op: an op, or the options of a list. otherwise: the result if the op does
+ * not have the option. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
@@ -308,14 +309,14 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 /* (rounding, stochastic), an option of a list: how gradients are rounded to FP8 (a te_rounding). */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* (rows, shard), an option of a list (a te_rows); (shard, columns), an option of a linear (a te_shard). */
+/* ROWS: the option (rows, shard) of a list, a te_rows. SHARD: the option (shard, columns) of a linear, a te_shard. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 /* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of a rank's part if all ranks together have `all`. */
+ * the size of one rank's part if the parts of all ranks together have the size `all`. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
@@ -324,7 +325,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
                       ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
 
-/* The struct of an op's options, and its initialiser. */
+/* The type of the struct of an op's options, and the initialiser of that struct. */
 typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
@@ -337,8 +338,8 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_OP_end (end, end)
 #define TE_IS_END_end ,
 #define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
-/* The names of the enumerators that te/fuse/impl/declare.h defines for each op of a model, of the form
- * model_family_name_index: the index of the op, and the width, number format, rows and layout of its input and output.
+/* The names of the enumerators that te/fuse/impl/declare.h defines for each op of a model: the op's index, and the
+ * width, number format, rows and layout of the op's input and output. The names have the form model_family_name_index.
  * TE_EDGE_INDEX and TE_EDGE_DTYPE are the index and the format of the fork whose value the op uses. */
 #define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
 #define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
@@ -365,7 +366,7 @@ typedef struct te_no_options { int none; } te_no_options;
 
 /* These macros get the ops of a step as arguments: TE_FIRST_OP is the first op, TE_LAST_OP the last one,
  * TE_PATTERN_NAME the name of the pattern (the kinds of all ops, joined by underscores), and TE_OP_COUNT the number of
- * ops. They are implemented by TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to
+ * ops. All but TE_FIRST_OP use TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to
  * `two` for two ops, and so on. */
 #define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
 #define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \

@@ -44,7 +44,8 @@ extern int fchown(int fd, uid_t owner, gid_t group);
 extern char *realpath(const char *path, char *resolved);
 #endif
 
-/* Open a regular file for reading; *bytes gets its size. O_NONBLOCK: otherwise opening a FIFO would block. */
+/* Open a regular file for reading, and set *bytes to its size. O_NONBLOCK is needed because opening a FIFO would block
+ * without it. */
 TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
     struct stat info;
     *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -57,7 +58,7 @@ TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_co
     return status;
 }
 
-/* Read exactly n bytes at an offset. */
+/* Read exactly n bytes, beginning at offset `at`. */
 TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
     char *to = (char *)dst;
     TE_REQUIRE(at <= (uint64_t)INT64_MAX && lseek(fd, (off_t)at, SEEK_SET) == (off_t)at, ctx, TE_ERROR_IO,
@@ -81,11 +82,11 @@ typedef struct te__new_file {
     char *temporary;  /* the temporary file's path, in the folder of the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names to try; a name is taken if an earlier process with the same id was
-                                  * killed and left its file */
+enum { TE__FILE_TRIES = 10000 }; /* how many names are tried; a name is in use if an earlier process with the same id
+                                  * was killed and left its file */
 
-/* Set f->target. *exists: whether the target exists already; *info: its status, if so. Returns an error if the path
- * must not be replaced. */
+/* Set f->target. *exists: whether the target exists already; *info: if it exists, its status. Returns an error if the
+ * path must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     TE_REQUIRE(n > 1, ctx, TE_ERROR_IO, "cannot create a file: its path is empty");
@@ -159,13 +160,13 @@ TE_API te_status te__new_file_write(te__new_file *f, const void *src, size_t n, 
     }
     return TE_OK;
 }
-/* Overwrite n bytes at offset `at`. */
+/* Overwrite n bytes of the temporary file, beginning at offset `at`. */
 TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t n, uint64_t at, te_context *ctx) {
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder, because otherwise a crash soon afterwards could undo the rename. Shortens f->target to the
- * folder's path. */
+/* Sync the target's folder to the disk, because otherwise a crash soon afterwards could undo the rename. Shortens
+ * f->target to the path of the folder. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;

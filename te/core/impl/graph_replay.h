@@ -28,10 +28,11 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* the kernel has only one warp */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* of the dependencies of a fill, and of the nodes that depend on it */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* larger fills stay fills, because the kernel has only one warp */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* the most nodes that a fill may depend on, and the most that may depend on it */
 };
-/* The argument of the kernel, which sets bytes[i] to byte i % element of `value`, for i < count. */
+/* The argument of the kernel that replaces a fill. The kernel sets bytes[i] to byte i % element of `value`, for i <
+ * count. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
 /* Get the nodes that `node` depends on (before: 1) or the nodes that depend on `node` (before: 0). Returns their
@@ -66,7 +67,7 @@ TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t f
 #endif
     return e;
 }
-/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave it. */
+/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill. */
 TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
     cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
     cudaMemsetParams of = {};
@@ -103,11 +104,12 @@ typedef struct te_grid { int x, y; } te_grid;
 
 enum {
     TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; when it is full, its launches are enqueued */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* a pass with fewer launches is enqueued one by one, without a graph */
-    TE_LAUNCH_MAX_GRAPHS = 256         /* cached graphs of a context */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* the launches of a pass with fewer than this are enqueued one by one, without a
+                                        * graph */
+    TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
 };
 
-/* A function whose call is recorded, and which enqueues on ctx->stream itself (cuBLASLt, cudaMemsetAsync). */
+/* A function that itself enqueues work on ctx->stream (cuBLASLt, cudaMemsetAsync); its call can be recorded. */
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
 /* A launch of a kernel, or a call of a function. In a record, the struct is followed by `bytes` bytes of arguments, and
@@ -125,22 +127,23 @@ typedef struct te_launch {
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t last_launch; /* the value of te_launches.clock at the last launch; finds the least recently used graph */
+    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it finds the least
+                           * recently used graph */
     int count, bytes;
-    char *record;          /* [bytes] */
-    cudaGraphNode_t *node; /* [count]; null for a call */
+    char *record;          /* [bytes]: the launches from which the graph was captured */
+    cudaGraphNode_t *node; /* [count], one for each launch; null where the launch is a call */
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* of `record` */
-    int replays, next;           /* replays: the number of cached graphs; next: the graph that the next pass is compared
-                                  * with first */
+    int recording, count, bytes; /* recording 1: launches are recorded now; count, bytes: of the launches in `record` */
+    int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
+                                  * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
     int autotuning;              /* 1: GEMM candidates are being timed, each after a kernel that writes no weight */
     uint64_t clock;
-    int64_t made, updated, replayed; /* counts of graphs captured, of graphs given new arguments, and of graph
-                                      * launches */
-    cudaStream_t stream;             /* used for capturing */
+    int64_t made, updated, replayed; /* the numbers of graphs captured, of graphs given new arguments, and of graphs
+                                      * launched */
+    cudaStream_t stream;             /* the stream with which graphs are captured */
     const void *small_fill_kernel;   /* the kernel that replaces small fills; null: they stay */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
@@ -150,8 +153,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether the stream is being captured. If the stream is the default stream and another stream is being captured, the
- * query fails; this function then returns 1. */
+/* Whether the stream is being captured. If it is the default stream and some other stream is being captured, the query
+ * fails; this function then returns 1. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
@@ -159,8 +162,9 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Whether kernels are launched with PDL. This needs ctx->pdl, and that the code which the context's device runs was
- * compiled for compute capability 9.0 or higher, because only such code contains the wait of te_kernel_begin. */
+/* Whether kernels are launched with PDL. This needs two things: ctx->pdl, and that the code that the context's device
+ * runs was compiled for compute capability 9.0 or higher, because only such code contains the wait of
+ * te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -300,8 +304,8 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     memcpy(r->record, s->record, (size_t)s->bytes);
     return 1;
 }
-/* Find a graph for the recorded launches: a cached, a newly captured, or an updated one. Returns null if the launches
- * must be enqueued one by one. */
+/* Find a graph for the recorded launches: a cached one, a newly captured one, or a cached one with new arguments.
+ * Returns null if the launches must be enqueued one by one. */
 TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     int oldest = -1;
     for (int k = 0; k < s->replays; k++) {
@@ -313,7 +317,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     if (s->replays < te_min(ctx->replay, TE_LAUNCH_MAX_GRAPHS)) {
         te_replay_graph *r = te__replay_capture(s, ctx);
         if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
-        else ctx->replay = 0; /* do not try again at every pass */
+        else ctx->replay = 0; /* do not try to capture again at every pass */
         return r;
     }
     for (int i = 0; i < s->replays; i++)
@@ -346,10 +350,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as one, because
- * the kernel that it launches may let the next kernel start before it has itself waited for its predecessor. If the
- * function returns 1, all work before this pass is done when the next kernel starts. That kernel may therefore read
- * memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
+/* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a kernel: the
+ * kernel that the call launches may let the next kernel start before it has itself waited for the kernel in front of
+ * it. If the function returns 1, all work before this pass is done when the next kernel starts. That next kernel may
+ * therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -365,7 +369,7 @@ TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     if (s) s->recording = 0;
     return status == TE_OK ? te_launch_flush(ctx) : status;
 }
-/* Launch l, with `bytes` bytes of arguments, now or, while a pass is recording, record it. */
+/* Enqueue the launch l, whose arguments have `bytes` bytes; but while a pass is recording, record l instead. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
@@ -373,7 +377,8 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
     char *to = s->record + s->bytes;
-    memset(to + l->size - 16, 0, 16); /* clears the padding after the arguments, because records are compared with it */
+    memset(to + l->size - 16, 0, 16); /* clear the padding after the arguments, because comparisons of records include
+                                       * it */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;
@@ -392,7 +397,7 @@ TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *
     launch.pdl = te__cuda_uses_pdl(ctx);
     return te__launch_or_record(&launch, args, (int)bytes, ctx);
 }
-/* The same without clusters and dynamic shared memory. */
+/* Like te__cuda_launch, without clusters and dynamic shared memory. */
 TE_API te_status te__cuda_launch_plain(te_context *ctx, const void *kernel, const char *name, te_grid grid, int threads,
                                        const void *args, size_t bytes) {
     return te__cuda_launch(ctx, te__launch_of(kernel, name, grid, threads, 0, 1), args, bytes);

@@ -1,9 +1,9 @@
-/* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank, which
- * polls until they arrive.
+/* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank. The other
+ * rank polls its memory until the packet has arrived.
  *
- * Memory in which no packet has arrived yet has all bits set. A word with any other value is data, so a packet needs no
- * flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value takes the place
- * of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next packet.
+ * In memory in which no packet has arrived yet, all bits are set. A word with any other value is data, so a packet
+ * needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value takes
+ * the place of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next packet.
  *
  * Do this:
  *     te_packet_send(there, &v);            // te_packet_escape first, if a word of v may have all bits set
@@ -105,12 +105,12 @@ TE_FN uint64_t te_nanoseconds(void) {
 
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
-/* Replace words of data that equal TE_PACKET_EMPTY, which a receiver would not recognise as data. Such a word is a NaN
- * in f32 and two NaNs in bf16 or f16, and is replaced by other NaNs. */
+/* Replace words of data that equal TE_PACKET_EMPTY, because a receiver would not recognise them as data. Such a word is
+ * a NaN in f32 and two NaNs in bf16 or f16; it is replaced by other NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
-/* The same for a packet of eight e4m3 numbers, where such a word is four NaNs. */
+/* Like te_packet_escape, for a packet of eight e4m3 numbers, in which such a word is four NaNs. */
 TE_FN void te_packet_escape_fp8(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0x7f7f7f7fu;
 }
@@ -121,7 +121,7 @@ TE_FN int te_packet_arrived(const te_packet *v) {
 /* How many numbers a packet holds; t is not FP8. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
-/* sum = v, or sum += v if `add`. */
+/* If `add` is 1, sum += v, else sum = v. */
 TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const uint32_t w = v->w[i];

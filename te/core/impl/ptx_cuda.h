@@ -37,7 +37,7 @@ TE_FN void te__sts_float(uint32_t to, float f) {
 
 /* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
  * e4m3. The sections "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" of the PTX ISA say which lane holds
- * which elements; in bytes, the layout is the same for both. */
+ * which elements; counted in bytes, the two layouts are the same. */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -59,19 +59,19 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* In these functions, `bar` is the shared memory address of a barrier. */
+/* In the functions of this section, `bar` is the shared memory address of an mbarrier. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
-/* Arrive at the barrier, and make its current phase complete only after asynchronous copies have delivered `bytes` more
- * bytes. */
+/* Arrive at the barrier. The barrier's current phase then completes only after asynchronous copies have delivered
+ * `bytes` more bytes. */
 TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 TE_FN void te__barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/* Arrive at a barrier of another block: the one at address `bar` in the shared memory of block `cta` of the cluster. */
+/* Arrive at a barrier of another block of the cluster: at address `bar` in the shared memory of block number `cta`. */
 TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
     asm volatile(
         "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
@@ -102,7 +102,7 @@ TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
                  "r"(phase)
                  : "memory");
 }
-/* The block's index in its cluster. */
+/* The index of this block in its cluster. */
 TE_FN int te__cluster_rank(void) {
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -156,8 +156,8 @@ TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor with this low word. The low word contains the address in units of 16 bytes; so the low word
- * for another address is this one plus the distance between the addresses, in units of 16 bytes. */
+/* The K-major descriptor whose low word is `low`. The low word contains the address in units of 16 bytes. So the low
+ * word for another address is this one plus the distance between the two addresses, in units of 16 bytes. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
 /* The asm operands for `d`, the accumulators of a thread, and the names by which the instructions refer to them. */
@@ -179,9 +179,9 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
                      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
                      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
                      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-/* A wgmma with m = 64 and n columns, where each thread has `count` accumulators. at_a, at_b, at_add: the numbers of the
- * asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that says k and
- * the formats; transpose: the instruction's operands that say which inputs are MN-major. */
+/* A wgmma with m = 64 and n columns, in which each thread has `count` accumulators. at_a, at_b, at_add: the numbers of
+ * the asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that states k
+ * and the formats; transpose: the operands of the instruction that state which inputs are MN-major. */
 #define TE__WGMMA_N(n, count, at_a, at_b, at_add, type, transpose)                                                     \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" at_add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n type " {" \
                  TE__REGISTERS_##count "}, %" at_a ", %" at_b ", add, 1, 1" transpose ";\n}"                           \
@@ -202,7 +202,8 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* The same for D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8, in all combinations of formats except e5m2 by e5m2. */
+/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8, in all combinations of formats except e5m2 by
+ * e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
@@ -222,7 +223,8 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most the last committed group is still pending (te__wgmma_wait_1), or none is (te__wgmma_wait_0). */
+/* te__wgmma_wait_1: wait until at most one committed group, the last one, is pending. te__wgmma_wait_0: wait until none
+ * is. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
@@ -252,7 +254,7 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* The same function, but looked up only once for each context. */
+/* Returns what te__find_tensor_map_encoder returns, but looks it up only once for each context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
@@ -262,8 +264,8 @@ TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
 }
 
 /* The shape of a tensor for a tensor map: `rank` dimensions, the innermost first. size: the extent of the tensor in
- * each dimension, in elements; box: that of a box; pitch: the bytes between two consecutive indices of each dimension
- * except the innermost. */
+ * each dimension, in elements; box: the extent of a box in each dimension; pitch: the bytes between two consecutive
+ * indices of each dimension except the innermost. */
 typedef struct te__tensor_shape {
     int rank;
     cuuint64_t size[5], pitch[4];
@@ -284,12 +286,12 @@ TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encod
     return TE_OK;
 }
 /* Like te__tensor_map, but each load can choose its own range of the last dimension, the rows ("ragged"): the `count`
- * rows that begin at row `first`. Beyond this range a load gets zeros. For that the map has two more dimensions. A load
- * that starts at row r of the range passes as its last three indices te__ragged_row(r, count), first + count and
- * TE__RAGGED_ROWS. The first of these is out of bounds from row `count` of the range on, so TMA fills in zeros there.
- * The first two together address the row, but with an offset, which the third cancels because addresses are computed
- * modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) * pitch + (TE__RAGGED_ROWS - count + r) * pitch =
- * 2^64 + (first + r) * pitch. */
+ * rows that begin at row `first`. For rows beyond this range, a load gets zeros. To make this possible the map has two
+ * more dimensions. A load that starts at row r of the range passes as its last three indices te__ragged_row(r, count),
+ * first + count and TE__RAGGED_ROWS. The first of the three is out of bounds from row `count` of the range on, so TMA
+ * fills in zeros there. The first two together address the row, but with an offset. The third one cancels this offset,
+ * because addresses are computed modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) * pitch +
+ * (TE__RAGGED_ROWS - count + r) * pitch = 2^64 + (first + r) * pitch. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
 TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
 TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
@@ -317,12 +319,12 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
  * the kernel was found to run; fails: those on which it was found not to run, because the code was compiled for another
  * architecture or without inlining. */
 typedef struct te_sm90_kernel {
-    const void *kernel; /* null: there is none */
+    const void *kernel; /* null: there is no kernel */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the most local memory of a thread that is taken for spills; if the
-                                           accumulators were in local memory, they would take 256 bytes or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* up to so many bytes, a thread's local memory is taken for spills; if it held
+                                         * the accumulators, it would have 256 bytes or more */
 
 /* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
  * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do
@@ -332,8 +334,8 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the most local memory of a thread tha
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Whether the kernel's code that the device runs was compiled for sm_90a. In code for another architecture the kernel
- * is empty and therefore has no static shared memory, in which it would have its barriers. *is: gets the kernel's
+/* Whether the code of this kernel that the device runs was compiled for sm_90a. In code for another architecture the
+ * kernel is empty. So it has no static shared memory there, where its barriers would be. *is is set to the kernel's
  * attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;

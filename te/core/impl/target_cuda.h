@@ -19,7 +19,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 /* Define a kernel `name` that has one argument of `type`, blocks of `threads` threads and the body `...`, and its
  * launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
-/* The same, but the compiler limits the registers of a thread so that `blocks` blocks fit on an SM. */
+/* Like TE_KERNEL, but the compiler limits the registers of a thread so that `blocks` blocks fit on an SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te_kernel_begin, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
@@ -30,8 +30,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* The same, but no later kernel starts before this one has ended. Later kernels may therefore read what it stored
- * before they call te_kernel_wait. */
+/* Like TE_KERNEL_IF_USED, but no later kernel starts before this one has ended. Therefore later kernels may read what
+ * this kernel has stored even before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
                   __threadfence())
@@ -42,8 +42,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link, launch_link: the prefix of the kernel and of its launch function (TE_IF_USED or nothing); begin: the function
- * that the kernel calls first; symbol: the expression that names the kernel in the launch. */
+/* link, launch_link: the prefix of the kernel and that of its launch function (TE_IF_USED or nothing); begin: the
+ * function that the kernel calls first; symbol: the expression that names the kernel in the launch. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
@@ -74,8 +74,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
  * waits, and only then allows the blocks of the next kernel to start. Because of this order, when a kernel starts, all
  * earlier kernels except the one directly before it are done. There is one exception: a kernel behind the merge of
- * attention_sm90_decode.h may start while both decoding kernels run. They write nothing that any kernel reads before
- * it has waited: weights, and what te__cache_begin has stored. */
+ * attention_sm90_decode.h may start while both decoding kernels run. This does no harm: before it has waited, a kernel
+ * reads only weights and what te__cache_begin has stored, and the decoding kernels write neither. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

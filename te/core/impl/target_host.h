@@ -76,8 +76,8 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
 }
 TE_API void te__host_close(te_context *ctx) { (void)ctx; }
 
-/* The functions that record launches on CUDA (graph_replay.h) do nothing here: on the host every launch runs at
- * once. */
+/* On CUDA these functions record launches (graph_replay.h). Here they do nothing, because on the host every launch runs
+ * at once. */
 TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
 TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }

@@ -4,7 +4,7 @@
  *
  * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links). The
  * parameters are those of a link (TE_LINKS in matcher.h): the op, its two neighbours in the list, and the next op that
- * inference has too. TE_FOR needs the macros _A, _B, _A_END and _B_END that are defined after each of them.
+ * also exists in inference. TE_FOR needs the macros _A, _B, _A_END and _B_END, which are defined after each such macro.
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
@@ -30,12 +30,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* FP8 inputs of GEMMs, for backward: saved or recomputed */
-#define TE_TAKES_list_gradients TE_TOKEN /* FP8 format under recipes with a scale per tensor: e5m2 or e4m3 */
-#define TE_TAKES_list_rounding TE_TOKEN /* of gradients that are converted to FP8: nearest or stochastic */
-#define TE_TAKES_list_weights TE_TOKEN /* format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
+#define TE_TAKES_list_inputs TE_TOKEN /* the inputs of FP8 GEMMs that backward needs: saved or recomputed */
+#define TE_TAKES_list_gradients TE_TOKEN /* the FP8 format of gradients under recipes with one scale per tensor: e5m2 or
+                                          * e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* how gradients are rounded when they are cast to FP8: nearest or stochastic */
+#define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* rows of x and of the output of an embedding: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* the rows of x and of the output of an embedding: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -61,8 +62,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__PLAN_OF_fixed(name) name##_plan()
 #define TE__PLAN_OF_dims(name) te__plan_at(m ? &m->te_sized : 0, name##_plan())
 
-/* TE__DECLARE_LIST makes the constants, the checks and the struct. TE__DECLARE_CALLS makes the prototypes that every
- * model has, TE__DECLARE_training those that only a model with forward and backward has.
+/* TE__DECLARE_LIST makes the constants, the checks and the struct. TE__DECLARE_CALLS makes the prototypes of the
+ * functions that every model has; TE__DECLARE_training makes those of functions that only a model with forward and
+ * backward has.
  *     passes      training (forward, backward and inference) or inference (only inference, inference.h)
  *     of          the list's dtype and options, as TE_LIST_OF returns them
  *     cut, marks  the list with its recompute marks, and the links of that list (TE__MARKED in sequential.h) */
@@ -152,9 +154,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
 
-/* Check that no two ops of the same family have the same name. Each op declares an enumerator with its family and name
- * in it; two enumerators of the same name are an error. The enumerator's name, which the compiler prints, serves as the
- * error message. */
+/* Check that no two ops of the same family have the same name. Each op declares an enumerator whose name contains the
+ * op's family and name, and two enumerators of the same name do not compile. The compiler prints that name, which
+ * serves as the error message. */
 #define TE__ONCE(model, before, op, after, live) \
     TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
 #define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
@@ -163,16 +165,16 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__ONCE_B_END
 
 /* The width of x if the list has no option `width`: the input width of the first op whose family states one (the fact
- * TE_IN_<family>). For each op this expands to one branch, `width != 0 ? width :`, of a conditional expression. */
+ * TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a conditional expression. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
-/* The enumerators of an op for its index and for the widths of its input and output. A fork also has one for the width
- * of its value. The index has no initialiser: it is the preceding enumerator plus one. Therefore the last enumerator of
- * each op (.._behind) repeats the op's index, so that the next op gets the next index. */
+/* The enumerators of an op for its index and for the widths of its input and output; a fork has one more, for the width
+ * of its value. The enumerator of the index has no initialiser, so it is the preceding enumerator plus one. Therefore
+ * the last enumerator of each op (.._behind) repeats the op's index, so that the next op gets the next index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -183,7 +185,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The width or the rows of an op's output; `what` is the token width or rows. The output of a load (an op for which
+/* The width or the rows of an op's output. what: the token width or rows. The output of a load (an op for whose family
  * TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value; for all other ops, the facts of
  * the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
 #define TE__PRODUCED(what, model, op) \
@@ -195,8 +197,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__LOADED_rows(model, op)                                                    \
     ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
-/* The enumerators for the width, rows and number format of the value of a fork or an input. The rows of an input are
- * -1 if it does not state them (TE__INPUT_ROWS); it then has the same rows as the ops that use it. */
+/* The enumerators for the width, rows and number format of the value of a fork or an input. If an input states no rows,
+ * its enumerator is -1 (TE__INPUT_ROWS): the input then has the same rows as the ops that use it. */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
@@ -213,7 +215,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
  *     the list's option `out`                  else, if the list has it and the op is the last one (TE_WANTS_end)
  *     the format of the residual stream        else, if TE_PRODUCES of the op or TE_WANTS of the next op says so
  *     the list's dtype                         otherwise
- * The next op here is `live`, which skips a dropout: inference, which has no dropout, then has the same formats. */
+ * The next op here is `live`, which skips a dropout; so the formats are the same in inference, which has no dropout. */
 #define TE__FORMATS(model, before, op, after, live)                                                              \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                        \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                          \
@@ -243,8 +245,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* The number format of x if the list has no option `in`: the format that the first op reads best. For the first op this
- * expands to that format followed by +, for each other op to nothing. */
+/* The number format of x if the list has no option `in`: the format that the first op reads best. For the first op the
+ * macro expands to that format followed by +, for each other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -261,7 +263,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__LAST_DTYPE_B_END
 
 /* The static_asserts for each op. They check its widths, its position in the list, its rows, its options, and the
- * layout of its input over the ranks; TE_CHECK adds the checks that the op's family defines. */
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
                   "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \
@@ -296,8 +298,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* Check that each fork or input is used: the op that uses it declares a type (TE_FORK_USED), and the sizeof here does
- * not compile if no op has declared that type. */
+/* Check that each fork or input is used. Each op that uses one declares a type for it (TE_FORK_USED); the sizeof here
+ * compiles only if some op has declared that type. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \

@@ -19,8 +19,8 @@
 
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
-/* The family of a custom op that begins a pattern defines one of these macros, which makes the kernels of the step and
- * its function name##_run:
+/* If a pattern begins with a custom op, that op's family defines one of the following macros, which makes the kernels
+ * of the step and the function name##_run, which runs the step:
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
  *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
  *         defined (by TE_POINTWISE)
@@ -28,10 +28,10 @@
  *         for two custom ops, of families a and b; TE_PAIR_<a>_<b> must be #defined as a comma
  *     TE_CUSTOM_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b)
  *         for two custom ops with a pointwise kernel between them; TE_AROUND_<a>_<b> must be #defined as a comma
- * A pattern can have further variants of its pointwise kernel that read their input from elsewhere, for example from
- * other ranks (te/comm/impl/fused_collective_norm.h). TE_SOURCE_<family>(widths, name, ops...) defines these variants.
- * It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is #defined
- * as a comma. */
+ * A pattern can have further variants of its pointwise kernel, which read their input from elsewhere, for example from
+ * other ranks (te/comm/impl/fused_collective_norm.h). The macro TE_SOURCE_<family>(widths, name, ops...) defines these
+ * variants. It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is
+ * #defined as a comma. */
 
 #define TE__PAIR_OR_POINTWISE(a, ...) \
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \
@@ -63,9 +63,9 @@
 /* The kernels of a backward step that consists of an attention and the bias in front of it. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv; each partial sum is over
-                   * this many rows of one sequence. 0: they cannot */
-    te_pointwise_launch_fn bias; /* sums the gradient of the bias if the attention kernels do not */
+    int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv, each over this many rows of
+                   * one sequence. 0: they cannot store partial sums */
+    te_pointwise_launch_fn bias; /* the kernel that sums the gradient of the bias if the attention kernels do not */
 } te__attention_bias_kernels;
 
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
@@ -86,9 +86,9 @@ typedef struct te__attention_bias_kernels {
     }
 
 /* Computes dqkv, and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
- * have at least sum_rows rows, the attention kernels store partial sums of the columns; otherwise the bias kernel, of
- * shape k, reads dqkv once more to make the partial sums. The same amount of memory is reserved for the partial sums
- * in both cases, because the workspace is sized before the length of the sequences is known. */
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel, of
+ * shape k, reads dqkv once more to make the partial sums. In both cases the same amount of memory is reserved for the
+ * partial sums, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {
@@ -112,16 +112,16 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 
 /* ---- a step, by the class of its first op ------------------------------------------------------------------------ */
 
-/* TE__KERNELS(x, ops...): defines the kernels of the step with these ops, and the function name##_run that runs the
- * step; `name` is TE__STEP_NAME. The tuple x is (widths, model, dtype, pass, suffix), as in sequential.h. If the suffix
- * is `shared`, nothing is defined. */
+/* TE__KERNELS(x, ops...): defines the kernels of the step that consists of these ops, and the function name##_run,
+ * which runs the step; `name` is TE__STEP_NAME. x is the tuple (widths, model, dtype, pass, suffix), as in
+ * sequential.h. If the suffix is `shared`, the macro defines nothing. */
 #define TE__KERNELS(x, ...) \
     TE__KERNELS2(TE_CLASS(TE_FIRST_OP(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__IS_SHARED_shared , /* a step of inference that uses the kernels of the same step of forward */
+#define TE__IS_SHARED_shared , /* marks a step of inference that uses the kernels of the same step of forward */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
@@ -137,8 +137,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
-/* A step that begins with a GEMM. If further ops follow it, they become a pointwise kernel, unless they are a rope or a
- * custom op with a linear in its pattern (both in forward), or a fork (in backward), which have code of their own. */
+/* A step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes them. Three cases have code
+ * of their own instead: in forward, a rope, and a custom op whose pattern contains a linear; in backward, a fork. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
@@ -185,8 +185,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_FIRST_OP(__VA_ARGS__), gemm), \
                   "te: " #name ": in backward this pattern has a linear, and no other op");        \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op)
-/* Expands the macro family##_##pass(...), where `family` is TE_CUSTOM_<family> of an op, or TE_CUSTOM_PATTERN_<family>,
- * TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> of a pattern. */
+/* Expands the macro family##_##pass(...). family: TE_CUSTOM_<family> for a single op; TE_CUSTOM_PATTERN_<family>,
+ * TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> for a pattern. */
 #define TE__CUSTOM(family, pass, ...) TE__CUSTOM2(family, pass, __VA_ARGS__)
 #define TE__CUSTOM2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

@@ -1,9 +1,10 @@
 /* list_checks.h -- two checks of a list at compile time: that the marks of its recompute regions are in valid places,
- * and that each op accepts the layout that its input has over the ranks of a tensor group.
+ * and that each op accepts the layout which its input has over the ranks of a tensor group.
  *
  * The marks (recompute, name) .. (end_recompute, name) also become the plan's table of recompute regions
  * (te/ops/recompute.h says what the regions mean). The macros for the marks take `links`, the links (TE_LINKS) of the
- * list including its marks. For a list without marks, `links` is empty and they make no table entries and no checks.
+ * list including its marks. For a list without marks, `links` is empty, and the macros expand to no table entries and
+ * no checks.
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
@@ -96,8 +97,8 @@
         TE_NOTHING)(model, op)
 
 /* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
- * a region, the op that uses the fork's value must lie in the same region, unless that value is kept anyway because
- * it is the saved input of the region or an (input, ..) of the caller's. */
+ * a region, the op that uses the fork's value must lie in the same region. It need not if that value stays in memory
+ * anyway, because it is the saved input of the region or the caller's tensor for an (input, ..). */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
@@ -156,7 +157,7 @@
 #define TE__HAS_PARAMS2(...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), 0, 1)
 
 /* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value.
- * The output of a load has the layout of the value of its fork. */
+ * The output of a load has the layout of the fork's value. */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \

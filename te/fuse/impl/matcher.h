@@ -24,13 +24,13 @@
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
-#define TE_FUSED ,             /* a pattern is #defined as this comma, which TE_IF_MARKED detects */
+#define TE_FUSED ,             /* a pattern is #defined as this, a comma, which TE_IF_MARKED detects */
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* A macro cannot expand itself, so recursion is deferred: instead of M, the macro M leaves M_ TE_PARENS, which becomes
- * M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. That is enough, because
- * recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
+/* A macro cannot expand itself, so recursion is deferred: where M should expand itself, it leaves M_ TE_PARENS instead,
+ * which becomes M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. That is enough,
+ * because recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
@@ -46,8 +46,8 @@
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
-/* TE_MATCH_AT(list, ops...): the number of ops in the step that begins with the first of these ops; 0 if that first op
- * is a mark, (recompute, ..) or (end_recompute, ..), which is in no step. */
+/* TE_MATCH_AT(list, ops...): the number of ops in the step that begins with the first of these ops. It is 0 if that
+ * first op is a mark, (recompute, ..) or (end_recompute, ..), because no step contains marks. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
@@ -76,12 +76,12 @@
 #define TE_MATCH_NEXT_() TE_MATCH_NEXT
 
 /* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): the steps of TE_PLAN(list, ctx, ops of
- * inference...). But a step that forward has too, with exactly the same ops, gets the tuple `shared` instead of ctx; it
- * uses forward's kernels, so that none need to be compiled for it.
+ * inference...). But if forward has a step with exactly the same ops, the inference step gets the tuple `shared`
+ * instead of ctx. It then uses the kernels of forward's step, so that no kernels need to be compiled for it.
  *
- * To find these steps, the macros go through both lists at once, a step of each at a time. From forward's step they
- * leave out the training ops (dropout) and marks, which inference does not have, and compare the number of ops that
- * remain with the number of ops in inference's step. There are three cases:
+ * To find these steps, the macros go through both lists at once, one step of each at a time. They leave the training
+ * ops (dropout) and marks out of forward's step, because inference does not have these, and compare the number of ops
+ * that remain with the number of ops in inference's step. There are three cases:
  *     none remain            skip forward's step (TE_PAIR_SKIP)
  *     the numbers are equal  so are the ops, since both steps begin at the same op. Take inference's step; it gets
  *                            `shared` if forward's step has no training ops, else ctx (TE_PAIR_TAKE)
@@ -90,7 +90,7 @@
  *     x, s        ctx and shared
  *     f, i        the ops that remain in the list of forward and in that of inference, each in parentheses
  *     of_f, of_i  the number of ops in the next step of forward and of inference
- *     live        how many of the ops in forward's next step inference has too */
+ *     live        how many ops of the next step of forward also exist in inference */
 #define TE_PLAN_BESIDE(l, ctx, shared, list, ...) \
     TE_EVAL(TE_PAIR(l, ctx, shared, (TE_UNWRAP(list), TE_ENDS), (__VA_ARGS__, TE_ENDS)))
 #define TE_PAIR(l, x, s, f, i) TE_IF_END(TE_FIRST(TE_STRIP i, ~), TE_STOP, TE_PAIR1)(l, x, s, f, i)
@@ -109,7 +109,8 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...): (the first n ops), (the other ops). TE_TAKEN0 takes one op, a mark (TE_MATCH_AT is 0 for it). */
+/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one op, a mark (TE_MATCH_AT is 0 for
+ * it). */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -119,7 +120,7 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* The number of ops in a step that inference has too: all but training ops and marks. */
+/* How many of a step's ops also exist in inference: all but training ops and marks. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -138,7 +139,7 @@
 /* TE_LINKS(ctx, ops...): a sequence with one tuple for each op, called a link: (ctx, before, op, after, live).
  *     before  the op in front of it in the list; for the first op: (begin, begin)
  *     after   the op behind it; for the last op: (end, ~)
- *     live    the next op that inference has too: `after` or, if `after` is a dropout, the op behind the dropout */
+ *     live    the next op that also exists in inference: `after`, or the op behind `after` if that is a dropout */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
@@ -147,17 +148,18 @@
 #define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
-/* TE_REVERSE(ops...): the ops in reverse order. The plan of backward is made from this list. */
+/* TE_REVERSE(ops...): the ops in reverse order. The plan of backward is made from the reversed list. */
 #define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
 #define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
 #define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the ops that inference has, that is, all but those of a kind for which TE_TRAINING_<kind> is
- * #defined as a comma.
- * TE_UNMARKED(ops...): the ops without the marks of recompute regions, that is, the kinds for which TE_IS_MARK_<kind>
- * is #defined as a comma. A mark is never part of a step, and no pattern matches ops on both sides of a mark. */
+/* TE_INFERRED(ops...): the ops that exist in inference, that is, without the ops of those kinds for which
+ * TE_TRAINING_<kind> is #defined as a comma.
+ * TE_UNMARKED(ops...): the ops without the marks of recompute regions, that is, without the kinds for which
+ * TE_IS_MARK_<kind> is #defined as a comma. A mark is never part of a step, and no pattern matches ops on both sides of
+ * a mark. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -168,14 +170,15 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* Expands to `yes` if a is an op, that is, a tuple whose second member is not empty, else to `no`. */
+/* Expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is not empty; else to
+ * `no`. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
 #define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, ops of an unknown kind, or no ops at all
- * (each of the latter becomes (none, ~)). It is empty if all arguments are ops of known kinds. */
+/* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, that are ops of an unknown kind, or that are
+ * not ops (each of the last becomes (none, ~)). The sequence is empty if all arguments are ops of known kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)
@@ -200,10 +203,11 @@
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..): expands to M(..) M(..) .. , with the members of each tuple of the sequence as arguments.
- * Four more macros must be defined for M: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing.
- * M_A and M_B alternate along the sequence: each expands M for one tuple and leaves the other's name in front of the
- * next tuple. The name left at the end has no tuple behind it; TE_FOR appends _END to it, so that it vanishes. */
+/* TE_FOR(M, (..)(..)..): expands to M(..) M(..) .., with the members of each tuple of the sequence as arguments. Four
+ * more macros must be defined for M: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing. M_A
+ * and M_B alternate along the sequence: each expands M for one tuple and leaves the name of the other in front of the
+ * next tuple. The name left at the end has no tuple behind it; TE_FOR appends _END to that name, so that it expands to
+ * nothing. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

@@ -1,5 +1,6 @@
 /* call_checks.h -- the checks that a call makes before it enqueues any work: of the batch, of the caller's tensors, and
- * of tensors whose memory overlaps. It also has the functions that return the values of forks and extra inputs.
+ * that no memory which the call writes overlaps other memory. The header also has the functions that return the values
+ * of forks and of extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -9,8 +10,8 @@
 
 /* ---- the batch --------------------------------------------------------------------------------------------------- */
 
-/* Check the description of packed sequences of different lengths (core/tensor.h). cu_seqlens is in target memory, so
- * its numbers can be checked only if the target is the host. */
+/* Check the members of te_batch that describe packed sequences of different lengths (core/tensor.h). cu_seqlens lies in
+ * target memory, so its values can be checked only if the target is the host. */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq;
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
@@ -36,8 +37,8 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Check batch.memory_seq. Called for lists with an extra input that a decoder attends to: (input, .., (rows,
- * memory)). */
+/* Check batch.memory_seq. Called for lists with an extra input whose rows a decoder attends to, declared as (input, ..,
+ * (rows, memory)). */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -96,17 +97,17 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* Set *found to the entry of te_batch.edges for the op (input, name) or (output, name), which must exist. While only
- * sizes are measured, *found is null. */
+/* Set *found to the entry of te_batch.edges that belongs to the op (input, name) or (output, name). Returns an error if
+ * there is none. While only sizes are measured, *found becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
-    if (!r->batch) return TE_OK; /* sizing only */
+    if (!r->batch) return TE_OK; /* there is no batch while only sizes are measured */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for an extra input or output of the list or, if grad is 1, to the caller's tensor for
- * its gradient. The tensor must have the shape and format of `like`. v->data is null if the caller has passed no tensor
- * for the gradient. While only sizes are measured, v->data is the address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor of its value (grad 0) or
+ * of its gradient (grad 1). The tensor must have the shape and format of `like`. If the caller has passed no tensor for
+ * the gradient, v->data becomes null. While only sizes are measured, v->data is the address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -117,7 +118,7 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* A value without data that has the shape and format of the value of the fork or input that `op` uses, with `cols`
+/* A value without data, with the number of rows and the format of the fork or input that `op` uses, and `cols`
  * columns. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
@@ -125,7 +126,7 @@ TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) 
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
-/* Set *v to the value of the fork or input that `op` uses, in forward, inference or backward. */
+/* Set *v to the value of the fork or input that `op` uses. Works in forward, inference and backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
@@ -140,23 +141,24 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
 
 /* Memory that a call writes must not overlap other memory that the call reads or writes.
  *
- * A call writes y, te_saved.memory, the workspace and the values of outputs; backward writes dx, the gradients, the
- * workspace and the gradients of inputs. A call returns an error if one of these overlaps another tensor of the call,
- * the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call that runs in place:
- *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. The last
+ * A call writes y, te_saved.memory, the workspace and the values of extra outputs; backward writes dx, the gradients of
+ * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
+ * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
+ * that runs in place:
+ *   In inference y may be x itself, and in backward dx may be dy itself: the same address, shape and format. The last
  *   step must then not read the memory that it writes, unless it works element by element or row by row. Therefore a
- *   list that consists of a single step of another kind (only a linear, attention or rope), or that ends in a
- *   cross_attention, cannot run in place.
+ *   list cannot run in place if it ends in a cross_attention, or if it consists of a single step that works neither
+ *   element by element nor row by row (only a linear, attention or rope).
  * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes y
- * (te_saved.loss_in_backward), dy and dx must not overlap them. */
+ * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
 
 typedef struct te__region {
     const char *name;
     const char *begin;
     size_t bytes;
     int written;
-    int end; /* 1: x or dy; 2: y or dx; 0: another tensor. Regions 1 and 2 may be the same memory if the call runs in
-              * place */
+    int end; /* 1: x or dy; 2: y or dx; 0: another tensor. A region 1 and a region 2 may be the same memory if the call
+              * runs in place */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
 typedef struct te__regions {
@@ -167,21 +169,22 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Whether the pass may run in place, so that its result `to` overwrites its first value `from`. It may if the last step
- * works element by element or row by row, or does not read `from`. */
+/* Whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of `from`,
+ * the value that the first step reads. It may if the last step works element by element or row by row, or does not read
+ * `from`. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may be in `from` */
+    if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may lie in `from` */
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward reads the forward's x: the first op saves its input or is recomputed, or an op later in the list
- * uses a fork of x. */
+/* Whether backward reads the forward's x. It does if the first op of the list (not counting forks) saves its input or
+ * is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -194,8 +197,8 @@ TE_API int te__reads_x(const te_plan *p) {
 }
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
-/* Add a region of memory to the table, and return an error if it overlaps a region that was added before and the
- * overlap is not permitted. */
+/* Add a region of memory to the table. Returns an error if the new region overlaps one that is already in the table and
+ * this overlap is not permitted. */
 TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
                                 int end) {
     te__region to;
@@ -215,26 +218,26 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
     return TE_OK;
 }
-/* Whether the edge of this name is an extra input of the list (TE_IS_INPUT) or an extra output (TE_IS_OUTPUT); 0: the
- * list has no edge of this name. */
+/* The kind of the edge with this name: TE_IS_INPUT for an extra input of the list, TE_IS_OUTPUT for an extra output; 0:
+ * the list has no edge with this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++)
         if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
             return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
     return 0;
 }
-/* Add the caller's tensors for (input, ..), (output, ..) and the attention option (max_logit, 1). */
+/* Add the memory that the caller passes for (input, ..), (output, ..) and the attention option (max_logit, 1). */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
         const int kind = te__edge_kind(r->plan, e->name);
-        if (!kind) continue; /* an edge of another list, which uses the same batch */
+        if (!kind) continue; /* the edge is for another list that uses the same batch */
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        int is_read = 0; /* 1: backward also reads the value of the input */
+        int is_read = 0; /* 1: backward also reads the value of this input */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
@@ -243,8 +246,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        if (all->count == TE__MAX_REGIONS) all->count = before; /* the table is full: later edges are
-                                                                  * not compared with these */
+        /* the table is full: take the edges out of it; later edges are then not compared with these */
+        if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
         if (r->pass != TE_BACKWARD || !is_read) continue;
@@ -254,8 +257,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
     }
     return TE_OK;
 }
-/* Check that no memory that this call writes overlaps other memory of the call. used: the bytes of the workspace that
- * the call needs. It is called after the dry run, which has checked the shapes and formats of the tensors. */
+/* Check that no memory that this call writes overlaps other memory of the call. used: the bytes of workspace that the
+ * call needs. Call this after the dry run, which has checked the shapes and formats of the tensors. */
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
     const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;

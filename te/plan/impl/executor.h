@@ -1,5 +1,5 @@
-/* executor.h -- runs a call of a model (forward, inference or backward): it checks the arguments, and then runs the
- * steps of the plan twice.
+/* executor.h -- runs a call of a model (forward, inference or backward): checks the arguments, then runs the steps of
+ * the plan twice.
  *
  * The first run is a dry run. It launches nothing, but makes all checks and measures the workspace that the second run
  * needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a dry run, so
@@ -14,8 +14,8 @@
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
-/* Backward goes through the list from its last op backwards, and stops at the first op of the list (the "backward
- * stop") that computes a gradient that is needed: the gradient of a parameter that trains, of x, or of an extra
+/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". This is the first op,
+ * in list order, that computes a gradient that is needed: the gradient of a parameter that trains, of x, or of an extra
  * input. */
 
 /* Whether op i computes the gradient of an extra input that the caller wants. */
@@ -25,8 +25,9 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* The value of te_run.backward_stop. If no gradient is needed, it is the number of ops (backward has nothing to
- * compute); or, if forward has left the computation of the loss to backward, the last op, which computes the loss. */
+/* The value of te_run.backward_stop. If no gradient is needed, it is the number of ops, since backward has nothing to
+ * compute; but if forward has left the computation of the loss to backward, it is the index of the last op, which
+ * computes the loss. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -37,7 +38,7 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* The number of backward steps up to and including the one with the backward stop. */
+/* The number of backward steps that run: up to and including the step with the backward stop. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -60,11 +61,12 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 
 /* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
-/* A recompute region is the ops between the two marks of te/ops/recompute.h. What its ops save (except its last op) is
- * stored in the workspace, and only while the region is open. Forward opens a region while it runs the region's steps;
- * backward opens it, and runs the region's forward steps again to fill it. */
+/* A recompute region consists of the ops between the two marks of te/ops/recompute.h. The values that these ops save,
+ * except those of the last op, are stored in the workspace, and only while the region is open. Forward opens a region
+ * while it runs the region's steps. Backward opens it, too, and fills its memory by running the region's forward steps
+ * again. */
 
-/* Acquire the memory in which region k saves values. Forward needs this memory too, because its steps store the values
+/* Acquire the memory in which region k saves values. Forward needs it, too, because a forward step stores the values
  * that are to be saved without knowing whether anything will read them. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
@@ -75,19 +77,19 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Release the memory of region k. Its saved values then have no address any more, except forks at the beginning of the
- * region, whose value is the input of the region. */
+/* Release the memory of region k. The values saved in it then have no address any more. Forks at the beginning of the
+ * region keep theirs, because their value is the input of the region. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* A backward whose backward stop is inside a region has left this region open. */
+/* Close all open regions. If the backward stop is inside a region, that region is still open at the end of backward. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
 }
-/* The forward steps [*from, *to) that backward runs again for region k: from its first step up to the last step whose
- * ops save something in the memory of the region. */
+/* The forward steps [*from, *to) that backward runs again for region k: from the region's first step up to the last one
+ * whose ops save something in the memory of the region. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -96,9 +98,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k and fill its memory. For this, a copy of te_run, which has the same addresses, runs the
- * forward steps of the region. The output of the region's last op is saved already; so if the step of this op runs
- * again, it stores the output in the workspace, and stores no row statistics. */
+/* In backward: open region k and fill its memory by running the region's forward steps on a copy of te_run, in which
+ * all values have the same addresses. The output of the region's last op has already been saved; so if the step of this
+ * op runs again, it stores the output in the workspace, and stores no row statistics. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -117,8 +119,8 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Before a step: open all regions that contain an op of the step. A forward step is either entirely in one region or
- * outside of all; a backward step may have ops of several regions. */
+/* Before a step: open all regions that contain an op of the step. A forward step lies either entirely in one region or
+ * outside of all regions; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && !r->region[k].data; j++)
@@ -126,8 +128,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* After a step: close the regions that this step has completed (in forward, the step has the last op of the region; in
- * backward, the first). */
+/* After a step: close the regions that it has completed. In forward, these are the regions whose last op is in the
+ * step; in backward, those whose first op is. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -137,8 +139,9 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. This
- * happens before the step `next` if it has an op that draws random numbers; next null: at the end of the pass. */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. This is
+ * done before step `next` if that step has an op that draws random numbers; if `next` is null, at the end of the
+ * pass. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -151,7 +154,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* the sums of this step may not fit in the list behind them */
+        TE_TRY(te__reduce_columns_now(r)); /* makes space, because the list may be too full for the sums of this step */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -194,27 +197,27 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the result of the pass to y, or in backward to dx, if the last step has not stored it there. That happens in two
- * cases: the ops of the step do not change the value and so write nothing (a fork; in backward `positions`), or y has a
- * different format from the one that the last op stores. */
+/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. This happens in two
+ * cases: if the ops of the last step do not change the value and so write nothing (a fork; in backward also
+ * `positions`), or if y has another format than the one in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
     return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
-/* Run the whole pass. now: the value that its first step reads. */
+/* Run the whole pass. now: the value that the first step reads. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
-/* The dry run. A workspace that was measured for more rows than this call has may nevertheless be too small for the
- * call, because smaller blocks can leave gaps that are too small for other blocks (te__pool_take). Therefore, if the
- * workspace does not suffice, the run is repeated with blocks that are sized for more and more rows. At the latest when
- * they are sized for the number of rows of the measurement, all blocks have the same offsets as in the measurement, and
- * so fit. */
+/* Make the dry run. A workspace that was measured for more rows than this call has may nevertheless be too small for
+ * the call, because smaller blocks can leave gaps that other blocks do not fit into (te__pool_take). Therefore, if the
+ * workspace does not suffice, the dry run is repeated with blocks that are sized for more and more rows. Once they are
+ * sized for as many rows as the measurement had, if not earlier, all blocks have the same offsets as in the
+ * measurement, and so the workspace suffices. */
 enum { TE__MAX_CAPACITY = 8 }; /* blocks are sized for at most this many times the rows of the call */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
@@ -230,8 +233,8 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->plan->name, (long long)r->tokens, needs, there);
     return TE_OK;
 }
-/* Make the dry run, then run the pass. A forward that draws random numbers advances the random state only in the second
- * run, so a call that returns an error does not advance it. */
+/* Make the dry run, then run the pass. The random state is advanced only in the second run, so a call that returns an
+ * error does not advance it. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
@@ -241,7 +244,7 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
-    if (r->saved) r->saved->plan = 0; /* not valid until the pass has run */
+    if (r->saved) r->saved->plan = 0; /* *saved is not valid until the pass has run */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
     te__launch_record_begin(ctx);
@@ -261,7 +264,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__set_recipe_use(r, TE_USE_as_bound);
 }
 
-/* Check the arguments of a forward or an inference, and prepare its run. */
+/* Check the arguments of a forward or of an inference, and initialise *r for its run. */
 TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
                                    const te_model *m, const te_batch *b, te_context *ctx) {
     TE_TRY(te__check_batch(plan, m, b, ctx));
@@ -281,8 +284,8 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* Forward: compute y from x, and save in *saved the values that backward needs. If saved is null, this is
- * te_plan_infer. */
+/* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, it does what
+ * te_plan_infer does. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -307,8 +310,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     return TE_OK;
 }
 
-/* Return an error if no forward has filled `saved`, or if that forward had another batch, other dims or another
- * recipe. */
+/* Return an error if no forward has filled *saved, or if the forward that filled it had another batch, other dims or
+ * another recipe. */
 TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
     const te_plan *plan = r->plan;
     const te_batch *b = r->batch;
@@ -341,7 +344,7 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
 }
 /* Backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If dx
  * is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list ends
- * in cross_entropy, dy is [rows, 1] in f32, or te_none(), which stands for batch.loss_scale in every row. */
+ * in cross_entropy, dy is [rows, 1] in f32 or te_none(); the latter stands for batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -369,19 +372,19 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
     te_run r = te__run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* The bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. Returns 0 if
- * the widths are not known yet (dims.h), if no call can have this many rows, or if the list is for inference only. Here
- * and in the functions below, `rows` of a list with an (input, .., (rows, memory)) is the larger one of the number of
- * rows of the batch and the number of rows of that input. */
+/* The bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one. Returns 0 if the
+ * widths are not known yet (dims.h), if no call can have this many rows, or if the list is for inference only. If the
+ * list has an (input, .., (rows, memory)), then `rows` is the larger one of two numbers, here and in the functions
+ * below: the rows of the batch and the rows of that input. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* The same for a rank of the context's tensor group, which saves only its own shard of values that are sharded by
- * rows. */
+/* Like te_plan_saved_bytes, for a rank of the context's tensor group: of values that are sharded by rows, this rank
+ * saves only its own shard. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* The same if the recipe is switched off or not yet on, so that forward saves all values in the list's format. */
+/* Like te_plan_saved_bytes, while no GEMM runs under the recipe: forward then saves all values in the list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
@@ -389,9 +392,9 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* The bytes of workspace that suffice on the context's device for any pass with at most this many rows, with the recipe
- * on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound, or if no call can
- * have this many rows. */
+/* The bytes of workspace that suffice, on the context's device, for any pass with at most this many rows, whether the
+ * recipe is on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound, or if no
+ * call can have this many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t max_bytes = 0;
     if (!plan || te__check_target(ctx, plan->name) != TE_OK) return 0;

@@ -1,4 +1,4 @@
-/* executor_state.h -- te_run, the state of the executor (executor.h) while it runs the steps of a plan: the number of
+/* executor_state.h -- te_run, the state of the executor (executor.h) while it runs the steps of a plan: the numbers of
  * rows of this call, the operand policies, the current value, the values of forks, the addresses of the values that
  * forward saves, and deferred work.
  */
@@ -13,40 +13,41 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
-enum { TE_BACKWARD_STOP_dx = -1 }; /* te_run.backward_stop if dx is wanted: backward runs the whole list */
+enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if dx is wanted: backward then runs the whole
+                                    * list */
 
-/* The destination of an FP8 operand that te__recompute_input obtains by running the operand's forward step again.
- * Either `data` or `transposed` is null: the step stores only the other one. */
+/* Where te__recompute_input stores an FP8 operand, by running the forward step that produces this operand again. One of
+ * `data` and `transposed` is null, and the step stores only the other one. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
     void *transposed;     /* its transpose in FP8, [cols, rows rounded up to a multiple of 16] */
     float *inverse_scale; /* output. With `data`: two numbers, 1 / scale and the scale. With `transposed` under
                            * fp8_block: 1 / scale of each tile of the transpose */
     const float *scale;   /* the one scale of the tensor; null (fp8_block): the step computes a scale for each tile */
-    int rounds_first;     /* 1: round to the list's format first, then to FP8, because the original operand was rounded
-                           * twice in this way */
+    int rounds_first;     /* 1: round to the list's format first and then to FP8, because the original operand was
+                           * rounded in these two steps */
 } te_recompute_target;
 
-/* The deferred work that will complete the current value. te_value.state says which kind it is (value.h). */
+/* The deferred work that will complete the current value. te_value.state says which work that is (value.h). */
 typedef struct te_deferred_work {
-    te_value from;   /* the input of the work, whose memory is held until the work is done. deferred_gather: this
-                      * rank's rows of the current value; deferred_product: the product's operand A */
-    te_gemm product; /* deferred_product: the product that computes the current value (its D) */
-    struct te_product_kernels *kernels; /* deferred_product: the kernels that run the product without overlap */
+    te_value from;   /* the input of the work, whose memory is held until the work is done. deferred_gather: this rank's
+                      * rows of the current value; deferred_product: operand A of the GEMM */
+    te_gemm product; /* deferred_product: the GEMM whose output (its D) is the current value */
+    struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it is not overlapped */
 } te_deferred_work;
 
-/* A weight-gradient product that is deferred until a later step gathers rows over the ranks, so that it runs while the
- * rows are copied (te/linear/impl/linear_comm_overlap.h). */
+/* A GEMM that computes a weight gradient, deferred until a later step gathers rows over the ranks: then the GEMM runs
+ * while the rows are copied (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
-    int is_there, runs; /* is_there: a product is deferred. runs 0: the weight is frozen for now, so the product takes
-                         * its memory, but is not launched */
+    int is_there, runs; /* is_there 1: there is a deferred GEMM. runs 0: its weight is frozen for now, so the GEMM
+                         * acquires its memory, but is not launched */
     te_gemm product;
-    te_value a, b;      /* the product's operands, whose workspace blocks are held until it has run */
+    te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until it has run */
 } te_deferred_wgrad;
 
-/* A column sum: total[width] (+)= the sum of partial[count, width] over `count`, the blocks of the kernel that stored
- * the partial sums (gradients.h). */
-enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most that one step has: dgamma, dbeta, dbias */ };
+/* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
+ * partial[count, width], one row of partial sums for each of its blocks (gradients.h). */
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most sums that one step has: dgamma, dbeta, dbias */ };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
@@ -61,66 +62,71 @@ typedef struct te_run {
     const te_model *model;         /* null where only sizes are measured */
     te_context *ctx;
     te_pass pass;
-    int dry;                       /* 1: a dry run, which checks and measures the workspace, and launches nothing */
+    int dry;                       /* 1: a dry run, which makes checks, measures the workspace and launches nothing */
     const te_group *tensor, *data; /* the tensor group and the data group of this rank */
-    int64_t tokens, sequences, memory; /* number of rows of TE_ROWS_tokens, TE_ROWS_sequences and TE_ROWS_memory. Where
-                                        * only sizes are asked for, `sequences` equals `tokens`, and so does `memory`
-                                        * if the list has an input of memory */
-    int64_t capacity;              /* workspace blocks are sized for this many rows if the call has fewer */
+    int64_t tokens, sequences, memory; /* the numbers of rows of the kinds TE_ROWS_tokens, TE_ROWS_sequences and
+                                        * TE_ROWS_memory. If only sizes are asked for, `sequences` equals `tokens`, and
+                                        * so does `memory` if the list has an input of memory */
+    int64_t capacity;              /* workspace blocks are sized for at least this many rows, even if the call has
+                                    * fewer */
     te_value x, y, dx, dy;         /* the caller's tensors */
-    int loss_in_backward;          /* forward does not write y; backward computes the loss and writes y */
-    int backward_stop;             /* where backward ends: the index of the first op of the list that has something to
-                                    * compute in backward (executor.h) */
+    int loss_in_backward;          /* 1: forward does not write y; backward computes the loss and writes y */
+    int backward_stop;             /* where backward ends: the index of the first op of the list that has a needed
+                                    * gradient to compute (executor.h) */
 
     /* the list under this call's recipe */
     te_recipe_use use;
-    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* [0]: of forward and inference; [1]: of backward; see te__policy() */
-    te_param *param[TE_MAX_OPS];   /* for each op: its first parameter */
+    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* [0]: for forward and inference; [1]: for backward; see
+                                                  * te__policy() */
+    te_param *param[TE_MAX_OPS];   /* for each op: the op's first parameter */
 
     /* values */
     te_value current;              /* the value that the next step reads: in forward an activation, in backward a
-                                    * gradient, whose data is null if nobody wants it */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the gradient of its value,
-                                    * summed over the uses that backward has passed */
-    te_deferred_work deferred;     /* the work that is left to do on `current`, unless that is TE_VALUE_ready */
-    const te_recompute_target *recompute; /* not null: the current forward step runs again for backward: it recomputes
-                                           * the output of its last op and stores it to this target */
+                                    * gradient (its data is null if this gradient is not needed) */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the sum of the gradients of its
+                                    * value from those uses that backward has passed */
+    te_deferred_work deferred;     /* the work that is left to do on `current`, unless `current` is TE_VALUE_ready */
+    const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
+                                           * output of the step's last op and store it to this target */
     struct te_kernel_shape *describe; /* not null: the step runs nothing, but stores the shape of its pointwise kernel
                                        * here */
     const void *pass_input, *last_step_input; /* the addresses of the inputs of the first and of the last step of the
                                                * pass (for te__in_place) */
     te_pool pool;                  /* the workspace */
 
-    /* values that forward saves: addresses in te_saved or, in an open recompute region, in the workspace */
-    te_saved *saved;               /* the te_saved that this forward fills; null in a forward that backward runs again
-                                    * for a recompute region */
+    /* the values that forward saves: their addresses in te_saved or, while a recompute region is open, in the
+     * workspace */
+    te_saved *saved;               /* the te_saved that this forward fills; null if backward runs a forward again for a
+                                    * recompute region */
     size_t saved_bytes;            /* bytes of te_saved.memory that this call uses */
-    void *act[TE_MAX_OPS];         /* for each op: its output; null: not saved */
-    float *stats[TE_MAX_OPS];      /* for each op: row statistics, [rows, stats] */
-    char *saved_input[TE_MAX_OPS]; /* for each FP8 product: its saved input and scales; see te__saved_input_of() */
-    uint32_t saved_transposed[TE_OP_BITS]; /* a bit for each FP8 product: its input is saved transposed */
-    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its workspace block; data null: closed */
+    void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
+    float *stats[TE_MAX_OPS];      /* for each op: its row statistics, [rows, stats] */
+    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: its saved input and scales; see te__saved_input_of() */
+    uint32_t saved_transposed[TE_OP_BITS]; /* a bit for each FP8 GEMM: 1: its input is saved transposed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; data null: it
+                                                * is closed */
 
     /* random numbers */
-    te_rng *rng;                   /* the random state of this forward, in te_saved */
-    te_rng_args take;              /* taken not null: the context's random state is still to be copied to `rng` and
-                                    * advanced, by the first pointwise kernel of the pass or by a kernel that does
+    te_rng *rng;                   /* this forward's copy of the random state, in te_saved */
+    te_rng_args take;              /* `taken` not null: the context's random state must still be copied to `rng` and
+                                    * advanced. The first pointwise kernel of the pass does this, or a kernel that does
                                     * nothing else */
 
     /* gradients */
-    te_sum_args sums;              /* deferred column sums: kernels have stored their partial sums, which are not yet
+    te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which must still be
                                     * added up */
-    int partial[TE_SUM_JOBS];      /* for each of these sums: the workspace block that holds its partial sums */
+    int partial[TE_SUM_JOBS];      /* for each of these sums: the block of the workspace that holds its partial sums */
     const te_param *sum_of[TE_SUM_JOBS]; /* for each of these sums: the parameter whose gradient it is */
     int sum_count;
-    te_sum_args columns;           /* a second stage, for gradients that are one number: after `sums` has produced one
-                                    * sum for each column, this adds up the columns */
+    te_sum_args columns;           /* a second stage, for gradients that are a single number: `sums` produces one sum
+                                    * for each column, and then this stage adds up the columns */
     int column_count;
     te_deferred_wgrad deferred_wgrad;
     te_watch *watch;               /* the listener that is told which gradients are final; null: none */
 } te_run;
 
-/* The policy of op i in the current pass: the format of its operand, and what backward keeps of it. */
+/* The policy of op i in the current pass: in which format its operand is stored, and what is saved of it for
+ * backward. */
 TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
@@ -133,15 +139,15 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens;
     }
 }
-/* The index of this rank's first row of kind `rows`: among the rows of the batch, and (.._of_all) among the rows of all
- * ranks of the data group. */
+/* The index of this rank's first row of kind `rows`. te__first_row: its index among the rows of the batch;
+ * te__first_row_of_all: its index among the rows of all ranks of the data group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* The rows at which the batch's sequences begin and end. */
+/* The rows at which the sequences of the batch begin and end. */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
@@ -149,38 +155,38 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
-/* The number of rows for which te_saved.memory is sized. */
+/* The number of rows for which te_saved.memory is sized: te__rows_in, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* The number of rows for which each block of the workspace is sized, whichever kind of rows its value has. So a call
- * places its blocks at the same offsets as the dry run that measured the workspace, although that run did not know the
- * number of sequences. */
+/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has. So a
+ * call places its blocks at the same offsets as the dry run that measured the workspace, although that run did not know
+ * the number of sequences. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* Take scratch memory from the workspace. It is freed when the step ends. */
+/* Take scratch memory from the workspace. It is freed at the end of the step. */
 TE_API te_status te__scratch(te_run *r, void **p, size_t bytes) {
     TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
     return TE_OK;
 }
-/* Take a workspace block of `bytes` bytes as the memory of v. */
+/* Take a block of `bytes` bytes from the workspace, as the memory of v. */
 TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
     v->block = te__pool_take(&r->pool, &v->data, bytes);
     TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     return TE_OK;
 }
-/* Set *v to a new value in the workspace. The value outlives the step only if the step makes it the current value
- * (te__set_current) or keeps it for a fork (te__set_edge). */
+/* Set *v to a new value in the workspace. It outlives the step only if the step makes it the current value
+ * (te__set_current) or the value of a fork (te__set_edge). */
 TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te__value_of(0, dtype, te__rows_in(r, rows), cols);
     return te__acquire_bytes(r, v, (size_t)(te__capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
-/* Set *v to a new e4m3 matrix in the workspace. Its inverse scales lie behind it in the same block: one for each row,
- * or for each 1 x 128 tile. */
+/* Set *v to a new e4m3 matrix in the workspace. Its inverse scales lie behind it in the same block: one per row, or one
+ * per 1 x 128 tile. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te__value_of(0, TE_e4m3, rows, cols);
@@ -189,7 +195,7 @@ TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int co
     v->inverse_scale = (float *)(void *)((char *)v->data + capacity * cols);
     return TE_OK;
 }
-/* Replace *root, a value that outlives steps, by v. The blocks of v are held from now on. The blocks of the old *root
+/* Replace *root, a value that outlives steps, by v. From now on the blocks of v are held. The blocks of the old *root
  * are freed at the end of the step, unless another value holds them. */
 TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     te__pool_root(&r->pool, v.block, 1);
@@ -200,32 +206,34 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the value that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* v without its transpose, so that holding the result does not hold the transpose's block. */
+/* Returns v without its transpose, for a holder that needs only v: then the block of the transpose is not held. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
 }
 /* Mark v, the result of this step, as incomplete: the next step does the work that `state` names. `from` is the input
- * of that work, and is held until then. */
+ * of that work; its memory is held until then. */
 TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
-/* The deferred work of the current value is done or enqueued: mark the value as ready, and release the work's input. */
+/* The deferred work of the current value is done or enqueued: mark the value as ready, and release the input of the
+ * work. */
 TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te__no_value());
 }
-/* Keep v, without its transpose, as the value of `fork` (in backward, as its gradient), for the steps that need it
- * later. v = te__no_value() releases the value that was kept. */
+/* Keep v, without its transpose, as the value of fork number `fork` (in backward, as the gradient of that value), for
+ * the steps that will need it. v = te__no_value() releases the value that was kept before. */
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Forward: op i has read the value of its fork. Release the value if op i is the last op that uses it. */
+/* Forward: op i has read the value of its fork. Release that value if op i is the last op that uses it. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
-/* The entry of te_batch.edges with the caller's tensors for (input, name) or (output, name); null: there is none. */
+/* The entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
+ * none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
     for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
         if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, name)) return &r->batch->edges[i];
@@ -234,13 +242,14 @@ TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
 
 /* ---- a run before its first step --------------------------------------------------------------------------------- */
 
-/* Choose which products run in FP8 from now on, and compute the policies accordingly. TE_USE_as_bound takes the choice
+/* Choose which GEMMs run in FP8 from now on, and compute the policies for this choice. TE_USE_as_bound takes the choice
  * from the parameters in te_run.param, so call te__take_params first. */
 TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
-/* Initialise *r for a dry run with this many rows. No product runs in FP8 until te__set_recipe_use says which do. */
+/* Initialise *r for a dry run with these numbers of rows. No GEMM runs in FP8 until te__set_recipe_use says which ones
+ * do. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
@@ -258,7 +267,8 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* graph_replay.h compares kernel arguments, which include the unused jobs */
+    memset(&r->sums, 0, sizeof r->sums); /* zeros also in the unused jobs, because graph_replay.h compares whole kernel
+                                          * arguments */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te__no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te__no_value();
     r->use = TE_USE_off;
@@ -270,7 +280,7 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-/* A dry run for this many rows that only measures how much te_saved.memory and workspace they need. */
+/* A dry run for this many rows, which only measures how many bytes of te_saved.memory and of workspace they need. */
 TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);

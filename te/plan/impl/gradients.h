@@ -1,10 +1,10 @@
-/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta), which are added up in a fixed
- * order without atomics; and the calls of the listener that learns which gradients are final (te_watch).
+/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta): they are added up in a fixed
+ * order, without atomics. The header also calls the listener (te_watch), which learns when a gradient is final.
  *
- * Each block of a backward kernel stores one partial sum, in memory that te_defer_column_sum provides. One launch at
- * the end of backward adds up the partial sums of all steps.
+ * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
+ * launch at the end of backward adds up the partial sums of all steps.
  *
- * Floor: each partial sum is read once, blocks * width floats for each gradient.
+ * Floor: each partial sum is read once, which is blocks * width floats for each gradient.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -14,11 +14,11 @@
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* A block adds up TE_SUM_LANES columns, or twice as many if each thread has two columns. It has TE_SUM_GROUPS groups of
- * lanes; each group takes every TE_SUM_GROUPS-th partial sum. A thread has TE_SUM_AHEAD loads in flight. That is enough
- * for all of its loads at once: a kernel with two blocks on each of 132 multiprocessors leaves 264 partial sums, 17 for
- * each group. For sums of TE_SUM_WIDE or more columns, each thread has two columns: 12288 columns of 132 partial sums
- * take 2.8 us this way, and 4.2 us with one column per thread. */
+/* A block adds up TE_SUM_LANES columns, or twice as many if each thread has two columns. Its threads form TE_SUM_GROUPS
+ * groups, each of which adds up every TE_SUM_GROUPS-th partial sum. A thread has up to TE_SUM_AHEAD loads in flight.
+ * That covers all of its loads at once: a kernel with two blocks on each of 132 multiprocessors leaves 264
+ * partial sums per column, 17 for each group. If a sum has TE_SUM_WIDE or more columns, each thread has two of them:
+ * with 12288 columns of 132 partial sums each, this takes 2.8 us instead of 4.2 us. */
 enum {
     TE_SUM_GROUPS = TE_CUDA ? 16 : 1,
     TE_SUM_LANES = TE_CUDA ? 32 : 1,
@@ -27,8 +27,8 @@ enum {
 };
 typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
 
-/* total[col] (+)= the sum of partial[i][col] over all i, in an order that depends only on the counts. columns: the
- * number of columns of a thread, the constant 1 or 2; with 2, all widths must be even. */
+/* total[col] (+)= the sum of partial[i][col] over all i, in an order that depends only on the number of partial sums.
+ * columns: how many columns a thread has, the constant 1 or 2; if it is 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -57,7 +57,7 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Whether backward adds to the parameter's gradient instead of overwriting it. */
+/* Whether backward adds to the gradient of p instead of overwriting it. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate);
 }
@@ -66,8 +66,8 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
-/* After step s: tell the listener that the gradients of the parameters of its ops are final, except those whose column
- * sum is deferred. */
+/* After step s: tell the listener which gradients are final, namely those of the parameters of the step's ops, except
+ * gradients that are deferred column sums. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
@@ -81,8 +81,8 @@ TE_API te_status te__notify_step(te_run *r, const te_step *s) {
 
 /* ---- deferred column sums ---------------------------------------------------------------------------------------- */
 
-/* Launch the kernels that add up the deferred column sums of all steps so far, and release the workspace blocks of
- * their partial sums. */
+/* Launch the kernels that add up all deferred column sums of the steps so far, and release the workspace blocks that
+ * hold the partial sums. */
 TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     const int count = r->sum_count;
     int widest = 0, odd = 0;
@@ -102,18 +102,18 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
-/* For job j of a parameter that is a single number. The job stores a sum for each column to `columns`, and a second
- * job, of one column, adds these sums up to the gradient. */
+/* Change job *j, whose parameter is a single number: the job now stores its sum of each column to `columns`, and a
+ * second job, which has a single column, adds these sums up to the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];
     *c = *j;
     c->partial = columns, c->width = 1, c->count = j->width;
     j->total = columns, j->accumulate = 0;
 }
-/* Set *partial to memory for `blocks` partial sums of p's gradient, [blocks, width], which are added up before this
- * backward ends. The memory is sized for max_blocks, the number of blocks for the largest batch, so that a workspace
- * that was measured for the largest batch suffices for every smaller one. If p is frozen, the memory is acquired as
- * well, but the partial sums are not added up. Returns TE_ERROR_STATE if the step has more than TE_SUMS_A_STEP sums. */
+/* Set *partial to memory for `blocks` partial sums of p's gradient, [blocks, width]; they are added up before this
+ * backward ends. The memory is sized for max_blocks, the number of blocks for the largest batch, so a workspace that
+ * was measured for the largest batch suffices for every smaller one. If p is frozen, the memory is acquired, too, but
+ * the partial sums are not added up. Returns TE_ERROR_STATE if the step has more than TE_SUMS_A_STEP sums. */
 TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param *p, int width, int blocks,
                                      int max_blocks) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a step sums more than %d gradients",

@@ -1,12 +1,12 @@
-/* operand_policy.h -- the operand policy: a record for each op of a list and each pass that says in which format the
- * op's operand is stored, which kernel stores it in this format, and whether it is saved for backward or recomputed.
- * The records are computed once when a call begins; the executor, the functions that compute sizes, and the printed
- * plan read them. The rules are functions of constants, so the macros that choose kernels (te/pointwise, te/linear) use
- * them as well.
+/* operand_policy.h -- the operand policy: for each op of a list and each pass, a record that says in which format the
+ * op's operand is stored, which kernel stores it in this format, and whether the operand is saved for backward or
+ * recomputed. The records are computed once, when a call begins; the executor, the functions that compute sizes, and
+ * the printed plan read them. The rules take only constants, so the macros that choose kernels (te/pointwise,
+ * te/linear) can apply them, too.
  *
- * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. For the gradient of
- * the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where backward gets
- * it from.
+ * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
+ * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where it
+ * gets this transpose from.
  */
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
@@ -14,10 +14,10 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which of the GEMMs that have a recipe run in FP8. A call uses the FP8 state of each parameter (as_bound). The other
- * values are assumptions for computing sizes: no GEMM runs in FP8 (off); all do, and their operands are cast to FP8
- * (on); all do, and the kernels that produce the operands store them in FP8 (stored); the same, and all ranks have the
- * same scales (common). */
+/* Which of the GEMMs that have a recipe run in FP8. A call takes this from the FP8 state of each weight (as_bound). The
+ * other values are assumptions, for computing sizes. off: no GEMM runs in FP8. on: all do, and their operands are cast
+ * to FP8 by separate kernels. stored: all do, and the kernels that produce the operands store them in FP8. common: like
+ * stored, and all ranks have the same scales. */
 typedef enum te_recipe_use {
     TE_USE_as_bound,
     TE_USE_off,
@@ -26,63 +26,67 @@ typedef enum te_recipe_use {
     TE_USE_common
 } te_recipe_use;
 
-/* Where backward gets the input of a GEMM from, which it needs to compute the weight gradient in FP8. */
+/* Where backward gets the input of a GEMM from. Backward needs this input to compute the weight gradient in FP8. */
 typedef enum te_input_source {
     TE_INPUT_not_needed,   /* no weight gradient is computed, or it is computed in the list's format */
-    TE_INPUT_saved_fp8,    /* forward saves the input in FP8, either untransposed or transposed */
+    TE_INPUT_saved_fp8,    /* forward saves the input in FP8, as it is or transposed */
     TE_INPUT_saved_for_others, /* forward saves the input in the list's format anyway, because other ops need it;
-                                * backward casts it to FP8 again, with the scale that forward used */
-    TE_INPUT_recomputed    /* backward runs the kernel that produced the input again, on the saved input of that
-                            * kernel */
+                                * backward casts this value to FP8, with the scale that forward used */
+    TE_INPUT_recomputed    /* backward runs the kernel that produced the input again, on that kernel's own input, which
+                            * is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
     unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
     unsigned char scaling;           /* a te_scaling: how the operand of this GEMM is scaled */
     unsigned char
-        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8, as it knows the scale before */
-    unsigned char amax_by_producer;  /* 1: that kernel computes the operand's amax, which determines the scale */
-    unsigned char gathered;          /* 1: the operand may be gathered over the ranks in FP8, as all have the same
+        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; it can, because the scale is
+                             * known before it runs */
+    unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes its amax, which determines the
                                       * scale */
-    unsigned char input;             /* a te_input_source; the same in both passes */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; same in both passes */
-    unsigned char output_saved;      /* 1: the op's output is in memory after forward, because output_read is 1 or
-                                      * because it is the input of a recompute region */
+    unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
+                                      * all ranks have the same scale */
+    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the same in
+                                      * both passes */
+    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the same in both
+                                      * passes */
+    unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
+                                      * because the output is the input of a recompute region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
 
-/* Whether backward can recompute an op's output, in the list's format, from only the op's saved input and its
- * parameters: the op must be deterministic and use no fork's value. */
+/* Whether backward can recompute an op's output, in the list's format, from nothing but the op's saved input and its
+ * parameters: the op must be deterministic and must not use a fork's value. */
 TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;
 }
-/* Whether the gradients of the input and of the output of an op with these flags differ. */
+/* Whether an op with these flags changes the gradient, so that dx differs from dy. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
-/* The distance from an op to the op that consumes its result: 1 if the next op does, or 2 if the next op only passes
- * the value through. next_flags: the flags of the next op. passes_through: the flag of ops that pass a value through:
+/* How many ops behind an op its result is consumed: 1, by the next op, or 2 if the next op only passes the value
+ * through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values through:
  * TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. No two such ops follow each other. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
-/* How a recipe scales operands: with one scale for the tensor, one for each row, or one for each 1 x 128 elements. */
+/* How a recipe scales operands: with one scale per tensor, one per row, or one per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Whether the kernel that stores an operand in FP8 computes the scales itself. It can if each scale belongs to a row or
- * to a part of a row. */
+/* Whether a kernel that stores an operand in FP8 can compute the scales itself. It can if each scale belongs to one row
+ * or to a part of one row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
-/* The op whose output op i reads in forward; ops between the two that only pass the value through are skipped. -1: op i
- * reads the list's x. */
+/* The op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the list's
+ * x. */
 TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* The forward step that ends with op i and whose kernel can recompute only this op. It can if op i reads a value with
- * the same width and format as the input of the step's pointwise kernel, or if op i is the norm of that kernel. null:
- * there is no such step. */
+/* The forward step that ends with op i and whose kernel can recompute the output of this op alone; null: there is none.
+ * The kernel can if the input of op i has the same width and format as the input of the step's pointwise kernel, or if
+ * op i is the norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -99,15 +103,17 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 
 /* ---- the records ------------------------------------------------------------------------------------------------- */
 
-/* Where backward gets the input of GEMM i from, whose weight gradient is computed in FP8. */
+/* Where backward gets the input of GEMM i from; the GEMM's weight gradient is computed in FP8. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
-    /* With recompute regions: the input may be in a region's memory, and be needed when the region is closed again. */
+    /* With recompute regions, the input may be in a region's memory, and backward may need it when the region is closed
+     * again. So forward saves it in FP8. */
     if (p->region_count || !p->fp8 || p->fp8->saves_inputs || from < 0) return TE_INPUT_saved_fp8;
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise; /* that can store only a transpose */
+    /* 1: there are kernels that can store an operand's transpose and nothing else */
+    const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
         te__recomputing_step(p, from))
@@ -125,20 +131,21 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
     if (!te__recipe_is_on(p, i, use, param)) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
-    const int trains = !TE_IS_ROWWISE(op->recipe); /* under fp8_row, backward runs in the list's format */
+    const int trains = !TE_IS_ROWWISE(op->recipe); /* 0 under fp8_row, where backward runs in the list's format */
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Only a separate cast can round stochastically, so the producer does not store gradients that are rounded so. */
+    /* Stochastic rounding is done only by a separate cast. So gradients with this rounding are not stored by the
+     * producer. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Whether backward reads the output of op i in the list's format, or a fork saves it. backward: the policies of
- * backward. If the consumer of the output is a GEMM whose backward runs in FP8, backward reads the GEMM's FP8 input
+/* Whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the policies
+ * of backward. If a GEMM consumes the output and its backward runs in FP8, then backward reads the GEMM's FP8 input
  * instead. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
@@ -147,17 +154,17 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Whether backward has to recompute something that op i of recompute region k would have saved: its output, its FP8
- * input or its row statistics. This is never so for the last op of the region, whose output is saved for the ops behind
- * the region. */
+/* Whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its row
+ * statistics, which forward would have saved without the region. For the last op of the region this is never so,
+ * because its output is saved for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute all records: policy[0] is for forward and inference, policy[1] for backward. The record behind the last op is
- * all zeros. */
+/* Compute all records: policy[0] for forward and inference, policy[1] for backward. One more record, behind that of the
+ * last op, is all zeros. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;

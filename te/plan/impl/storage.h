@@ -10,8 +10,8 @@
 
 /* Whether backward computes the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* The op that reads the result of op i: its output in forward, the gradient of its input in backward. That is the next
- * op in the order of the pass, or the one after it if the next op only passes the value through. */
+/* The op that reads the result of op i: in forward the output of op i, in backward the gradient of its input. It is the
+ * next op in the order of the pass, or the one after that if the next op only passes the value through. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -20,8 +20,8 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* The GEMM that reads, in FP8, the rows that op i gathers from all ranks. (In forward an all_gather gathers rows, in
- * backward a reduce_scatter does.) -1: op i gathers no rows, or gathers them in the list's format. */
+/* The GEMM that reads, in FP8, the rows that op i gathers from all ranks. (Rows are gathered by an all_gather in
+ * forward, and by a reduce_scatter in backward.) -1: op i gathers no rows, or gathers them in the list's format. */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -30,9 +30,9 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     if (back && !te__needs_input_grad(r, i)) return -1;
     return te__policy(r, next)->gathered ? next : -1;
 }
-/* Whether the kernel that produces the operand of GEMM i and stores it as `dtype` also computes its amax. It does not
- * when backward runs the forward steps of a recompute region again, because these may end before the GEMM that would
- * read the amax. */
+/* Whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's amax.
+ * That kernel does not while backward runs the forward steps of a recompute region again, because these steps may end
+ * before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -40,14 +40,15 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 
 /* ---- what a product in FP8 saves of its input -------------------------------------------------------------------- */
 
-/* The input of an FP8 GEMM as forward saves it. Both pointers are null in inference, and for a frozen_linear. */
+/* The input of an FP8 GEMM, as forward saves it. In inference and for a frozen_linear both pointers are null. */
 typedef struct te_saved_input {
     float *inverse; /* tensorwise: two numbers, 1 / scale and the scale of the input; fp8_block: 1 / scale of each tile
                      * of the transpose */
     void *x;        /* the input in e4m3: [rows, in] or, if te_run.saved_transposed says so, the transpose [in, rows
                      * rounded up to a multiple of 16]; null: not saved (te_operand_policy.input) */
 } te_saved_input;
-/* The bytes of te_saved_input.inverse for GEMM i; the bytes of `inverse` and x together. */
+/* te__saved_scale_bytes: the bytes of `inverse` for GEMM i. te__saved_input_bytes: the bytes of `inverse` and x
+ * together. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_input_source input = (te_input_source)r->policy[0][i].input;
@@ -70,14 +71,13 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* A bit for each GEMM: whether its input is saved transposed. The forward of the GEMM sets the bit. */
+/* Whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward sets. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of GEMM i again. This time it stores only that input, to the destination
- * `to`. */
+/* Run the forward step that produced the input of GEMM i again. This time the step stores only that input, to `to`. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -89,15 +89,15 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- values of ops, and in other formats ------------------------------------------------------------------------- */
 
-/* The output of op i in forward, and its input. */
+/* te__output_of: the output of op i in forward. te__input_of: the input of op i in forward. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
 }
 TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(r, i - 1) : r->x; }
 
-/* Make *v a value of the format `dtype`: if it has another format, it is replaced by a converted copy, which exists
- * until the end of the step. */
+/* If *v has another format than `dtype`, replace it by a copy in that format, which exists until the end of the
+ * step. */
 TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te__value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->data) return TE_OK;
@@ -106,9 +106,9 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* For a kernel that can store its result only in the format `dtype`, while the value v may have another format.
- * te__begin_converted sets *made to the destination of the kernel: v itself, or scratch memory if the formats differ.
- * te__end_converted, called after the kernel, then converts *made to v. */
+/* For a kernel that can store its result only in the format `dtype`, although the value *v may have another format.
+ * te__begin_converted sets *made to the memory that the kernel must store to: that of *v or, if the formats differ,
+ * scratch memory. After the kernel, te__end_converted converts *made to *v if the formats differ. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
@@ -122,25 +122,25 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. The latter includes the last op of a
- * region, because its output is read by the ops behind the region. */
+/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. It is -1 also for the last op of a
+ * region, because the ops behind the region read its output. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* The address of the output of a load, which is the value of a fork or of an extra input. A fork's value is where
- * forward saves it; an input's value is in the caller's memory. When only sizes are computed, there is no batch, and
- * any address serves (that of x). */
+/* The address of the output of `load`, which is the value of a fork or of an extra input. A fork's value lies where
+ * forward saves it; an input's value lies in the caller's memory. If only sizes are computed, there is no batch, and
+ * any address serves; it is that of x. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Assign addresses, from base + at on, to everything that the ops [from, to) save. Only the ops whose saved values
- * belong to `region` get memory: a recompute region, or -1, te_saved. Returns the offset at which the last value
- * ends. */
+/* Assign addresses to everything that the ops [from, to) save, beginning at base + at. region: a recompute region, or
+ * -1 for te_saved; only the ops whose saved values belong there get memory. Returns the offset from base at which the
+ * last value ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
@@ -165,8 +165,8 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
     }
     return at;
 }
-/* Place all of te_saved: the random state first, then each op's output, FP8 input and row statistics. Returns the bytes
- * that it takes. */
+/* Assign addresses to all of te_saved: to the random state first, then to the output, the FP8 input and the row
+ * statistics of each op. Returns the number of bytes that all of it takes. */
 TE_API size_t te__lay_out(te_run *r, char *base) {
     if (r->pass != TE_INFER) r->rng = (te_rng *)(void *)base;
     return te__place(r, base, TE_ALIGN, 0, r->plan->op_count, -1);
@@ -180,10 +180,10 @@ TE_API int te__last_step(const te_run *r, const te_step *s) {
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
-/* Whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region, and the
- * step need not acquire any. */
+/* Whether forward saves the output of op i. If it does, this output has memory in te_saved or in a recompute region,
+ * and the step does not acquire memory for it. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
-/* Forward: set *v to memory for the output of op i, the last op of step s. */
+/* Forward: set *v to the output of op i, the last op of step s, and provide its memory. */
 TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = te__output_of(r, i);
@@ -191,8 +191,8 @@ TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     else if (!te__saves_output(r, i)) v->data = 0;
     return v->data ? TE_OK : te__acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
-/* Backward: set *v to memory for the gradient of the input of op i, the last op of step s. v->data is null if this
- * gradient is dx and the caller does not want it. */
+/* Backward: set *v to the gradient of the input of op i, the last op of step s, and provide its memory. v->data is null
+ * if this gradient is dx and the caller does not want it. */
 TE_API te_status te__gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = r->dx;

@@ -2,9 +2,9 @@
  * holds such values during a call.
  *
  * A te_value describes a matrix completely: its address and format, how it is scaled, whether its transpose is stored
- * as well, and whether work is left to do before it can be read. A step passes its result to the next step in
- * te_run.current; te_run.edge holds the values of forks for later steps. So a step needs to know nothing about the step
- * that produced its input.
+ * as well, and whether work is left to do before the value can be read. Therefore a step needs to know nothing about
+ * the step that produced its input. A step passes its result to the next step in te_run.current; te_run.edge holds the
+ * values of forks for later steps.
  */
 #ifndef TE_VALUE_H
 #define TE_VALUE_H
@@ -15,28 +15,28 @@
 /* What is left to do before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* fp8_current: the producer has computed only the value's amax; once the scale is known,
-                               * it runs again and stores the value in FP8 */
-    TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the rows of the other ranks
-                               * while its GEMM runs */
-    TE_VALUE_deferred_product /* the GEMM that computes the value has not run; the next step runs it, and overlaps it
+    TE_VALUE_amax_only,       /* fp8_current: the producer has computed only the amax of the value. Once the scale is
+                               * known, the producer runs again and stores the value in FP8 */
+    TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
+                               * GEMM of that step runs */
+    TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs it, overlapped
                                * with its own work */
 } te_value_state;
 
-/* A matrix [rows, cols] of dtype. It is in the caller's memory, in te_saved, or in a block of the workspace. */
+/* A matrix [rows, cols] of `dtype`. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
 typedef struct te_value {
     void *data;  /* null: there is no value, or no later step needs it */
     int64_t rows;
     int cols;
     te_dtype dtype;
-    int block;   /* the id of its workspace block; -1: it is not in the workspace */
+    int block;   /* the id of the workspace block that holds it; -1: it is not in the workspace */
     te_value_state state;
     te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: it is in the list's format */
-    float *inverse_scale; /* 1 / scale for each row, or for each 1 x 128; null: there is one scale, in the te_scales of
-                           * the GEMM that reads the value */
+    float *inverse_scale; /* 1 / scale, for each row or for each 1 x 128 tile; null: there is only one scale, which is
+                           * in the te_scales of the GEMM that reads the value */
     const float *amax;    /* the amax of the value, computed by its producer; null: it has not been computed */
     void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
-    float *transposed_inverse_scale; /* fp8_block: 1 / scale for each 1 x 128 of it */
+    float *transposed_inverse_scale; /* fp8_block: 1 / scale for each 1 x 128 tile of `transposed` */
     int transposed_block; /* the id of the transpose's workspace block; -1: it is not in the workspace */
 } te_value;
 
@@ -49,8 +49,7 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Make `transposed`, which so far was a separate te_value, the transpose of v. Its workspace block then belongs to
- * v. */
+/* Make `transposed`, so far a te_value of its own, the transpose of v. Its workspace block then belongs to v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -58,21 +57,21 @@ TE_API void te__attach_transposed(te_value *v, te_value transposed) {
 
 /* ---- the workspace ----------------------------------------------------------------------------------------------- */
 
-enum { TE_MAX_LIVE = 48 }; /* blocks in use at a time */
+enum { TE_MAX_LIVE = 48 }; /* the largest number of blocks in use at a time */
 
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* the number of values in it that outlive the step; 0: scratch memory, freed when the step ends */
+    int roots; /* the number of values in this block that outlive the step; 0: scratch memory, freed when the step
+                * ends */
 } te_block_info;
 
-/* The workspace, from which blocks are allocated by first fit; `block` is sorted by address. A step acquires blocks,
- * but does not release them. When a step ends, all blocks are freed except those with a value that outlives the step
- * (te__set_current, te__set_edge, te_defer_column_sum).
- */
+/* The workspace, in which blocks are allocated by first fit. The array `block` is sorted by address. A step acquires
+ * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
+ * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* null in the dry run, where addresses are offsets that are never 0 */
-    size_t high; /* high-water mark: bytes from the base to the end of the last block that was ever in use */
+    char *base;  /* null in the dry run; addresses are then offsets, increased so that none of them is 0 */
+    size_t high; /* high-water mark: the number of bytes from the base to the highest end that any block has had */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
@@ -99,7 +98,7 @@ TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
         if (base + p->block[i].at == (uintptr_t)memory) return p->block[i].id;
     return -1;
 }
-/* Add `by` to the number of values that hold block `id`. -1, no block, is permitted. */
+/* Add `by` to the number of values that hold the block `id`. If id is -1 (no block), do nothing. */
 TE_API void te__pool_root(te_pool *p, int id, int by) {
     for (int i = 0; id >= 0 && i < p->count; i++)
         if (p->block[i].id == id) {
