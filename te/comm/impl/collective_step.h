@@ -3,13 +3,13 @@
  *
  *   GEMM + reduce_scatter   In forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
  *                           The epilogue stores a tile whose rows belong to another rank into a slot in that rank's
- *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then adds up the N slots of
- *                           its own rows, either in the epilogue or in a second kernel, te_reduce_scatter_add, which
+ *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
+ *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
  *                           reads N times and writes once as many bytes as these rows have.
  *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
- *                           waits for no other rank. With one-shot, the GEMM sends 2 m n bytes to each other rank while
- *                           it reads its weight.
+ *                           waits for no other rank. While the GEMM reads its weight, it sends 2 m n bytes to each other
+ *                           rank (if the all-reduce is one-shot).
  *
  * Both support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales, and then uses
  * fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after the other.
@@ -36,7 +36,7 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count] */
-    uint32_t *flags[TE_MAX_RANKS]; /* of each rank: the flags in its memory */
+    uint32_t *flags[TE_MAX_RANKS]; /* [r]: the flags in the memory of rank r */
     int64_t count;
     int rank, ranks;
     te__peer_timeout waits;

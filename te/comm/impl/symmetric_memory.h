@@ -30,8 +30,8 @@
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
-    TE_PEER_MAX_BLOCKS = 512,                       /* blocks of a kernel */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a thread that waits reads the clock once in so many polls */
+    TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* after this many polls a waiting thread reads the clock */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
