@@ -14,10 +14,10 @@
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * From begin to finish only these backwards may read or write the gradients: an optimizer step, te_reduce_gradients and
- * a second backward of a list return an error. A captured step (te_graph) must contain both begin and finish. A
- * gradient that tied parameters share is final when the backwards of all lists in `models` that have one of these
- * parameters have run. Frozen parameters are left out. Gradients of which each rank of the tensor group has only a
- * partial sum are first summed over the tensor group, on the context's stream.
+ * a second backward of a list return an error. A captured step (te_graph) must contain both begin and finish. The
+ * gradient of tied parameters is final when the backwards of all lists with one of these parameters have run. Frozen
+ * parameters are left out. A gradient of which each rank of the tensor group has only a partial sum is first summed
+ * over that group, on the context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
  * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and the DMA path adds
