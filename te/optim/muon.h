@@ -4,7 +4,7 @@
  * Do this:
  *     te_adamw_config config = te_muon_defaults(0.02f);      // then te_adamw_init, te_adamw_step and so on
  *     config.adamw_lr_factor = 3e-4f / 0.02f;                // other parameters: AdamW with a learning rate of 3e-4
- * config.muon_takes = te_muon_matrices; // the default, which null stands for, too
+ *     config.muon_takes = te_muon_matrices;                  // the default; null means the same
  *
  * The update of a matrix p with gradient g:
  *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
@@ -58,7 +58,7 @@ typedef struct te__muon {
     void *a, *b;    /* A and B, [s, s] */
     float *scratch; /* workspace of the products on the host */
     float *partial; /* [chunks], the sum of the squares of u in each chunk */
-    float *factor;  /* [count], 1 / (|u| + eps) of each matrix */
+    float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
 
