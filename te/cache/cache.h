@@ -204,9 +204,9 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* begin: the sequences of the batch */
-    const int32_t *slots; /* begin: te_batch.slots */
-    int slot, from, length; /* truncate and fork: their arguments */
+    te_sequences of;      /* te_cache_begin: the sequences of the batch */
+    const int32_t *slots; /* te_cache_begin: te_batch.slots */
+    int slot, from, length; /* the arguments of te_cache_truncate, te_cache_fork and te_cache_move */
 } te_cache_args;
 
 /* Exclusive scan over the threads of a block: returns the sum of `value` over all threads with lower indices; *total is

@@ -13,11 +13,10 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
- * From begin to finish only these backwards may read or write the gradients: an optimizer step, te_reduce_gradients and
- * a second backward of a list return an error. A captured step (te_graph) must contain both begin and finish. The
- * gradient of tied parameters is final when the backwards of all lists with one of these parameters have run. Frozen
- * parameters are left out. A gradient of which each rank of the tensor group has only a partial sum is first summed
- * over that group, on the context's stream.
+ * From begin to finish only these backwards may access the gradients: an optimizer step, te_reduce_gradients and a
+ * second backward of a list return an error. A captured step (te_graph) must contain begin and finish. Frozen
+ * parameters are left out. The gradient of tied parameters is final after the backwards of all lists with one of them.
+ * A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
  * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and the DMA path adds
@@ -35,7 +34,7 @@
 
 typedef struct te_buckets_config {
     int64_t bytes;  /* the limit on the size of a bucket; a gradient that is larger is a bucket by itself */
-    int shards;     /* the same number as in te_adamw_config. 1: all ranks get all sums; Muon requires this.
+    int shards;     /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this.
                        te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
                        and a bucket is a whole model */
     te_dtype dtype; /* the format of the numbers that are sent, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
@@ -47,7 +46,7 @@ typedef struct te_buckets_config {
                        device until te_comm_destroy. 0: NCCL reduces all buckets */
 } te_buckets_config;
 
-/* The default size of a bucket. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines) is a
+/* The default size of a bucket. A reduction has a fixed cost (11 us with NCCL, some 30 us with DMA engines), which is a
  * fourteenth of the time that a reduction of 32 MiB takes. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
@@ -63,7 +62,7 @@ TE_API te_buckets_config te_buckets_defaults(void) {
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
-    int model; /* the index of the model that its first gradient belongs to */
+    int model; /* the index of the model to which the bucket's first gradient belongs */
     int first, count, pending, started; /* pending: the number of its gradients that are not final yet */
     int is_exposed; /* 1: one of its gradients becomes final only after backward's last GEMM, so no GEMM can hide the
                        bucket's reduction */

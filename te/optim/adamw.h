@@ -50,7 +50,7 @@ typedef struct te_adamw {
     int no_master;
     te_muon_takes takes;
     te__muon muon;
-    char *gather_buffer;            /* ZeRO-1: te__zero1_gather_bytes bytes */
+    char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
 } te_adamw;
 

@@ -126,7 +126,7 @@ typedef struct te_adamw_config {
     uint64_t seed;         /* the seed of the stochastic rounding */
     float momentum;        /* SGD and Muon, which have no betas: the factor by which the momentum decays in each step;
                               0: no momentum */
-    int nesterov;          /* SGD and Muon: 1: Nesterov's momentum */
+    int nesterov;          /* SGD and Muon: 1: use Nesterov's momentum */
     te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects the
                                  matrices of hidden layers */
     int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which gives the

@@ -141,7 +141,7 @@ typedef struct te_param_group {
     const char *op, *kind, *field; /* the name and the kind of the parameter's op, and the parameter's field, such as
                                       "proj", "linear", "weight"; null: any */
     te_group_takes takes;          /* null: any parameter */
-    float lr;                      /* the learning rate is the schedule's times this factor */
+    float lr;                      /* the group's learning rate is the schedule's times lr */
     float weight_decay;            /* applies to the group's parameters whatever their shape. TE_DECAY_OF_CONFIG: the
                                       group does not change the weight decay */
 } te_param_group;

@@ -200,7 +200,8 @@ TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_B
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 0: te_adamw_step and te_recipes_step run one after the other */
+    int fused;                /* 1: the kernels above run; 0: te_adamw_step and te_recipes_step run one after the
+                                 other */
     int count, chunks;        /* the number of the optimizer's tensors, and of the chunks of those tensors that are not
                                  updated by tiles */
     const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */

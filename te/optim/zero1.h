@@ -101,7 +101,7 @@ typedef struct te_zero1_iter {
     int model;                      /* the index of the parameter's model */
     int64_t from, elements;         /* the current range: which of the parameter's elements this rank updates */
     int64_t before;                 /* the number of elements of all parameters before the current one, gaps included */
-    int is_replicated;              /* 1: every rank has this range */
+    int is_replicated;              /* 1: every rank updates this range */
     int next;                       /* which range of the current parameter comes next: TE__ZERO1_SHARD and so on */
     te__zero1_matrix_iter matrices; /* assigns the matrices that must not be divided */
 } te_zero1_iter;

@@ -33,7 +33,7 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of its flag */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of the flag that follows the copy */
     TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
 };

@@ -124,7 +124,7 @@ TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memo
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
-/* y[m / ranks, n] = the sum of this rank's slots. */
+/* y[m / ranks, n] = the sum of this rank's slots, one from each rank. */
 TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const te_gemm *g, const te__overlap_memory *m,
                                             te_context *ctx) {
     te_reduce_scatter_add_args a;

@@ -62,7 +62,7 @@ typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gath
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* whether the kernel's mode is TE_FUSED_two_shot, or TE_FUSED_gathers */
+    int two_shot, gathers; /* two_shot: 1 in mode TE_FUSED_two_shot; gathers: 1 in mode TE_FUSED_gathers */
 } te_fused_collective_source;
 /* The state of te_fused_row_store. The state of other te_store_fns is a single uint32_t, the amax, so the amax must be
  * the first member here. */
@@ -433,7 +433,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
                                              int is_sent) {
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* one kernel, which stores no transpose */
+    k.transposes = 0; /* the fused kernel stores no transpose of y */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.is_sent = is_sent;
     w = te__pointwise_work_of(s, 1, k, &p.c);
@@ -497,7 +497,7 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* one kernel, which stores no transpose */
+    k.transposes = 0; /* the fused kernel stores no transpose of y */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
     w = te__pointwise_work_of(middle, 1, k, &p.c);

@@ -26,7 +26,7 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest tensor for which packet indices of all ranks fit an int */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to this size an int can count the packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
@@ -54,9 +54,9 @@ typedef struct te_peer_memory {
                                through NCCL */
     int64_t one_shot_bytes; /* the size of the largest tensor for which an all-reduce uses the one-shot algorithm */
     int max_blocks;         /* the largest number of blocks of a kernel, the same on all ranks */
-    /* Statistics: how many kernels were launched. collectives: all collectives; fused: those of them that are fused
-     * patterns (fused_collective_norm.h); fused_fp8: the fused patterns that gathered FP8; gemms: GEMMs whose epilogue
-     * sent packets to a fused pattern (collective_step.h). */
+    /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
+     * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
+     * FP8; gemms: GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
@@ -88,8 +88,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Call it between the loads of x and the first use of the epoch. It keeps the compiler from placing the wait for the
- * epoch's load before the loads of x. */
+/* Call this between the loads of x and the first use of the epoch. It keeps the compiler from making the thread wait
+ * for the loaded epoch before the loads of x are issued. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));

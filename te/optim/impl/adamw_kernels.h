@@ -57,8 +57,8 @@ typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 
 /* ---- stochastic rounding ----------------------------------------------------------------------------------------- */
 
-/* The numbers of the Philox streams for rounding moments and weights. Ops use stream numbers counted from 0, which
- * never reach these. */
+/* The numbers of the Philox streams for rounding moments and weights. Ops use stream numbers counted from 0, far below
+ * these two. */
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
 /* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the low 16 bits of
@@ -343,7 +343,7 @@ TE_API size_t te__moments_bytes(int64_t elements, te_dtype moments) {
     if (!te__moments_8bit(moments)) return (size_t)elements * te_dtype_bytes(moments);
     return (size_t)(blocks * (TE_MOMENT_BLOCK + (int64_t)sizeof(float)));
 }
-/* The scales of the blocks of a tensor's m or v, which lie after the codes. */
+/* The address of the scales of a tensor's m or v, one for each block. In memory the scales follow the codes. */
 TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
     return (float *)(void *)((char *)moment + (elements + TE_MOMENT_BLOCK - 1) / TE_MOMENT_BLOCK * TE_MOMENT_BLOCK);
 }
