@@ -1,21 +1,22 @@
-/* cache.h -- the key-value cache of inference. It holds the keys and values of all tokens that a model has processed,
- * so that a pass computes only the rows of new tokens. The cache is in the caller's memory and divided into pages; a
- * sequence takes more pages as it grows.
+/* cache.h -- the key-value cache of inference. The cache holds the keys and values of all tokens that a model has
+ * processed, so that a pass computes only the rows of new tokens. It is in memory that the caller provides, and is
+ * divided into pages; a sequence takes more pages as it grows.
  *
  * Do this, for lists whose attentions are declared with (cache, 1):
  *     te_cache_config config = te_cache_defaults();
  *     config.sequences = 8, config.capacity = 4096;
  *     te_model *models[] = {&block[0].model, &block[1].model, ..};
  *     TE_TRY(te_cache_init(&cache, memory, te_cache_bytes(models, count, &config), models, count, &config, &ctx));
- *     batch.cache = &cache;                                  // rows of the batch are tokens behind those in the cache
+ *     batch.cache = &cache;                                  // the batch's rows are tokens that follow the cached ones
  *     TE_TRY(te_cache_begin(&cache, &batch, &ctx));          // once for each batch, before the first model
  *     for (i = 0; i < count; i++) TE_TRY(block_infer(y, x, &block[i], &batch, &ctx));
  *
  * te_cache_begin takes pages for the new tokens of the batch and adds these tokens to the lengths of their sequences.
- * Each attention then stores the keys and values of the new tokens, and attends to all tokens of the sequence. Sequence
- * i of the batch is sequence te_batch.slots[i] of the cache (slots null: i); no sequence may be in a batch twice. The
- * positions of new tokens, for rope and learnt positions, continue behind the tokens in the cache. Rows whose slot is
- * TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing is stored or reported for them.
+ * Each attention then stores the keys and values of the new tokens, and attends to all tokens of a sequence, cached and
+ * new. Sequence i of the batch is sequence te_batch.slots[i] of the cache (slots null: i); no sequence may be in a
+ * batch twice. The positions of new tokens, for rope and learnt positions, continue those of the tokens in the cache.
+ * Rows whose slot is TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing is stored or reported
+ * for them.
  *
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
  * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
@@ -33,50 +34,55 @@
 enum {
     TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
-    TE_CACHE_PADDING = -1 /* te_batch.slots: of rows that only fill a batch up, such as that of a captured graph */
+    TE_CACHE_PADDING = -1 /* in te_batch.slots: the slot of rows that only fill up a batch, as in a captured graph */
 };
 
 typedef struct te_cache_config {
     int sequences; /* the number of sequences that the cache can hold at the same time */
     int capacity;  /* the largest number of tokens of a sequence */
-    int page_rows; /* rows of a page, a power of two of at least 16; 0: each sequence is one page of `capacity` rows */
+    int page_rows; /* the number of rows (tokens) in a page, a power of two of at least 16; 0: each sequence has a
+                      single page, of `capacity` rows */
     int pages;     /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
-    int decode_rows; /* if no sequence of a batch has more new tokens than this, the decoding kernel runs, which divides
-                      * the keys of a sequence among many blocks. 1, or more for speculative decoding */
+    int decode_rows; /* a limit: if no sequence of a batch has more new tokens than decode_rows, the decoding kernel
+                      * runs, which divides the keys of a sequence among many blocks. Set it to 1, or to more for
+                      * speculative decoding */
 } te_cache_config;
 
-/* One sequence of up to 2048 tokens, in one page. */
+/* The default config: one sequence of up to 2048 tokens, in one page. */
 TE_API te_cache_config te_cache_defaults(void) {
     te_cache_config c;
     c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
     return c;
 }
 
-/* A layer: an attention of a model, and the place of its keys and values in the cache. A page of the cache has a part
- * for each layer. The part has the keys of all heads, [kv_heads, page_rows, head_dim], and behind them the values,
+/* A layer: an attention of a model, and where its keys and values lie in the cache. Each page of the cache has a part
+ * for each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values,
  * [kv_heads, page_rows, value_dim], in the dtype of the list. */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
-    int64_t page_elements; /* the distance from one page to the next, in elements of the list's dtype */
+    int64_t page_elements; /* the distance from the start of one page to the start of the next, in elements of the
+                              list's dtype */
     char *pages;           /* the address of this layer's part of page 0 */
 } te_cache_layer;
 
-/* The sizes of a cache, and its arrays in target memory, which kernels read and write. */
+/* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: pages of a row of `table` */
-    int32_t *length;    /* [sequences]: tokens of each sequence, including those of the last te_cache_begin */
+    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: entries of a row of `table` */
+    int32_t *length;    /* [sequences]: the number of tokens of each sequence, including those that the last
+                           te_cache_begin added */
     int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in the order of its tokens */
-    int32_t *use_count; /* [pages]: the number of sequences that use a page */
+    int32_t *use_count; /* [pages]: how many sequences use each page */
     int32_t *free_page; /* [pages]: a stack of the pages that no sequence uses */
-    int32_t *free_count; /* the number of pages on that stack */
-    int32_t *status;    /* the errors since the last te_cache_check: bits TE_CACHE_FULL, ... */
+    int32_t *free_count; /* the number of pages on the stack free_page */
+    int32_t *status;    /* the errors since the last te_cache_check, as bits TE_CACHE_FULL, .. */
     int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: none */
     char *pages_memory; /* [pages, page_bytes] */
     int64_t page_bytes;
     /* For each sequence of the current batch: */
-    int32_t *slot;      /* [sequences]: the index of the sequence in the cache */
-    int32_t *past;      /* [sequences]: tokens in the cache before the batch; -1: the sequence did not fit */
+    int32_t *slot;      /* [sequences]: the sequence's index in the cache */
+    int32_t *past;      /* [sequences]: how many of the sequence's tokens were in the cache before the batch; -1: the
+                           sequence did not fit */
     /* For the decoding kernel (te_attention_cache): */
     float *partials;
     int decode_rows;
@@ -86,13 +92,13 @@ enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits
 
 typedef struct te_cache {
     te_cache_tables t;
-    const struct te_cache *at; /* its own address when it was initialised; a te_cache must not be moved */
+    const struct te_cache *at; /* the address of this te_cache when it was initialised; a te_cache must not be moved */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
 
-/* te_cache_tables.past: for each sequence of the batch, the number of its tokens in the cache before the batch. Null:
- * the batch has no cache. */
+/* The array te_cache_tables.past of the batch's cache: how many tokens of each sequence were in the cache before the
+ * batch. Null: the batch has no cache. */
 TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -100,7 +106,7 @@ TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ?
 TE_API const te_attention_options *te__cached_options(const te_op *op) {
     return op->flags & TE_IS_CACHED ? (const te_attention_options *)op->options : 0;
 }
-/* The number of elements that an attention stores in the cache for each token. */
+/* The number of elements (keys and values of all heads) that an attention stores in the cache for each token. */
 TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
     return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
 }
@@ -111,8 +117,8 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out the memory of the decoding kernel, from memory + at on: the partial results of all splits, for the attention
- * that needs the most. Returns the offset at which it ends. */
+/* Lay out the memory of the decoding kernel, from memory + at on: the partial results of all splits, in the size that
+ * the largest attention needs. Returns the offset at which this memory ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -132,8 +138,8 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
     if (memory) t->partials = (float *)(void *)(memory + at);
     return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
 }
-/* Lay out the arrays of the cache and behind them its pages, from `memory` on, and set the pointers in *c. Returns the
- * bytes. memory null: only compute the bytes. */
+/* Lay out, from `memory` on, the arrays of the cache followed by the cache's pages, and set the pointers in *c. Returns
+ * the number of bytes. If memory is null, only computes that number. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
                                 const te_cache_config *complete) {
     const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
@@ -183,7 +189,7 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
         TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
     return TE_OK;
 }
-/* The bytes of memory that te_cache_init needs; the memory must be aligned to TE_ALIGN. Returns 0 if the config or a
+/* The number of bytes that te_cache_init needs; their memory must be aligned to TE_ALIGN. Returns 0 if the config or a
  * model is not valid. */
 TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
     te_cache c;
@@ -198,13 +204,13 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* begin: the sequences of the batch */
-    const int32_t *slots; /* begin: te_batch.slots */
-    int slot, from, length; /* truncate and fork: their arguments */
+    te_sequences of;      /* te_cache_begin: the sequences of the batch */
+    const int32_t *slots; /* te_cache_begin: te_batch.slots */
+    int slot, from, length; /* the arguments of te_cache_truncate, te_cache_fork and te_cache_move */
 } te_cache_args;
 
-/* Exclusive scan: returns the sum of `value` over the threads of the block before this one; *total is the sum over all
- * threads. */
+/* Exclusive scan over the threads of a block: returns the sum of `value` over all threads with lower indices; *total is
+ * the sum over all threads. */
 TE_FN int te__cache_scan(int value, int *total) {
 #if TE_CUDA
     __shared__ int te_warp_sums[TE_CACHE_THREADS / 32];
@@ -270,9 +276,9 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
     te_block_sync(); /* all threads have read free_count */
     if (g.id == 0) *t->free_count = free_count;
 }
-/* Take a free page for the tokens of sequence `slot` that are behind its last full page, if it has `length` tokens in
- * all. These tokens are now in page `from`, which is shared; te__cache_copy will copy them to the new page. If no page
- * is free, the sequence keeps only its full pages, and the error is recorded. Called by one thread. */
+/* Sequence `slot` has `length` tokens, and the last of these, which do not fill a page, are in page `from`, which the
+ * sequence shares with others. Take a free page for these tokens; te__cache_copy will copy them to that page. If no
+ * page is free, the sequence keeps only its full pages, and the error is recorded. Called by one thread. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
     if (has_page) {
@@ -282,9 +288,10 @@ TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int lengt
     } else te__cache_report(t, TE_CACHE_FULL);
     t->length[slot] = has_page ? length : full * t->page_rows;
 }
-/* The kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens. The use counts of
- * its other pages are decremented, and pages that no other sequence uses become free. If the last page that it keeps is
- * shared and not full, the sequence gets a copy of this page, because new tokens will be written to it. */
+/* The kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens, and the pages in
+ * which these lie. The use counts of the sequence's other pages are decremented, and those of them that no other
+ * sequence uses become free. If the last page that the sequence keeps is shared and not full, the sequence gets a copy
+ * of this page, because new tokens will be written to the page. */
 TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -309,8 +316,9 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     t->use_count[last]--;
     te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
-/* The kernel of te_cache_fork, with one block. Sequence `slot`, which is empty, gets the tokens of sequence `from`. The
- * two sequences share all full pages; of a last page that is not full, the new sequence gets a copy. */
+/* The kernel of te_cache_fork, with one block. Sequence `slot`, which is empty before, gets the tokens of sequence
+ * `from`. The two sequences share all full pages; if the last page is not full, sequence `slot` gets a copy of this
+ * page. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -323,7 +331,8 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
-/* Sequence `slot`, which is empty, becomes sequence `from`, which is empty then. One block. */
+/* The kernel of te_cache_move, with one block. Moves all tokens of sequence `from` to sequence `slot`, which is empty
+ * before; afterwards sequence `from` is empty. */
 TE_FN void te__cache_move_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -335,14 +344,15 @@ TE_FN void te__cache_move_body(const te_cache_args *a) {
     te_block_sync(); /* every thread has read the length */
     if (g.id == 0) t->length[a->slot] = length, t->length[a->from] = 0;
 }
-/* Attentions read the tables, and the keys and values of earlier batches, before the kernel in front of them has ended
- * (attention_sm90_decode.h). They may, because no kernel overlaps this one: when it ends, all earlier ones have. */
+/* te__cache_begin waits until all earlier kernels have ended, and no later kernel starts before te__cache_begin has
+ * ended (NO_OVERLAP). Therefore attentions may read the tables, and the keys and values of earlier batches, before the
+ * kernel in front of the attention has ended (attention_sm90_decode.h). */
 TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* Copies page copy[0] to page copy[1]. Grid: a block for each TE_CACHE_COPY numbers of 4 bytes of a page. */
+/* Copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -356,8 +366,8 @@ TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
-/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid: a
- * block for each TE_CACHE_THREADS pages or sequences, whichever are more. */
+/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid: one
+ * block for every TE_CACHE_THREADS pages or sequences, whichever of the two are more. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -417,7 +427,7 @@ TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t byte
     const int64_t most = te_max(complete.pages, complete.sequences);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
-/* Prepare a batch whose te_batch.cache is c. Call it once for each batch, before the models run. From then on the
+/* Prepare a batch whose te_batch.cache is c. Call this once for each batch, before the models run. From then on the
  * tokens of the batch count as tokens of the cache. */
 TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
@@ -442,8 +452,8 @@ TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int l
     TE_TRY(te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Make sequence `slot` a copy of sequence `from`. From then on the two share the full pages. This serves for a common
- * prefix of several prompts, or for beam search. */
+/* Make sequence `slot` a copy of sequence `from`, with which it then shares all full pages. Use this for prompts that
+ * have a common prefix, or for beam search. */
 TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_fork", ctx));
     TE_TRY(te__cache_check_slot(c, from, "te_cache_fork", ctx));
@@ -454,7 +464,8 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Sequence `slot` becomes sequence `from`, which is empty then. Copies no page. */
+/* Move all tokens of sequence `from` to sequence `slot`; what sequence `slot` had before is dropped, and sequence
+ * `from` is empty afterwards. Copies no page. */
 TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_move", ctx));
     TE_TRY(te__cache_check_slot(c, from, "te_cache_move", ctx));
@@ -464,16 +475,16 @@ TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from,
     a.slot = slot, a.from = from;
     return te__cache_move_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Copy the sequences' lengths to lengths[sequences] on the host. Waits for the stream. */
+/* Copy the number of tokens of each sequence to lengths[sequences] on the host. Waits for the stream. */
 TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_lengths", ctx));
     TE_REQUIRE(lengths, ctx, TE_ERROR_NULL, "te_cache_lengths: lengths is null");
     TE_TRY(te_copy(ctx, lengths, c->t.length, (size_t)c->t.sequences * sizeof *lengths));
     return te_synchronize(ctx);
 }
-/* Return the error, if there was one, of the calls of te_cache_begin, te_cache_truncate and te_cache_fork since the
- * last check, and clear it: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than the capacity)
- * or TE_ERROR_MEMORY (no free page). Waits for the stream. */
+/* Return the error, if any, of the calls of te_cache_begin, te_cache_truncate and te_cache_fork since the last
+ * te_cache_check, and clear the error: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than
+ * the capacity) or TE_ERROR_MEMORY (no free page). Waits for the stream. */
 TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
     int32_t status = 0, none = 0;
     TE_TRY(te__cache_check_ready(c, "te_cache_check", ctx));
@@ -492,7 +503,7 @@ TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
 
 /* ---- for ops ----------------------------------------------------------------------------------------------------- */
 
-/* The layer of the cache for op i of a model; null: the cache was initialised without that model. */
+/* The cache's layer for op i of the model m; null: the cache was initialised without this model. */
 TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
     for (int k = 0; k < c->layer_count; k++)
         if (c->layer[k].model == m && c->layer[k].op == i) return &c->layer[k];

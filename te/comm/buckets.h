@@ -13,10 +13,10 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
- * From begin to finish only these backwards may read or write the gradients: an optimizer step, te_reduce_gradients and
- * a second backward of a list return an error. A captured step (te_graph) must contain both begin and finish. The
- * gradient of a tied parameter is final when all lists of `models` that share it have run. Frozen parameters are left
- * out. Gradients that are partial sums over the tensor group are first summed over it, on the context's stream.
+ * From begin to finish only these backwards may access the gradients: an optimizer step, te_reduce_gradients and a
+ * second backward of a list return an error. A captured step (te_graph) must contain begin and finish. Frozen
+ * parameters are left out. The gradient of tied parameters is final after the backwards of all lists with one of them.
+ * A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
  * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and the DMA path adds
@@ -34,18 +34,19 @@
 
 typedef struct te_buckets_config {
     int64_t bytes;  /* the limit on the size of a bucket; a gradient that is larger is a bucket by itself */
-    int shards;     /* the same number as in te_adamw_config. 1: all ranks get all sums; Muon requires this.
+    int shards;     /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this.
                        te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
                        and a bucket is a whole model */
-    te_dtype dtype; /* the format of the numbers that are sent, TE_f32 or TE_bf16. TE_bf16 rounds the gradients and
-                     * their sums, halves the bytes over the link, and needs up to bytes / 2 of device memory */
+    te_dtype dtype; /* the format of the numbers that are sent, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
+                     * sums are rounded, half as many bytes cross the link, and up to bytes / 2 bytes of device memory
+                     * are needed */
     int dma;        /* CUDA. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
                        before the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory
-                       in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes of memory on each device
-                       until te_comm_destroy. 0: NCCL reduces all buckets */
+                       in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes bytes of memory on each
+                       device until te_comm_destroy. 0: NCCL reduces all buckets */
 } te_buckets_config;
 
-/* The default size of a bucket. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines) is a
+/* The default size of a bucket. A reduction has a fixed cost (11 us with NCCL, some 30 us with DMA engines), which is a
  * fourteenth of the time that a reduction of 32 MiB takes. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
@@ -55,41 +56,45 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* A gradient. bucket: the index of its bucket. uses: the number of parameters that share the gradient (tied ones), and
- * so of backwards that write it. pending: how many of these backwards have not run yet in this step. */
+/* A gradient. bucket: the index of its bucket. uses: how many parameters share the gradient (more than one if
+ * parameters are tied), which is also how many backwards write it. pending: how many of these backwards have not run
+ * yet in this step. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
-    int model; /* the index of the model that its first gradient belongs to */
+    int model; /* the index of the model to which the bucket's first gradient belongs */
     int first, count, pending, started; /* pending: the number of its gradients that are not final yet */
-    int is_exposed; /* 1: it becomes final after backward's last GEMM, so no GEMM can hide its reduction */
+    int is_exposed; /* 1: one of its gradients becomes final only after backward's last GEMM, so no GEMM can hide the
+                       bucket's reduction */
     float *from;
     int64_t elements;
 } te__bucket;
-/* A model. first: the index of its first parameter in te_buckets.grad_index. ran: whether a backward of it has run. */
+/* A model. first: the index of its first parameter in te_buckets.grad_index. ran: whether a backward of the model has
+ * run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
-/* Must stay at its address: the models point to it. */
+/* A te_buckets must not be moved in memory, because the models point to it. */
 typedef struct te_buckets {
     te_watch watch; /* the first member */
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
-    te__bucket *bucket;         /* [count], in the order in which backward completes them. The other tables lie behind
-                                   it, in the same allocation */
+    te__bucket *bucket;         /* [count], in the order in which backward completes the buckets. The other tables lie
+                                   behind this one, in the same allocation */
     te__bucket_grad *grad;      /* [grad_count], of all models, from the last parameter of the last model to the first
                                    parameter of the first model */
     te__bucket_model *of_model; /* [model_count] */
     int *grad_index;            /* for each parameter of each model: the index of its gradient in `grad`; -1: none */
-    uint64_t fingerprint;       /* te__buckets_fingerprint when the tables were made */
-    te_group tensor;            /* the context's tensor group at te_buckets_init */
+    uint64_t fingerprint;       /* the value of te__buckets_fingerprint when the tables were made */
+    te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
     te_bucket_reducer reducer;  /* reduces over the data group */
     te_side_stream side;        /* the second stream, on which the reductions run */
 } te_buckets;
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* A hash that changes when a model is bound to other memory, or when other parameters become frozen or tied. */
+/* A hash of the gradients' addresses and of which parameters are tied or frozen. It changes when a model is bound to
+ * other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)
@@ -127,9 +132,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     b->grad_index[b->of_model[model].first + p->index] = b->grad_count++;
     k->count++, k->from = p->grad, k->elements += elements;
 }
-/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide. Backward's last
- * GEMM is the first GEMM of forward; a bucket becomes final after it if it contains a parameter of this first GEMM or
- * of an op before it in the list. */
+/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide. The last GEMM
+ * that backward runs belongs to the first op with a GEMM in the lists. If a bucket contains a parameter of that op or
+ * of an op before it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     int gemms = 0; /* the number of GEMMs before the current op */
     for (int i = 0; i < b->model_count; i++) {
@@ -188,8 +193,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If the gradient was the last
- * pending one of its bucket, starts the reduction of the bucket. */
+/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If all other gradients of its
+ * bucket are final already, starts the reduction of the bucket. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -273,7 +278,7 @@ TE_API te_status te__buckets_check(const te_buckets *b, const char *who, te_cont
                "%s: a model has other gradients, or others are frozen or tied, since te_buckets_init", who);
     return TE_OK;
 }
-/* Call it before the backwards of the step's last micro-batch. Each list may run one backward between this call and
+/* Call this before the backwards of the step's last micro-batch. Each list may run one backward between this call and
  * te_buckets_finish, and the gradients are reduced while these backwards run. */
 TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_begin", ctx));

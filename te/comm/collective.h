@@ -3,18 +3,18 @@
  *   op                        output in forward                                  backward, the adjoint of forward
  *   (all_gather, name)        the rows of all ranks, in the order of the ranks   reduce_scatter
  *   (reduce_scatter, name)    the sum over the ranks; each rank gets its rows    all_gather
- *   (all_reduce, name)        the sum over the ranks                             identity: all ranks have the gradient
+ *   (all_reduce, name)        the sum over the ranks                             identity: each rank has all of dy
  *   (copy_to_group, name)     the input: all ranks have the same value           all_reduce
  *
- * all_gather takes TE_ROWS_shard and produces TE_ROWS_tokens; reduce_scatter takes TE_ROWS_tokens and produces
- * TE_ROWS_shard. (Megatron's f and g are copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may
- * precede and follow these four. With a communicator of one rank they copy or do nothing, so the same list trains on
- * one rank and on many.
+ * The input of all_gather and the output of reduce_scatter have the rows of one rank (TE_ROWS_shard); the output of
+ * all_gather and the input of reduce_scatter have a row for each token (TE_ROWS_tokens). (Megatron's f and g are
+ * copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may precede and follow these four. With a
+ * communicator of one rank the four ops copy or do nothing, so the same list trains on one rank and on many.
  *
  * Each of these ops is a step of its own (impl/collective_step.h), unless it belongs to a fused pattern: a pattern may
  * begin with all_reduce, or begin with reduce_scatter and end with all_gather (impl/fused_collective_norm.h). On CUDA
- * an all_gather may be deferred to the linear after it, and a linear's GEMM to the reduce_scatter or the pattern after
- * it; the collective and the GEMM then overlap.
+ * an all_gather may be deferred to the step of the linear that follows, and the GEMM of a linear may be deferred to the
+ * step of the reduce_scatter or the pattern that follows; the collective and the GEMM then overlap.
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -24,7 +24,7 @@
 #define TE_COMM_COLLECTIVE_H
 
 #include "impl/collective_step.h"       /* te__collective_run, te__reduce_scatter_run */
-#include "impl/fused_collective_norm.h" /* all_reduce .. norm and reduce_scatter .. norm all_gather as one step */
+#include "impl/fused_collective_norm.h" /* all_reduce .. norm, reduce_scatter .. norm all_gather: one step each */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1

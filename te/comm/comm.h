@@ -1,6 +1,6 @@
-/* comm.h -- communicators. A communicator consists of all ranks and of the tensor and data groups that they form
- * (te/core/rank_group.h). Its collectives use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl
- * (CUDA) or the flags that `mpicc -showme` prints (host).
+/* comm.h -- communicators. A communicator has three groups of ranks: the world group, which contains all ranks, and the
+ * tensor group and the data group of this rank (te/core/rank_group.h). The collectives of a group use NCCL on CUDA and
+ * MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
@@ -24,22 +24,24 @@
 #include "../core/target.h" /* te__check_target */
 
 typedef struct te_comm_config {
-    int rank, size;   /* the index of this process among all processes (-1: from the environment of mpirun, srun or
-                         torchrun), and the number of all processes (0: from the environment) */
+    int rank, size;   /* rank: the index of this process among all processes; size: the number of all processes. If rank
+                         is -1 or size is 0, the value comes from the environment variables of mpirun, srun or
+                         torchrun */
     int tensor;       /* the number of ranks in a tensor group; size must be a multiple of it */
     const char *file; /* CUDA: a path on a file system that all ranks share. No file may exist there yet */
     double timeout;   /* seconds */
-    /* CUDA: the size in bytes up to which a tensor's collectives go through symmetric memory; NCCL does those of larger
-     * tensors. 0: NCCL does all. If a group has 2 to 8 ranks, and these are processes of one host whose devices can
-     * access each other, it allocates 4 * peer_bytes on each device (the world group at most 64 MiB). */
+    /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
+     * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
+     * processes of one host, and their devices can access each other. The memory takes 4 * peer_bytes bytes on each
+     * device (that of the world group at most 64 MiB). */
     int64_t peer_bytes;
-    /* CUDA, Hopper: the size in bytes up to which a tensor's all-gather or reduce-scatter may overlap a GEMM
+    /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
      * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. If the tensor group has symmetric memory
-     * (peer_bytes > 0), each of its ranks allocates overlap_bytes on its device. */
+     * (peer_bytes > 0), each rank of the group allocates overlap_bytes bytes on its device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to this size symmetric memory is never slower than NCCL on two H200s */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to this size, NCCL is never faster on two H200s */
 
 /* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
 TE_API te_comm_config te_comm_defaults(void) {
@@ -48,7 +50,8 @@ TE_API te_comm_config te_comm_defaults(void) {
     c.overlap_bytes = 0;
     return c;
 }
-/* The number in the first of the environment variables `names` that is set; `otherwise` if none is. */
+/* The value, as a number, of the first environment variable in the list `names` that is set; if none is set,
+ * `otherwise`. */
 TE_API int te__env_number(const char *const *names, int otherwise) {
     for (; *names; names++) {
         const char *text = getenv(*names);
@@ -56,8 +59,9 @@ TE_API int te__env_number(const char *const *names, int otherwise) {
     }
     return otherwise;
 }
-/* Reads rank and size from the environment that the launcher sets (Open MPI, MPICH, Slurm, torchrun); without a
- * launcher they are 0 and 1. A process needs no context to call it, so it can choose its device by its rank first. */
+/* Reads rank and size from the environment variables that the launcher sets (Open MPI, MPICH, Slurm, torchrun); without
+ * a launcher rank is 0 and size is 1. Needs no context, so a process can call this first and choose the device of its
+ * context by its rank. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", 0},
                              *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", 0};
@@ -71,14 +75,15 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
 #include "impl/comm_mpi.h" /* the same functions */
 #endif
 
-/* Fills in a group that is not open yet: it has no handle of NCCL or MPI. */
+/* Fills in a group, but does not open it: its handle, which NCCL or MPI provides, stays null. */
 TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
 }
-/* Waits for the enqueued work, drops recorded passes that hold collectives, and frees the groups. If the communicator
- * has failed, the enqueued work is aborted instead, and its results are undefined. If the CUDA device does not become
- * idle within the timeout after that, the groups and their memory stay allocated until the process ends. */
+/* Waits for the enqueued work, drops all recorded passes, because they may hold collectives, and frees the groups. If
+ * the communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
+ * CUDA device does not become idle within the timeout after the abort, the groups and their memory stay allocated until
+ * the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
     te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
@@ -91,7 +96,8 @@ TE_API void te_comm_destroy(te_comm *comm) {
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Splits comm->world, which must be open, into tensor and data groups, and maps the symmetric memory of all three. */
+/* Splits comm->world, which must be open, into tensor and data groups, and maps the symmetric memory of all three
+ * groups. */
 TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     const int tensor = config->tensor;
     const int64_t peer_bytes = config->peer_bytes;
@@ -102,7 +108,8 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
-    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx)); /* norms, checkpoints */
+    /* The library itself uses the collectives of the world group only for FP8 recipes (amaxes) and for checkpoints. */
+    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
     return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
@@ -123,7 +130,7 @@ TE_API te_status te__comm_finish_create(te_comm *comm, te_status status, te_cont
     return status;
 }
 
-/* Creates a communicator. All processes must call it at the same time: each waits for the others. */
+/* Creates a communicator. All processes must call this function at the same time: each waits for the others. */
 TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     int rank, size;
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
@@ -136,8 +143,9 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }
-/* Creates a communicator that uses one of the caller's: an ncclComm_t on the context's device, or an MPI_Comm.
- * te_comm_destroy does not free the caller's communicator. tensor: the number of ranks in a tensor group. */
+/* Creates a communicator whose world group uses the caller's NCCL or MPI communicator `native`: an ncclComm_t on the
+ * context's device, or an MPI_Comm. te_comm_destroy does not free the caller's communicator. tensor: the number of
+ * ranks in a tensor group. */
 TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native native, int tensor, te_context *ctx) {
     TE_TRY(te__comm_begin_create(comm, te_comm_defaults().timeout, ctx));
     te_comm_config config = te_comm_defaults();
@@ -148,19 +156,19 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates memory for te_saved that all ranks of the tensor group map (symmetric memory). An all_gather whose result
- * forward saves in such memory can overlap a GEMM (te/linear/impl/linear_comm_overlap.h). All ranks of the group must
- * call it in the same order and with the same `bytes`, and use the blocks for the same purpose. Waits for the other
- * ranks. If the group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from
- * te_allocate. */
+/* Allocates memory for te_saved, as a block of symmetric memory: all ranks of the tensor group map it. If forward saves
+ * the result of an all_gather in such a block, the all_gather can overlap a GEMM
+ * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must call this function in the same order and with the
+ * same `bytes`, and use the blocks for the same purpose. Waits for the other ranks. If the group has no symmetric
+ * memory, or 15 such blocks exist already, the result is ordinary memory, as from te_allocate. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_allocate"));
     TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
                "te_comm_allocate: p is null, or the communicator is not this context's");
     return te__comm_allocate(comm, p, bytes, ctx);
 }
-/* Frees memory of te_comm_allocate. All ranks of the tensor group must call it, and before te_comm_destroy. Waits for
- * the enqueued work and for the other ranks. */
+/* Frees memory that te_comm_allocate has allocated. All ranks of the tensor group must call this function, before
+ * te_comm_destroy. Waits for the enqueued work and for the other ranks. */
 TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_release"));
     TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");

@@ -5,8 +5,8 @@
  *     te_model *models[] = {&embed.model, &block.model};
  *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and update, with the same results on all ranks
  *
- * Over the data group it sums all gradients. Over the tensor group it sums the gradients of the parameters that are
- * replicated in the group but whose gradient each rank computed from a part of the data: from its own rows
+ * Over the data group all gradients are summed. Over the tensor group a gradient is summed if its parameter is
+ * replicated in the group, but each rank computed the gradient from a part of the data: from its own rows
  * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or from its own columns
  * (TE_PARAMS_REPLICATED: norms of heads). The result is the sum, not the mean: for a loss that is the mean over all
  * tokens, set batch.loss_scale to 1 / (tokens of all replicas). The gradients of frozen parameters (plan/freeze.h) are
@@ -19,10 +19,12 @@
 #include "../core/target.h" /* te__check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
-/* A range of gradients that are adjacent in memory, except for gaps of alignment. One all-reduce sums them all. */
+/* A range of memory, from `from` up to `to`, with the gradients of consecutive parameters and the padding between
+ * these. One all-reduce sums the whole range. */
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
-/* Whether p has a gradient that must be reduced. A tied parameter has none of its own; a frozen one needs none. */
+/* Whether p has a gradient that must be reduced. A tied parameter has no gradient of its own; a frozen parameter needs
+ * none. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
 /* Enqueues the all-reduce of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {
@@ -52,8 +54,9 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     return te__grad_range_reduce(&range, g, ctx);
 }
 /* Reduces a model's gradients over the data group such that this rank gets the sums only of its own shard
- * (te__slice_elements) and of the few elements after the last shard. This takes half of the traffic of an all-reduce.
- * A shard is a range of the gradient buffer, so the gradients of frozen parameters in it are sent, too.
+ * (te__slice_elements) and of the few elements after the last shard. This sends half as many bytes as an all-reduce. A
+ * shard is a range of the gradient buffer, so if the range includes gradients of frozen parameters, these are sent,
+ * too.
  */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
@@ -75,8 +78,9 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     }
     return TE_OK;
 }
-/* Enqueues the sums. All ranks must call it with the same models (their own tensor-parallel shards of these) in the
- * same order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the bytes. */
+/* Enqueues the collectives. All ranks must pass the same models (each rank its own tensor-parallel shards of these) in
+ * the same order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the
+ * bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }

@@ -1,7 +1,7 @@
 /* adamw.h -- AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019). One launch updates all
- * tensors of several models. Master weights in f32, clipping by the global gradient norm and the learning-rate schedule
- * are computed on the device. The config can select SGD with momentum or Muon (muon.h) instead, moments in bf16 or 8
- * bits, and states that are sharded over ranks (zero1.h).
+ * tensors of several models. The optimizer has master weights in f32, clips by the global gradient norm and follows a
+ * learning-rate schedule, all on the device. The config can select SGD with momentum or Muon (muon.h) instead of AdamW,
+ * moments in bf16 or 8 bits, and states that are sharded over ranks (zero1.h).
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -30,26 +30,28 @@
 #include "zero1.h"              /* te_zero1_iter */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* may be changed between steps, except weight_decay, decay_all, rule, moments, no_master,
-                               muon_takes and shards; groups is null here, because te_adamw_init has copied the groups'
-                               values into the table of tensors */
+    te_adamw_config config; /* its members may be changed between steps, except weight_decay, decay_all, rule, moments,
+                               no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
+                               copied the groups' values into the table `tensor` */
     te_model *const *models;
-    int model_count, count, chunks; /* the numbers of models, of this rank's tensors, and of the chunks of these */
-    te_zero1 zero1;                 /* the shard of the states that this rank has */
+    int model_count, count, chunks; /* the number of models, of the tensors that this rank updates, and of the chunks of
+                                       these tensors */
+    te_zero1 zero1;                 /* says which shard of the states this rank has */
     te_adamw_state *state;          /* this pointer and all below: target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
     void *m, *v;                    /* moments of all tensors, each tensor at a multiple of TE_PARAM_ALIGN elements */
     float *master;
-    int64_t m_elements, v_elements; /* gaps included; only tensors that AdamW updates have a v */
-    te_rule rule;                   /* this and the next three members: their values at te_adamw_init */
+    int64_t m_elements, v_elements; /* the number of elements in m and v, gaps included. Only tensors that AdamW updates
+                                       have a v */
+    te_rule rule;                   /* this and the next three members: the config's values at te_adamw_init */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
     te__muon muon;
-    char *gather_buffer;            /* ZeRO-1: te__zero1_gather_bytes bytes */
-    uint64_t fingerprint;           /* te__params_fingerprint when the table was made */
+    char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
+    uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
 } te_adamw;
 
 /* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
@@ -61,14 +63,15 @@ typedef struct te_adamw {
 typedef struct te_adamw_iter {
     te_zero1_iter zero1;
     const te_adamw *opt;
-    int64_t m_at, v_at, master_at; /* the index in m, v and master of the next tensor's first element */
+    int64_t m_at, v_at, master_at; /* where the next tensor begins in opt->m, opt->v and opt->master, in elements */
     int model;                     /* the index of the parameter's model */
     const te_param *param;
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
-    float *master;          /* [elements], target memory; a part of param->data if that is f32; null: no_master */
+    float *master;          /* [elements], target memory. If param->data is f32, a part of it; null: the config has
+                               no_master */
     void *m, *v;            /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the
-                             * format is e4m3, the scales follow the elements (te_moment_scales), and v is stored as its
-                             * square root */
+                             * format is e4m3, the scales follow the elements (te_moment_scales), and the elements of v
+                             * are stored as their square roots */
     te_rule rule;           /* the rule that updates this tensor */
 } te_adamw_iter;
 
@@ -98,13 +101,13 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The shard of the states that a rank of the data group has. Matrices that Muon updates are not divided. */
+/* Which shard of the states the rank `rank` of the data group has. Matrices that Muon updates are not divided. */
 TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     te_zero1 z = te_zero1_of(rank, c->shards);
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* The offsets of the parts of the optimizer's memory, in ascending order. */
+/* The offset of each part of the optimizer's memory, in ascending order, and the sizes that follow from the models. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -143,12 +146,12 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     l.gather_buffer = te__suballocate(&l.bytes, te__zero1_gather_bytes(models, count, zero1));
     return l;
 }
-/* Bytes of target memory that te_adamw_init needs. AdamW needs 12 bytes for each element (8 if the model is f32) and
- * some for tables: four less for each element with moments in bf16, 5.94 less with moments in e4m3, and four less
- * without master weights. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides
- * everything but the tables by config->shards, and adds up to 128 elements for each shard of a model; with Muon it also
- * adds the size of the largest matrix for each shard. The result is the same on all ranks. If the config is null or not
- * valid, the result is that of te_adamw_bytes. */
+/* Bytes of target memory that te_adamw_init needs. AdamW needs 12 bytes for each element (8 if the model is f32), and
+ * some for tables. For each element, moments in bf16 save 4 of these bytes, moments in e4m3 5.94, and no master weights
+ * 4. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides everything but the
+ * tables by config->shards, but rounding adds up to 128 elements for each shard of a model. With Muon, ZeRO-1 also adds
+ * config->shards times the size of the largest matrix. The result is the same on all ranks. If the config is null or
+ * not valid, the result is that of te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -200,7 +203,7 @@ TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, c
     t->lr = g->lr;
     if (g->weight_decay != TE_DECAY_OF_CONFIG) t->decay = g->weight_decay;
 }
-/* Set the struct's options, and its pointers to the parts of the memory at `base`. */
+/* Set the options in *opt, and the pointers in *opt to the parts of the memory at `base`. */
 TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l, const te_adamw_config *config) {
     opt->config = *config, opt->config.groups = 0, opt->config.group_count = 0;
     opt->count = l->count, opt->chunks = (int)l->chunks;
@@ -214,7 +217,8 @@ TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l,
     opt->muon.partial = (float *)(base + l->partial), opt->muon.factor = (float *)(base + l->factor);
     opt->gather_buffer = base + l->gather_buffer;
 }
-/* Make the tables of the tensors and of their first chunks, and copy them to target memory. Waits for the stream. */
+/* Make the table of tensors and the table of each tensor's first chunk, and copy both to target memory. Waits for the
+ * stream. */
 TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t bytes, const te_adamw_config *config,
                                      te_context *ctx) {
     te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, bytes);
@@ -270,8 +274,8 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Muon: update the momentum of all matrices in one launch, and compute their norms in another; then update the matrices
- * one after the other. */
+/* Muon: update the momentum of all matrices in one launch, and compute the norms of the matrices' updates in another
+ * launch; then update the matrices one after the other. */
 TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, const te__adamw_args *args,
                                                        te_context *ctx) {
     te__muon_args a;
@@ -285,8 +289,8 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
             TE_TRY(te__muon_matrix(&a, it.param, opt->models[it.model]->plan->dtype, ctx));
     return TE_OK;
 }
-/* The update of a matrix takes seventeen launches; to save launch overhead they are recorded and enqueued as graphs,
- * like a pass of a model. */
+/* Update the matrices by Muon. Each matrix takes seventeen launches. To save launch overhead, the launches are recorded
+ * and enqueued as graphs, like those of a model's pass. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__launch_record_begin(ctx);
     const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
@@ -314,8 +318,8 @@ TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
                g->rank, g->size, opt->zero1.rank, opt->zero1.ranks);
     return TE_OK;
 }
-/* Check that m's gradients have been reduced over the ranks. If buckets reduce-scatter them, each rank has only the
- * gradients of its own shard, and this optimizer must update the same shard. */
+/* Check that m's gradients have been reduced over the ranks. If buckets reduce-scatter the gradients, each rank has the
+ * sums only of its own shard of them, so this optimizer must update the same shard. */
 TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m, te_context *ctx) {
     const int shards = m->watch ? m->watch->slices : 1;
     TE_TRY(te__check_reduced(m, "adamw", ctx));
@@ -325,15 +329,15 @@ TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m,
                                 : "the optimizer's states are not sharded like that");
     return TE_OK;
 }
-/* Like te_reduce_gradients, for the optimizer's models: call it on all ranks between the last backward and
- * te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's update reads only its own shard;
- * with ZeRO-1 and Muon they are all-reduced. */
+/* Does for the optimizer's models what te_reduce_gradients does. Call this on all ranks between the last backward and
+ * te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's update reads only its own shard of
+ * the gradients; with ZeRO-1 and Muon they are all-reduced. */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
     return te__reduce_gradients(opt->models, opt->model_count, opt->zero1.whole ? 1 : opt->zero1.ranks, ctx);
 }
-/* Check, before anything is enqueued, for all errors that a step can return. */
+/* Check for all errors that a step can return, before the step enqueues anything. */
 TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));

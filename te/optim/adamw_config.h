@@ -23,8 +23,8 @@
  * Therefore the learning rate also follows the schedule if a captured CUDA graph is replayed.
  */
 
-/* X(name, decay): decay is a function of t, which is 0 at the end of the warm-up and 1 at step `total`. Except for
- * `constant`, it falls from 1 to 0. */
+/* X(name, decay): decay is a function of t, and t is 0 at the end of the warm-up and 1 at step `total`. The decay falls
+ * from 1 to 0, except that of `constant`. */
 #define TE_SCHEDULES(X)                                  \
     X(constant, 1.0f)                                    \
     X(linear, 1.0f - t)                                  \
@@ -39,7 +39,7 @@ typedef struct te_schedule {
     te_schedule_kind kind;
     float peak;            /* the learning rate after the warm-up */
     float final_fraction;  /* the learning rate from step `total` on, as a fraction of the peak */
-    int64_t warmup, total; /* numbers of steps; total includes the warm-up */
+    int64_t warmup, total; /* in steps; `total` includes the warm-up */
 } te_schedule;
 
 TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total,
@@ -58,7 +58,7 @@ TE_API const char *te_schedule_name(te_schedule_kind kind) {
     return (unsigned)kind < (unsigned)TE_SCHEDULE_COUNT ? names[kind] : "unknown";
 }
 
-/* Null if the schedule is valid, else a text with the reason. */
+/* Null if the schedule is valid, else a text that says what is wrong with it. */
 TE_API const char *te__schedule_problem(const te_schedule *s) {
     if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
@@ -71,8 +71,9 @@ TE_API const char *te__schedule_problem(const te_schedule *s) {
     return 0;
 }
 
-/* The learning rate of a step; steps are counted from 0. During the warm-up it is peak * (step + 1) / warmup, so that
- * it is not 0 in the first step; after the warm-up, peak * (final_fraction + (1 - final_fraction) * decay(t)). */
+/* The learning rate of a step; steps are counted from 0. During the warm-up the learning rate is peak * (step + 1) /
+ * warmup, so it is not 0 in the first step. After the warm-up it is peak * (final_fraction + (1 - final_fraction) *
+ * decay(t)). */
 TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
     float decay = 1.0f;
     if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);
@@ -102,48 +103,50 @@ TE_API const char *te_rule_name(te_rule rule) {
     return (unsigned)rule < (unsigned)TE_RULE_COUNT ? names[rule] : "unknown";
 }
 
-/* A function of the caller's. Returns whether Muon updates this matrix; AdamW updates all other parameters. */
+/* A function that the caller provides. Returns whether Muon updates the matrix p. AdamW updates all parameters that
+ * Muon does not. */
 typedef int (*te_muon_takes)(const te_model *model, const te_param *p);
 
 typedef struct te_adamw_config {
     te_schedule schedule;
     float beta1, beta2, eps;
-    float weight_decay;    /* applies to tensors with more than one row: to matrices, but not to biases or gains */
+    float weight_decay;    /* applies to tensors with more than one row, so to matrices, but not to biases or gains */
     int decay_all;         /* 1: weight_decay applies to every tensor */
     float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. 0: no clipping,
                               and the norm is not computed. INFINITY: the norm is computed, and gradients are clipped
                               only to TE_ADAMW_NORM_LIMIT */
-    float grad_scale;      /* every gradient is first multiplied by grad_scale: 1 / loss scale */
-    int skip_nonfinite;    /* 1: a step whose gradients contain an infinity or a NaN changes nothing (to find these, the
-                              norm is computed) */
+    float grad_scale;      /* every gradient is first multiplied by grad_scale, which should be 1 / loss scale */
+    int skip_nonfinite;    /* 1: a step changes nothing if the gradients contain an infinity or a NaN (to detect this,
+                              the norm is computed) */
     te_rule rule;
-    te_dtype moments;      /* the format of the moments: f32, bf16 or e4m3. bf16 and e4m3 are rounded stochastically, so
-                              that rounding is unbiased. e4m3 has a scale for each block of 128 elements, and is
-                              supported only by AdamW and SGD. */
+    te_dtype moments;      /* the format of the moments: f32, bf16 or e4m3. Moments in bf16 and e4m3 are rounded
+                              stochastically, so that the rounding is unbiased. e4m3 has a scale for each block of 128
+                              elements, and is supported only by AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
     uint64_t seed;         /* the seed of the stochastic rounding */
-    float momentum;        /* SGD and Muon: the factor of the momentum, which they have in place of the betas; 0: no
-                              momentum */
-    int nesterov;          /* SGD and Muon: 1: Nesterov's momentum */
-    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects those of
-                                 hidden layers */
-    int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which makes its
-                              RMS that of AdamW's updates (Liu et al., "Muon is scalable for LLM training", 2025) */
-    float adamw_lr_factor; /* Muon: the learning rate of parameters that AdamW updates is the schedule's times this */
+    float momentum;        /* SGD and Muon, which have no betas: the factor by which the momentum decays in each step;
+                              0: no momentum */
+    int nesterov;          /* SGD and Muon: 1: use Nesterov's momentum */
+    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects the
+                                 matrices of hidden layers */
+    int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which gives the
+                              update the RMS that AdamW's updates have (Liu et al., "Muon is scalable for LLM training",
+                              2025) */
+    float adamw_lr_factor; /* Muon: parameters that AdamW updates have the schedule's learning rate times this factor */
     int shards;            /* ZeRO-1 (zero1.h). te_data_group(ctx)->size: moments and master weights are sharded over
-                              the data group; each rank updates its shard of the parameters and gathers the others.
-                              With Muon, each matrix belongs to one rank. 1: each rank has all states. */
+                              the data group; each rank updates its own shard of the parameters, and then receives the
+                              other shards. With Muon, each matrix belongs to one rank. 1: each rank has all states. */
     const te_param_group *groups; /* parameters with their own learning rate or weight decay; only te_adamw_init reads
                                      these groups */
     int group_count;
 } te_adamw_config;
 
-/* 2^56. If the norm is computed, gradients are scaled such that it is at most this limit, so that the bias-corrected
- * second moment fits f32. If the norm is not computed, a gradient above 1e18 makes the second moment of its element
- * infinite, and this element is never updated again. */
+/* 2^56. If the norm is computed, gradients are scaled down so that their norm is at most this limit. The bias-corrected
+ * second moment then fits f32. If the norm is not computed, a gradient above 1e18 makes the second moment of its
+ * element infinite, and this element is never updated again. */
 #define TE_ADAMW_NORM_LIMIT 72057594037927936.0f
 enum { TE_ADAMW_MAX_SHARDS = 1 << 16 };
-#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* limit of te_adamw_set: a double represents integers up to it exactly */
+#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* for te_adamw_set: doubles represent all integers up to this one */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
@@ -158,8 +161,8 @@ TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
-/* Muon with the values of its publication, which has lr = 0.02. The learning rate of the parameters that AdamW updates
- * is lr * adamw_lr_factor. With match_rms, choose an lr that suits AdamW; the factor can then be 1. */
+/* Muon with the values of its publication, where lr is 0.02. The learning rate of the parameters that AdamW updates is
+ * lr * adamw_lr_factor. If you set match_rms, choose an lr that suits AdamW; adamw_lr_factor can then be 1. */
 TE_API te_adamw_config te_muon_defaults(float lr) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
@@ -169,15 +172,16 @@ TE_API te_adamw_config te_muon_defaults(float lr) {
 /* The optimizer's scalars, in target memory. A checkpoint needs only step and skipped, because each step begins by
  * computing the other members. */
 typedef struct te_adamw_state {
-    int64_t step, skipped;      /* the number of updates made, and of steps skipped because of skip_nonfinite */
-    float norm;                 /* the norm of the gradients after grad_scale, before clipping. Infinity if it does not
-                                   fit f32. This alone does not cause the step to be skipped; gradients that are not
-                                   finite do */
+    int64_t step, skipped;      /* the number of steps that updated the parameters, and of steps that were skipped
+                                   because of skip_nonfinite */
+    float norm;                 /* the norm of the gradients after grad_scale, before clipping. Infinity if the norm
+                                   does not fit f32. An infinite norm alone does not cause the step to be skipped;
+                                   infinite or NaN gradients do */
     float lr;                   /* the learning rate */
-    float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only under the
-                                   rule Muon (adamw_lr_factor) */
+    float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only if the rule
+                                   is Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
-    float correct_m, correct_v; /* bias correction, 1 / (1 - beta^step) */
+    float correct_m, correct_v; /* bias correction of m and v: 1 / (1 - beta^step) with beta1, beta2 */
     int32_t apply;              /* 0: this step is skipped */
 } te_adamw_state;
 
@@ -215,7 +219,7 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                c->shards, (int)TE_ADAMW_MAX_SHARDS);
     return TE_OK;
 }
-/* Whether these are valid counts of steps and skipped steps, from which an optimizer can continue. */
+/* Whether these are valid numbers of steps and of skipped steps, with which an optimizer can continue. */
 TE_API int te__adamw_counts_valid(int64_t step, int64_t skipped) {
     return step >= 0 && step <= TE_ADAMW_MAX_STEPS && skipped >= 0 && skipped <= TE_ADAMW_MAX_STEPS;
 }

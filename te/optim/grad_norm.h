@@ -7,16 +7,17 @@
  *     TE_TRY(te_grad_norm_init(&norm, memory, te_grad_norm_bytes(models, 2), models, 2, &ctx));
  *     TE_TRY(te_grad_norm_run(&norm, &ctx));         // enqueues; norm.result[0] = sum of squares, [1] = norm
  *
- * *norm.norm is a double that is finite if and only if all gradients are finite. The squares of elements above about
- * 2^64 do not fit f32; therefore a chunk whose sum overflows is summed once more, with squares that are scaled down.
+ * *norm.norm is a double that is finite if and only if all gradients are finite. The square of an element above about
+ * 2^64 does not fit f32; therefore a chunk whose sum of squares overflows is summed once more, with squares that are
+ * scaled down.
  *
  * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
- * its shards of parameters, and rank 0 also those of replicated parameters; the sums of the ranks are then gathered
- * and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its own shard, so
- * the ranks' sums are first gathered and added over the data group in the same way.
+ * the gradients of its shards of parameters, and rank 0 also sums those of replicated parameters. The sums of all ranks
+ * are then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for
+ * its own shard, so the ranks' sums are first gathered and added in the same way over the data group.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
- * divided into chunks of one size, one block computes one partial sum for each chunk, and a single block adds the
+ * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the
  * partial sums. Gaps between tensors are not read. A tied parameter counts once.
  */
 #ifndef TE_GRAD_NORM_H
@@ -37,16 +38,18 @@ typedef struct te_grad_norm {
     const int32_t *first;          /* [count + 1], the index of the first chunk of each tensor */
     double *partial;               /* [chunks], the sum of the squares in each chunk */
     float *result;                 /* [2]: the sum of squares, and its root; infinity if a value does not fit f32 */
-    double *norm;                  /* the root in double; lies after the result in memory */
+    double *norm;                  /* the root of the sum of squares, in double; lies after `result` in memory */
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, ranks)], the sum of squares of each rank of a group */
-    int rank, size;                /* of the tensor group; in a kernel's arguments: of the group that it sums over */
-    te_zero1 zero1;                /* which shard of the gradients this rank reads; rank 0 of 1: all */
+    int rank, size;                /* this rank's index in the tensor group, and the group's size; in a kernel's
+                                      arguments: those for the group over which the kernel sums */
+    te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
+                                      gradients */
 } te_grad_norm;
 
-/* A chunk is 32 KiB: 256 lanes, each with two rounds of four 16-byte loads. Such chunks are small enough that there are
- * enough blocks to balance the load, and large enough that one block can add all partial sums (one for 8192
- * elements). */
+/* A chunk is 32 KiB, or 8192 elements: 256 lanes, each with two rounds of four 16-byte loads. Chunks of this size are
+ * small enough that there are enough blocks to balance the load, and large enough that one block can add the partial
+ * sums of all chunks. */
 enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NORM_SUM_THREADS = 1024 };
 enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
 
@@ -54,16 +57,16 @@ enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
  * Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* A lane's part of the sum of squares, computed in double and divided by TE__NORM_RESCALE. This is a plain loop,
- * because it runs only after an overflow. */
+/* A lane's part of a chunk's sum of squares, computed in double and divided by TE__NORM_RESCALE. The loop is not
+ * optimised, because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];
     return (float)(sum / TE__NORM_RESCALE);
 }
 
-/* Sums the squares of a chunk. Reads 4 bytes for each element and writes 8 for each chunk, so the lower bound of the
- * time is 4 bytes * elements / read bandwidth. */
+/* Sums the squares of a chunk. Reads 4 bytes for each element and writes 8 bytes for each chunk, so a lower bound of
+ * the time is 4 bytes * elements / read bandwidth. */
 TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
@@ -90,7 +93,8 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
         total += (sum[k].v[0] + sum[k].v[1]) + (sum[k].v[2] + sum[k].v[3]);
     te_lanes_sum(&total, 1, &lanes);
     double partial = (double)total;
-    if (!(total <= 3.402823466e38f)) { /* overflow or NaN; total is the same in all lanes, so all decide alike */
+    if (!(total <= 3.402823466e38f)) { /* overflow or NaN; all lanes have the same total, so all take this branch or
+                                          none */
         total = te__grad_norm_rescaled(x, n, lanes);
         te_lanes_sum(&total, 1, &lanes);
         partial = (double)total * TE__NORM_RESCALE;
@@ -119,8 +123,8 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
 TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
-/* The norm over several ranks: each rank stores its sum of squares, an all-gather exchanges the sums, and each rank
- * adds all of them. */
+/* The norm over several ranks is computed in three steps: each rank stores its sum of squares (te__grad_norm_put_rank),
+ * an all-gather exchanges these sums, and each rank adds all of them (te__grad_norm_sum_ranks). */
 TE_FN void te__grad_norm_put_rank_body(const te_grad_norm *a) { a->rank_sums[a->rank] = *a->norm * *a->norm; }
 TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
     double sum = 0.0;
@@ -131,7 +135,7 @@ TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
 TE_KERNEL_IF_USED(te__grad_norm_put_rank, 1, 1, te_grad_norm, te__grad_norm_put_rank_body(te_args))
 TE_KERNEL_IF_USED(te__grad_norm_sum_ranks, 1, 1, te_grad_norm, te__grad_norm_sum_ranks_body(te_args))
 
-/* The offsets of the parts of the memory, and the number of tensors. */
+/* The offset of each part of the norm's memory, and the number of tensors. */
 typedef struct te__grad_norm_layout { size_t table, table_bytes, partial, bytes; int tensors; } te__grad_norm_layout;
 
 TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -170,7 +174,8 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* replicated elements count only on rank 0 of their group */
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* a replicated element counts only on rank 0 of the group that
+                                                     replicates it */
         const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank);
         rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
@@ -198,7 +203,7 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     return te__grad_norm_init(norm, memory, bytes, models, count, te_zero1_of(0, 1), ctx);
 }
 
-/* Enqueue: replace this rank's norm by the norm over all ranks of the group. */
+/* Enqueue the replacement of *norm->norm, which is this rank's norm, by the norm over all ranks of the group g. */
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
@@ -209,8 +214,8 @@ TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, c
     return te__grad_norm_sum_ranks_launch(ctx, te__grid_of(1, 1), &a);
 }
 
-/* Enqueue the kernels that compute the norm: norm->result[0] = the sum of the squares of all gradients,
- * norm->result[1] = its root, *norm->norm = the root in double. With CUDA this is a function template:
+/* Enqueue the kernels that compute the norm. norm->result[0] becomes the sum of the squares of all gradients,
+ * norm->result[1] the root of this sum, and *norm->norm the root in double. With CUDA this is a function template:
  * `auto f = &te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "gradient norm"));

@@ -11,12 +11,12 @@
 #include "../plan/bind.h"  /* te__check_writable */
 
 /* Fill a parameter with numbers from normal(mean, std). If the seed is the same on all ranks, each shard of a parameter
- * gets the numbers that this part of the unsharded parameter would get. */
+ * gets the numbers that the same elements would get in the unsharded parameter. */
 TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, because its contiguous runs are parts of rows */
+    if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, because it has only a part of each row */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
         return te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx);
     }

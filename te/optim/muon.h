@@ -1,19 +1,19 @@
 /* muon.h -- Muon: five Newton-Schulz iterations make the momentum of a matrix orthogonal before it updates the matrix.
- * Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. The calls for it are in adamw.h.
+ * Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. The functions to call are in adamw.h.
  *
  * Do this:
  *     te_adamw_config config = te_muon_defaults(0.02f);      // then te_adamw_init, te_adamw_step and so on
  *     config.adamw_lr_factor = 3e-4f / 0.02f;                // other parameters: AdamW with a learning rate of 3e-4
- *     config.muon_takes = te_muon_matrices;                  // the default, as is null
+ *     config.muon_takes = te_muon_matrices;                  // the default; null means the same
  *
  * The update of a matrix p with gradient g:
  *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
  *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
  *     p -= lr (size X + decay p),  size = sqrt(max(1, rows / cols)), or 0.2 sqrt(max(rows, cols)) if match_rms
  *
- * A is s x s, where s is the smaller and l the larger side of X: if X has more rows than columns, A = X^T X and
- * X = a X + X B. The products are in bf16, or in f32 if the model is f32. An iteration takes 4 s^2 l + 2 s^3 flops, and
- * these products take most of the time; the other kernels read and write 24 bytes for each element in all.
+ * Let s be the smaller and l the larger side of X. A and B are s x s: if X has more rows than columns, A = X^T X and
+ * X = a X + X B. The products are in bf16, or in f32 if the model is f32. The products of an iteration take 4 s^2 l +
+ * 2 s^3 flops, and most of the update's time; all other kernels together read and write 24 bytes for each element.
  */
 #ifndef TE_MUON_H
 #define TE_MUON_H
@@ -28,8 +28,8 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* The default choice of matrices: the weights of linear layers, but neither embedding tables (of tokens or positions)
- * nor the output layer. In a list that ends with the loss, the output layer is the last op that has a matrix. */
+/* The default choice of matrices: the weights of linear layers, except the output layer; embedding tables (of tokens or
+ * positions) are not chosen. The output layer is the last op that has a matrix, in a list that ends with the loss. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
     const te_op *op = te__op_of_param(model, p);
@@ -41,7 +41,7 @@ TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
             if (op->param[k].rows > 1) return 1;
     return 0;
 }
-/* The rule that updates this parameter. Muon updates only matrices, even if the caller's function selects other
+/* The rule that updates this parameter. Muon updates only matrices, even if the caller's function `takes` selects other
  * parameters. */
 TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
     if (rule != TE_RULE_muon) return rule;
@@ -50,13 +50,15 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 
 /* ---- memory and products of the iteration ------------------------------------------------------------------------ */
 
-/* The memory of the iteration. The matrices are updated one after the other, so all use the same memory. */
+/* The memory that the iterations use. The optimizer's matrices are updated one after the other, so all use the same
+ * memory. */
 typedef struct te__muon {
-    void *x[2];     /* X and the next X, each as large as the largest matrix, in the dtype of the products */
+    void *x[2];     /* memory for X and for the next X, in the dtype of the products. Each is as large as the largest
+                       matrix */
     void *a, *b;    /* A and B, [s, s] */
     float *scratch; /* workspace of the products on the host */
     float *partial; /* [chunks], the sum of the squares of u in each chunk */
-    float *factor;  /* [count], 1 / (|u| + eps) of each matrix */
+    float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
 
@@ -76,7 +78,7 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Enlarge the sizes so that this matrix fits, too. */
+/* Enlarge the sizes so that the memory is large enough for matrix p, too. */
 TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
@@ -86,8 +88,8 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
     for (int i = 0; i < 3; i++)
         sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
-/* Return an error if the matrix is sharded over the tensor group, or if its sizes are not supported by the GEMMs. On
- * CUDA this also selects the GEMMs' algorithms, so that the first step does not have to. */
+/* Return an error if the matrix is sharded over the tensor group, or if the GEMMs do not support its sizes. On CUDA
+ * this also selects the GEMMs' algorithms, so that the first step does not have to select them. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
@@ -109,14 +111,14 @@ typedef struct te__muon_args {
     const void *x;  /* te_muon_apply: the orthogonal matrix X */
     int tensor;     /* te_muon_normalize, te_muon_apply: the index of the matrix among the optimizer's tensors */
     te_dtype dtype; /* of X */
-    float size;     /* te_muon_apply: the factor of X */
+    float size;     /* te_muon_apply: the factor `size` of X in the formula at the head of this file */
 } te__muon_args;
 
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
 /* For all matrices in one launch: updates m, and sums the squares of u in each chunk. Reads 8 bytes for each element
- * and writes 4. If the sum does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for this matrix
+ * and writes 4. If the sum of a matrix does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for this matrix
  * (TE_ADAMW_NORM_LIMIT). */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
@@ -148,7 +150,8 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
-/* Computes 1 / (|u| + eps) of each matrix. One block for each tensor adds the sums of its chunks, in a fixed order. */
+/* Computes 1 / (|u| + eps) for each matrix. There is one block for each tensor, which adds the sums of the tensor's
+ * chunks in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -197,9 +200,9 @@ TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_a
 
 /* ---- the update of a matrix -------------------------------------------------------------------------------------- */
 
-/* Newton-Schulz iterations: replace the singular values of X, which are at most 1, by values between 0.7 and 1.2. Those
- * that begin below 0.001 only grow by a factor of 3.4 in each iteration. X is in x[0] before, and in
- * x[TE_MUON_STEPS % 2] after the iterations. */
+/* Enqueue the Newton-Schulz iterations, which replace the singular values of X, at most 1, by values between 0.7 and
+ * 1.2. Singular values below 0.001 do not get that far; they grow by a factor of 3.4 in each iteration. Before the
+ * iterations X is in u->x[0], after them in u->x[TE_MUON_STEPS % 2]. */
 TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
                                                 te_context *ctx) {
     te__muon_products p = te__muon_products_of(rows, cols, dtype);
@@ -216,7 +219,7 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Update matrix number a->tensor; its momentum and norm must have been computed. */
+/* Update matrix number a->tensor, whose momentum and norm must have been computed before. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);

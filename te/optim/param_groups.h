@@ -12,7 +12,7 @@
  *     config.groups = groups, config.group_count = 3;                            // config: a te_adamw_config, any rule
  *
  * A parameter belongs to the first group that matches it. A parameter that matches no group uses the config's values. A
- * group that matches no parameter at all is an error, because its name is probably misspelt.
+ * group that matches no parameter at all is an error, because one of its names is probably misspelt.
  */
 #ifndef TE_PARAM_GROUPS_H
 #define TE_PARAM_GROUPS_H
@@ -27,7 +27,8 @@
 typedef struct te_param_iter {
     te_model *const *models;
     int count;
-    int model, index; /* the index of the current parameter's model, and its own index in the model's table */
+    int model, index; /* model: the index of the current parameter's model; index: the parameter's index in that model's
+                         table */
     te_param *param;  /* the current parameter */
 } te_param_iter;
 
@@ -36,7 +37,7 @@ TE_API te_param_iter te_params_of(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0, it.model = 0, it.index = -1, it.param = 0;
     return it;
 }
-/* Go to the next parameter; 0 if there is none. */
+/* Go to the next parameter. Returns 0 if there is none. */
 TE_API int te_params_next(te_param_iter *it) {
     for (; it->model < it->count; it->model++, it->index = -1)
         while (it->models[it->model] && ++it->index < it->models[it->model]->param_count) {
@@ -46,8 +47,9 @@ TE_API int te_params_next(te_param_iter *it) {
     return 0;
 }
 
-/* A hash of the addresses of all parameters and gradients. If it has changed since tables with such addresses were made
- * in target memory, the tables are stale: a model was bound to other memory, or other parameters were frozen. */
+/* A hash of the addresses of all parameters and gradients. It shows whether a table in target memory that contains such
+ * addresses is stale: if the hash is no longer what it was when the table was made, a model was bound to other memory,
+ * or other parameters were frozen. */
 TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te_param_iter it = te_params_of(models, count);
@@ -58,14 +60,15 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lay out a buffer part by part: return *end, the offset of the next part, and advance *end by the part's size, `bytes`
- * rounded up to a multiple of TE_ALIGN. */
+/* Lay out a buffer part by part: return the offset of a new part of `bytes` bytes, which is *end, and advance *end
+ * by `bytes` rounded up to a multiple of TE_ALIGN. */
 TE_API size_t te__suballocate(size_t *end, size_t bytes) {
     const size_t start = *end;
     *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
     return start;
 }
-/* Check that the context is of this target, and that each model is bound, was not copied since, and is listed once. */
+/* Check that the context is of this target, and that each model is bound, has not been copied since it was bound, and
+ * is listed once. */
 TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
@@ -106,8 +109,8 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Check that a buffer of the caller is not null, is aligned and large enough, and does not overlap the models'
- * parameters or gradients. */
+/* Check that the caller's buffer is not null, is aligned and large enough, and does not overlap the models' parameters
+ * or gradients. */
 TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, te_model *const *models, int count,
                                   const char *who, te_context *ctx) {
     TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
@@ -130,15 +133,17 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 #define TE_DECAY_OF_CONFIG (-1.0f) /* te_param_group.weight_decay: use the config's weight decay */
 
-/* A function of the caller's. Returns whether the group contains this parameter. */
+/* A function that the caller provides. Returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
 
-/* Matches the parameters for which every criterion that is set holds. */
+/* A group matches a parameter if all criteria that are not null hold for the parameter. */
 typedef struct te_param_group {
-    const char *op, *kind, *field; /* the op's name, its kind and the field, as "proj", "linear", "weight"; null: any */
+    const char *op, *kind, *field; /* the name and the kind of the parameter's op, and the parameter's field, such as
+                                      "proj", "linear", "weight"; null: any */
     te_group_takes takes;          /* null: any parameter */
-    float lr;                      /* the learning rate is the schedule's times this factor */
-    float weight_decay;            /* applies to parameters of any shape. TE_DECAY_OF_CONFIG: as without the group */
+    float lr;                      /* the group's learning rate is the schedule's times lr */
+    float weight_decay;            /* applies to the group's parameters whatever their shape. TE_DECAY_OF_CONFIG: the
+                                      group does not change the weight decay */
 } te_param_group;
 
 TE_API te_param_group te_param_group_of(const char *op, const char *kind, const char *field) {
@@ -147,8 +152,8 @@ TE_API te_param_group te_param_group_of(const char *op, const char *kind, const 
     return g;
 }
 
-/* The op that a parameter belongs to. null: no op of the plan has the name p->op, because the caller made the model's
- * table of parameters by hand. */
+/* The op that a parameter belongs to. Null: no op of the plan has the name p->op; this happens if the caller made the
+ * model's table of parameters by hand. */
 TE_API const te_op *te__op_of_param(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return &m->plan->op[i];
@@ -160,7 +165,7 @@ TE_API int te__group_has(const te_param_group *g, const te_model *m, const te_pa
     if (g->kind && (!op || strcmp(op->kind, g->kind))) return 0;
     return !g->takes || g->takes(m, p);
 }
-/* The group that p belongs to: the first that contains it; null: none. */
+/* The group that p belongs to, which is the first group that contains p; null: no group contains p. */
 TE_API const te_param_group *te__group_of(const te_param_group *groups, int count, const te_model *m,
                                           const te_param *p) {
     for (int i = 0; i < count; i++)

@@ -1,5 +1,5 @@
-/* recipes.h -- the state that lists under an FP8 recipe keep between steps: the scales of their tensors, and a cache of
- * their weights in FP8, each cast once a step.
+/* recipes.h -- the state that lists under an FP8 recipe keep between steps: the scales of the lists' tensors, and a
+ * cache of the lists' weights in FP8. Each weight is cast once a step.
  *
  * Do this:
  *     ... TE_SEQUENTIAL(mlp, (bf16, (recipe, fp8_delayed)), (linear, fc1, 64, 256), (gelu, a), (linear, fc2, 256, 64))
@@ -13,15 +13,15 @@
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
  * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Before
- * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format.
+ * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format instead of FP8.
  *
- * fp8_delayed scales x and dy by the amax of previous steps. The first step has no previous one, so it runs as under
- * fp8_current. A weight is always scaled by its own amax; it is cast and transposed once a step. fp8_block and fp8_row
- * keep only the weights in FP8 between steps, because each cast computes its scales itself.
+ * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
+ * fp8_current. A weight is always scaled by its current amax; it is cast and transposed once a step. fp8_block and
+ * fp8_row keep no scales between steps, only the weights in FP8, because each cast computes the scales that it uses.
  *
- * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step makes each amax the maximum over
- * all ranks, so that all ranks have the same scales, which are those of the unsharded tensors. The scales of
- * fp8_current, and those of the first step, differ between ranks.
+ * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
+ * over all ranks. All ranks then have the same scales, which are those that the unsharded tensors would have. The
+ * scales of fp8_current, and those of the first step, differ between ranks.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
@@ -33,17 +33,18 @@
 #include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: the number of steps whose amax is remembered, 1 to 1024 */
+    int history;        /* fp8_delayed: how many previous steps' amax is remembered, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: how a scale is computed from the history */
     int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
-    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: those of
-                           weights, and all of fp8_current, fp8_block and fp8_row */
+    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
+                           weights, and all scales of fp8_current, fp8_block and fp8_row */
     int power_of_two;   /* 1: scales that are computed from the tensor itself are rounded down to powers of two */
-    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: ranks exchange no
-                           amax, and each uses its own */
+    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: the ranks exchange no
+                           amax, and each rank uses the amax that it computed */
 } te_recipes_config;
 
-/* The default config: a history of 1024 steps, no margin, no exchange between ranks. */
+/* The default config: a history of 1024 steps, no margin between amax and the largest FP8 number, no exchange between
+ * ranks. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
@@ -51,22 +52,24 @@ TE_API te_recipes_config te_recipes_defaults(void) {
     return c;
 }
 
-/* Must stay at its address: the models point to it. */
+/* A te_recipes must not be moved in memory, because the models point to it. */
 typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
-    int model_count, count;     /* the numbers of models, and of products under a recipe */
-    int on, begun;              /* on: the products run in FP8. begun: a step was made, so there is a history */
+    int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
+                                   under a recipe */
+    int on, begun;              /* on: 1: the products run in FP8. begun: 1: at least one step was made, so there is a
+                                   history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
-    float *gathered;            /* [ranks, 3 count]: each amax on each rank */
+    float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
     const void *table;          /* the table of the weights (te__fp8_cache_table) */
-    uint64_t fingerprint;       /* te__fp8_cache_fingerprint when the table was made */
+    uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
     const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */
 
-/* Visits the products of several models that are under a recipe, in list order. */
+/* Visits, in list order, those products of several models that are under a recipe. */
 typedef struct te__recipe_iter {
     te_model *const *models;
     int count, model, op, next; /* next: the index of the next op's first parameter */
@@ -80,7 +83,7 @@ TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0;
     return it;
 }
-/* Go to the next product; 0 if there is none. */
+/* Go to the next product. Returns 0 if there is none. */
 TE_API int te__recipe_next_product(te__recipe_iter *it) {
     for (; it->model < it->count; it->model++, it->op = it->next = 0) {
         const te_model *m = it->models[it->model];
@@ -93,8 +96,8 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* The bytes that a weight takes in the cache: its FP8 elements as stored and transposed, and the scales of each if
- * these are rowwise or blockwise. */
+/* The bytes that a weight takes in the cache: data: its elements in FP8; transposed: the same elements transposed;
+ * scales, transposed_scales: the scales of both, if scales are rowwise or blockwise; all: the sum. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
     const int64_t rows = p->rows, cols = p->cols;
@@ -113,8 +116,8 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 
 /* ---- casting a weight -------------------------------------------------------------------------------------------- */
 
-/* The arguments of the cast of a weight; a function for each granularity of scales. A tensorwise cast takes two
- * launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
+/* The arguments of the cast of a weight. There is one function for each granularity of scales. A tensorwise cast takes
+ * two launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
  * rowwise cast takes one launch, which also computes the scales. */
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
     te_quantize q = te__quantize_of(p->rows, p->cols);
@@ -145,9 +148,9 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
 /* ---- casting all weights: the table ------------------------------------------------------------------------------ */
 
 /* A pass over the weights takes one launch for each list and each granularity of scales, however many models use the
- * list: casting the weights of all blocks of a GPT takes as long as casting one weight of their total size. The launch
- * reads a table of the weights in target memory, which te_recipes_init makes and which has a part for each
- * granularity. */
+ * list. So casting the weights of all blocks of a GPT takes as long as casting a single weight of the same total size.
+ * The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the entries of
+ * each granularity are a separate part of the table. */
 enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {
     return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_ROWWISE
@@ -158,8 +161,8 @@ TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
     return granularity == TE__WEIGHTS_TENSORWISE  ? sizeof(te_quantize_args)
            : granularity == TE__WEIGHTS_BLOCKWISE ? sizeof(te_blockwise_args) : sizeof(te_quantize_rowwise);
 }
-/* For each granularity: the offset in the table of its weights' entries, and that of the indices of their first
- * chunks. */
+/* Offsets in the table. For each granularity: tensor: where the entries of its weights begin; first: where the array
+ * with the index of each such weight's first chunk begins. */
 typedef struct te__fp8_cache_layout {
     size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
 } te__fp8_cache_layout;
@@ -175,20 +178,20 @@ TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int
     }
     return l;
 }
-/* The number of chunks of a weight. A chunk is a row with rowwise scales, and else a tile of 128 x 128. */
+/* The number of chunks of a weight. With rowwise scales a chunk is a row, otherwise a tile of 128 x 128. */
 TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights. If it has changed since the table was made, a weight has moved, and the table
- * is stale. */
+/* A hash of the addresses of the weights. If the hash is no longer what it was when the table was made, a weight has
+ * moved, and the table is stale. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) hash = hash * 31 + (uint64_t)(uintptr_t)it.param->data;
     return hash;
 }
-/* Fill in the table, in host memory. The parameters' pointers to their weights in FP8 must already be set. */
+/* Fill in the table, in host memory. Each parameter's pointers to its memory in the FP8 cache must already be set. */
 TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int count, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
     int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
@@ -238,15 +241,15 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Advance t past the entries that were just launched, or past one that is skipped. */
+/* Advance t past its t->count entries, which have just been launched or are skipped. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;
     t->count = t->chunks = 0;
 }
-/* Run one pass over all weights of a granularity. cast: 0: compute each amax; 1: cast with the current scales. One
- * launch handles consecutive weights whose lists have the same kernels. skip_updated: 1: leave out the weights whose
- * amax or cast the optimizer's update has already computed (te_fp8_product.updated). */
+/* Run one pass over all weights of a granularity. cast: 0: compute the amax of each weight; 1: cast each weight with
+ * its current scale. One launch handles consecutive weights whose lists have the same kernels. skip_updated: 1: leave
+ * out the weights whose amax or cast the optimizer's update has already computed (te_fp8_product.updated). */
 TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
                                     int skip_updated, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
@@ -287,8 +290,8 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     l.table = te__suballocate(&l.bytes, te__fp8_cache_layout_of(models, count).bytes);
     return l;
 }
-/* Bytes of target memory that te_recipes_init needs: two for each element of the weights under a recipe (fp8_row: one),
- * and some for scales and tables. */
+/* Bytes of target memory that te_recipes_init needs: two bytes (fp8_row: one byte) for each element of the weights
+ * under a recipe, and some for scales and tables. */
 TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
     return te__recipes_layout_of(models, count, config).bytes;
 }
@@ -313,15 +316,15 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     return TE_OK;
 }
 
-/* The rule for scales that come from the amax of the tensor itself. */
+/* The rule for scales that are computed from the current amax of the tensor itself. */
 TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     te_scale_rule rule = te__scale_rule_current();
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
 /* cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast all weights. skip_updated: 1: leave out
- * work that the optimizer's update has already done. It has no effect on the cast of weights with tensorwise scales:
- * such a scale needs the amax of the whole new weight, so the update cannot cast these weights. */
+ * work that the optimizer's update has already done. Weights with tensorwise scales are cast even so: such a scale
+ * needs the amax of the whole new weight, so the update cannot cast these weights. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -334,14 +337,14 @@ TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, t
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* Compute the scales of the weights from their amax, which must be known, and cast the weights. */
+/* Compute the scales of the weights from the weights' amax, which must have been computed, and cast the weights. */
 TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te_context *ctx) {
     const te_scale_rule rule = te__recipes_current_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_weight_pass(s, 1, skip_updated, ctx);
 }
-/* Cast all weights. Call this if the weights were changed other than by an optimizer step or by loading a checkpoint,
- * for instance if they were loaded from another file. */
+/* Cast all weights. Call this if anything but an optimizer step or a loaded checkpoint has changed the weights, for
+ * instance if they were loaded from a file that is not a checkpoint. */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -351,8 +354,8 @@ TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *c
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
-/* Set how fp8_delayed computes scales from now on. begun: 1: from the amax of previous steps; 0: from the tensors
- * themselves, because there was no step yet. */
+/* Set how fp8_delayed computes scales from now on. begun: 1: from the amax of previous steps; 0: from the current
+ * tensors, because no step has been made yet. */
 TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
@@ -374,7 +377,7 @@ TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     return TE_OK;
 }
 
-/* Make an array of the formats of all scaled tensors, [3 count], which the caller must free. */
+/* Make *formats, the array [3 count] of the FP8 formats of all scaled tensors. The caller must free the array. */
 TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te_context *ctx) {
     const size_t n = (size_t)s->count;
     te_dtype *f = (te_dtype *)calloc(3 * n + 1, sizeof *f);
@@ -395,13 +398,13 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
                "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
     return TE_OK;
 }
-/* Set the pointers of each parameter to its scales and to its weight in FP8. The weights in FP8 lie one after the
+/* Set each parameter's pointers to its scales and to its memory in the FP8 cache. The weights in FP8 lie one after the
  * other, beginning at `at`. */
 TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the cast writes all of it */
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the cast writes each byte */
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;
@@ -442,9 +445,9 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     return te_recipes_switch(s, 1, ctx);
 }
 
-/* Call this after loading a checkpoint has replaced the weights and the scales: casts the weights and, if gradients had
- * another FP8 format in the checkpoint, converts their scales. begun: whether at least one step was made before the
- * checkpoint was saved. Waits for the stream. */
+/* Call this after a checkpoint has been loaded, which replaces the weights and the scales. Casts the weights. If the
+ * gradients' FP8 format was another one when the checkpoint was saved, also converts the gradients' scales. begun:
+ * whether at least one step had been made when the checkpoint was saved. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
@@ -458,12 +461,12 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Check, before anything is enqueued, for all errors that a step can return. */
+/* Check for all errors that a step can return, before the step enqueues anything. */
 TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* Enqueue the step, without checks. skip_updated: as in te__recipes_weight_pass. */
+/* Enqueue the step, without checking for errors first. skip_updated: as in te__recipes_weight_pass. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
@@ -475,7 +478,7 @@ TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated,
     return te__recipes_cast(s, skip_updated, ctx);
 }
 /* Call this after a step of the optimizer, on all ranks. Enqueues a kernel that computes all scales of fp8_delayed for
- * the next step, and the cast of the weights. */
+ * the next step, and the kernels that cast the weights. */
 TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check_step(s, ctx));
     return te__recipes_advance(s, 0, ctx);

@@ -1,5 +1,6 @@
 /* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with bitwise identical results. The optimizer's
- * kernels also compute the amax of the new weights, or cast them to FP8, which saves a pass of the recipes over them.
+ * kernels also compute the amax of the new weights, or cast the new weights to FP8. This saves a pass over the weights
+ * by the recipes' kernels.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
@@ -11,10 +12,10 @@
  *     ... forward, backward ...
  *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * fp8_block: the update casts the weights to FP8, as stored and transposed, and computes their scales. No pass of the
- * recipes is left, and 32 bytes are read and written for each element instead of 34. fp8_delayed and fp8_current: the
- * update computes the amax of the new weights, and the recipes only cast. Without the cast, 30 bytes are read and
- * written for each element instead of 32. docs/notes/optimizer.md has more.
+ * fp8_block: the update casts the weights to FP8, as stored and transposed, and computes their scales. The recipes'
+ * kernels need no pass at all, and 32 bytes are read and written for each element instead of 34. fp8_delayed and
+ * fp8_current: the update computes the amax of the new weights, and the recipes' kernels only cast. Not counting the
+ * cast, 30 bytes are read and written for each element instead of 32. docs/notes/optimizer.md has more.
  *
  * The recipes' own passes still cast the weights that the fused update does not cover: tied or frozen weights, weights
  * of models that the optimizer does not update, those of fp8_row, and those of fp8_block in f32 lists. With SGD, Muon,
@@ -30,12 +31,12 @@
 
 typedef struct te__adamw_fp8_args {
     te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
-    const int32_t *scale_of;  /* [count] the index in amax of each tensor; -1: its amax is not needed */
+    const int32_t *scale_of;  /* [count] for each tensor, the index of its amax in `amax`; -1: the amax is not needed */
     float *amax;
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
                                         a tile */
-    const int32_t *tensor_of; /* [blocks.count] the index of each of these weights among the optimizer's tensors; -1: it
-                                 is not updated here, and the recipes' own pass casts it */
+    const int32_t *tensor_of; /* [blocks.count] for each weight in `blocks`, its index among the optimizer's tensors;
+                                 -1: the weight is not updated here, and the recipes' own pass casts it */
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
@@ -50,7 +51,7 @@ TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, 
     var.moments = moments, var.rule = TE_RULE_adamw;
     if (state.apply) te__adamw_chunk(&t, from, &state, &a->config, var);
 }
-/* The largest |w| of the chunk's weights as they are stored, returned as the bits of a float. */
+/* The largest |w| of the chunk's weights w in their stored format, returned as the bits of a float. */
 TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_lanes lanes) {
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
     uint32_t amax = 0;
@@ -64,9 +65,9 @@ TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_
     }
     return amax;
 }
-/* Updates a chunk, and then, after a barrier, reads its weights again to compute their amax. The weights have just been
- * stored and are still in the L2, so this costs no memory traffic. Computing the maximum during the update instead
- * would need so many registers that the kernel would spill. */
+/* Updates a chunk, and then, after a barrier, reads the chunk's new weights again to compute their amax. These weights
+ * have just been stored and are still in the L2 cache, so this reads no device memory. Computing the maximum during the
+ * update instead would need so many registers that the kernel would spill. */
 TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -87,18 +88,19 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 
 /* This kernel updates the weights of fp8_block. It can also cast them, because the scales of a tile depend only on the
  * tile's own elements. A warp updates one row of the tile at a time, and leaves the new weights, rounded to the list's
- * 16-bit format, in shared memory; te__blockwise_store casts them from there. The random numbers are the same as in the
- * other kernels, because they depend only on the index of an element (te__adamw_random). */
+ * 16-bit format, in shared memory; from there te__blockwise_store reads the weights and casts them. The random numbers
+ * are the same as in the other kernels, because they depend only on the index of an element (te__adamw_random). */
 
-/* TE__ADAMW_TILE_ROW_VECS: the number of vectors (te__adamw_vec) in a row of the tile. TE__ADAMW_TILE_VECS: that in the
- * whole tile. TE__ADAMW_BLOCKWISE_RESIDENT: only three blocks on a multiprocessor, because with four the kernel would
- * spill registers. */
+/* TE__ADAMW_TILE_ROW_VECS: the number of vectors (te__adamw_vec) in a row of the tile. TE__ADAMW_TILE_VECS: the number
+ * of vectors in the whole tile. TE__ADAMW_BLOCKWISE_RESIDENT: the number of resident blocks on a multiprocessor; with
+ * four the kernel would spill registers. */
 enum { TE__ADAMW_TILE_ROW_VECS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
        TE__ADAMW_TILE_VECS = (int)TE_FP8_TILE * TE__ADAMW_TILE_ROW_VECS, TE__ADAMW_BLOCKWISE_RESIDENT = 3 };
 static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
 
-/* Holds first the tile's weights as stored, and then the shared memory of te__blockwise_store. The weights are not read
- * back from global memory, because the first row may have left the L2 by the time the last row is stored. */
+/* The shared memory of a block. It holds first the tile's new weights, and later the shared memory of
+ * te__blockwise_store. The weights are not read back from global memory, because the first row may have left the L2
+ * cache by the time the last row is stored. */
 typedef struct te__adamw_shared {
     union {
         te__adamw_halves vec[TE__ADAMW_TILE_VECS];
@@ -106,7 +108,7 @@ typedef struct te__adamw_shared {
     } u;
 } te__adamw_shared;
 
-/* The index of a vector's first element in its tensor, and how many of its elements lie in the tensor. */
+/* i: the index of a vector's first element in the tensor; n: how many of the vector's elements lie in the tensor. */
 typedef struct te__adamw_position { int64_t i; int n; } te__adamw_position;
 
 /* The position of vector k of the tile whose first element is at (row0, col0). */
@@ -119,7 +121,7 @@ TE_FN te__adamw_position te__adamw_tile_position(const te__adamw_tensor *t, int6
     at.n = at.i < t->elements ? (int)te_max(0, te_min(TE__ADAMW_WIDTH, cols - col)) : 0;
     return at;
 }
-/* Update a whole vector, unless the step is skipped. Returns its weights. */
+/* Update a whole vector, unless the step is skipped. Returns the vector's weights. */
 TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
                                             const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_vec r;
@@ -129,9 +131,9 @@ TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i
     te__adamw_store_moments(&r, t, i, s, c, var);
     return te__adamw_store_weights(&r.p, t, i, s, c);
 }
-/* Update a vector of the tile, unless the step is skipped. Returns its weights, with zeros for elements outside the
- * tensor. The width of a row is a multiple of 16 elements, so a vector lies partly outside only on a CPU, where vectors
- * have 32 elements. */
+/* Update a vector of the tile, unless the step is skipped. Returns the vector's weights, with zeros for elements
+ * outside the tensor. The width of a row is a multiple of 16 elements, so a vector lies partly outside only on a CPU,
+ * where vectors have 32 elements. */
 TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_position at, const te_adamw_state *s,
                                           const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_halves h;
@@ -142,7 +144,7 @@ TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_p
     for (int k = 0; k < at.n; k++) h.v[k] = ((const uint16_t *)t->weight)[at.i + k];
     return h;
 }
-/* Update the tile at (row, col), and leave its weights in `tile`. */
+/* Update the tile whose first element is at (row, col), and leave the tile's new weights in `tile`. */
 TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a, int tensor, int64_t cols,
                                  int64_t row, int64_t col, te_lanes g, te_dtype moments) {
     const te_adamw_state state = *a->state;
@@ -152,7 +154,8 @@ TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a
     TE_UNROLL_1 for (int k = g.id; k < TE__ADAMW_TILE_VECS; k += g.count)
         tile[k] = te__adamw_tile_vec(&t, te__adamw_tile_position(&t, cols, row, col, k), &state, &a->config, var);
 }
-/* Load a lane's 8 x 8 pieces of the tile into registers, as te__blockwise_load does from global memory. */
+/* Load a lane's 8 x 8 pieces of the tile from shared memory into registers, in the layout of te__blockwise_load, which
+ * loads from global memory. */
 TE_FN void te__adamw_load_tile(te_blockwise_registers *held, const te__adamw_halves *tile, te_lanes g) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8,
@@ -193,17 +196,20 @@ TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_B
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Must stay at its address: the recipes point to it. */
+/* A te_recipes_adamw must not be moved in memory, because the recipes point to it. */
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 0: te_adamw_step and te_recipes_step run one after the other */
-    int count, chunks;        /* the number of the optimizer's tensors, and the chunks of those not updated by tiles */
+    int fused;                /* 1: the kernels above run; 0: te_adamw_step and te_recipes_step run one after the
+                                 other */
+    int count, chunks;        /* the number of the optimizer's tensors, and of the chunks of those tensors that are not
+                                 updated by tiles */
     const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; chunks 0: none of them is updated here */
-    uint64_t fingerprint;     /* te__params_fingerprint when the tables were made */
+    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; blocks.chunks 0: none of these is updated
+                                        here */
+    uint64_t fingerprint;     /* the value of te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 
 typedef struct te__recipes_adamw_layout {
@@ -222,7 +228,7 @@ TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s,
     l.tensor_of = te__suballocate(&l.bytes, (size_t)l.blocks * sizeof(int32_t));
     return l;
 }
-/* Bytes of target memory that te_recipes_adamw_init needs: eight for each parameter, and four for each weight of
+/* Bytes of target memory that te_recipes_adamw_init needs: eight bytes for each parameter, and four for each weight of
  * fp8_block. `recipes` and `opt` must be initialised; if one of them is null, the result is 0. */
 TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *opt) {
     return te__recipes_adamw_layout_of(recipes, opt).bytes;
@@ -235,7 +241,7 @@ TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight of the recipes. block: its index among the weights of fp8_block. */
+/* A weight of the recipes. block: the weight's index among the weights of fp8_block. */
 typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
 /* Fill in entry[s->count], and mark every weight as not handled by the optimizer's update. Returns the number of tiles
@@ -251,7 +257,7 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     }
     return tiles;
 }
-/* The entry of the optimizer's tensor p; null if the update neither computes its amax nor casts it. */
+/* The entry of the optimizer's tensor p; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
     const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
@@ -294,9 +300,10 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Initialise *u for the recipes and the optimizer as they are initialised now; if one of them is initialised again,
- * call this again. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits for the stream.
- * Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or misaligned. */
+/* Initialise *u for the recipes and the optimizer, which must be initialised already. If one of the two is initialised
+ * again later, call this again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits
+ * for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or
+ * misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -320,7 +327,7 @@ TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t
     return TE_OK;
 }
 
-/* Check, before anything is enqueued, for all errors that a step can return. */
+/* Check for all errors that a step can return, before the step enqueues anything. */
 TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
     TE_REQUIRE(u && u->recipes, ctx, TE_ERROR_NULL, "recipes_adamw: not initialised");
@@ -345,8 +352,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. All ranks must call it. If it returns an error of either, nothing
- * was enqueued. */
+/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Checks both steps for errors first; if
+ * it returns an error that these checks found, nothing was enqueued. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

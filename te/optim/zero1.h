@@ -3,13 +3,13 @@
  * updates, and gathers the parameters after the update.
  *
  * Normally a model's parameter buffer, gaps included, is divided into one shard for each rank, of te__slice_elements
- * elements each, regardless of where tensors begin. The few elements after the last shard are replicated: every rank
- * updates them.
+ * elements each, regardless of where tensors begin. The few elements after the last shard are replicated: each rank
+ * updates all of them.
  *
- * Muon needs whole matrices. If te_zero1.whole is set, each matrix that it selects belongs to one rank; the matrices
- * are assigned in list order, such that no rank's work exceeds the mean by more than one matrix. Every other tensor is
- * divided by itself, except that tensors of less than TE_ZERO1_MIN_ELEMENTS are replicated, because a collective would
- * take longer than their update.
+ * Muon needs whole matrices. If te_zero1.whole is set, each matrix that this function selects belongs to one rank; the
+ * matrices are assigned in list order, such that no rank's work exceeds the mean by more than the work of one matrix.
+ * Every other tensor is divided by itself, into a shard for each rank. Only tensors of less than TE_ZERO1_MIN_ELEMENTS
+ * elements are replicated, because a collective would take longer than updating them on each rank.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4; 0 of 1: everything
@@ -25,9 +25,9 @@ enum { TE_ZERO1_MIN_ELEMENTS = 1 << 16 };
 
 typedef struct te_zero1 {
     int rank, ranks;
-    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be divided. null:
-                                                               none; then the buffer of a whole model is divided,
-                                                               instead of each tensor by itself */
+    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be divided. Null:
+                                                               there are none, and the buffer of a whole model is
+                                                               divided, instead of each tensor by itself */
 } te_zero1;
 
 TE_API te_zero1 te_zero1_of(int rank, int ranks) {
@@ -41,13 +41,14 @@ TE_API te_zero1 te_zero1_of(int rank, int ranks) {
 TE_API int te__zero1_keeps_whole(te_zero1 z, const te_model *m, const te_param *p) {
     return z.ranks > 1 && z.whole && p->rows > 1 && p->cols > 1 && z.whole(m, p);
 }
-/* The flops of one iteration of Muon's update, whose products bound its time (muon.h): s x l by l x s, s x s by s x s,
- * and s x s by s x l, where s is the smaller and l the larger side of the matrix. */
+/* The flops of one iteration of Muon's update (muon.h), which has three products: s x l by l x s, s x s by s x s, and s
+ * x s by s x l. s is the smaller and l the larger side of the matrix. The products determine how long the update
+ * takes. */
 TE_API double te__zero1_matrix_flops(const te_param *p) {
     const double rows = (double)p->rows, cols = (double)p->cols, s = te_min(rows, cols), l = te_max(rows, cols);
     return 4 * s * s * l + 2 * s * s * s;
 }
-/* The bytes that a matrix takes in the gather buffer. */
+/* The bytes that a matrix takes in the buffer of te__zero1_gather. */
 TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
@@ -55,8 +56,10 @@ TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* the flops of all these matrices, and of those up to and including the current one */
-    int owner, number;    /* the current matrix belongs to the rank `owner`, as its matrix number `number` (from 0) */
+    double total, before; /* total: the flops of all these matrices; before: of those up to and including the current
+                             one */
+    int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
+                             `number` */
 } te__zero1_matrix_iter;
 
 TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -68,15 +71,15 @@ TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int 
     it.params = te_params_of(models, count), it.zero1 = zero1, it.owner = -1;
     return it;
 }
-/* Determine the owner of the next matrix, p. The total work, with the matrices in list order, is divided into `ranks`
- * equal parts; the owner is the rank whose part contains the middle of the matrix's work. */
+/* Determine the owner of the next matrix, p. The work of all matrices, laid out in list order, is divided into equal
+ * parts, one for each rank; the owner of p is the rank whose part contains the middle of p's work. */
 TE_API void te__zero1_assign_owner(te__zero1_matrix_iter *it, const te_param *p) {
     const double work = te__zero1_matrix_flops(p), middle = it->before + work / 2;
     const int owner = (int)te_min(it->zero1.ranks - 1, middle / it->total * it->zero1.ranks);
     it->number = owner == it->owner ? it->number + 1 : 0;
     it->owner = owner, it->before += work;
 }
-/* Go to the next matrix; 0 if there is none. */
+/* Go to the next matrix. Returns 0 if there is none. */
 TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
     while (te_params_next(&it->params)) {
         const te_param *p = it->params.param;
@@ -88,7 +91,7 @@ TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
 
 /* ---- iterating over the shard of a rank -------------------------------------------------------------------------- */
 
-/* A parameter can have two ranges on a rank: one in the rank's shard, one in the replicated remainder. */
+/* A rank can update two ranges of a parameter: one in the rank's shard, and one in the replicated remainder. */
 enum { TE__ZERO1_SHARD, TE__ZERO1_REMAINDER, TE__ZERO1_DONE };
 
 typedef struct te_zero1_iter {
@@ -97,9 +100,9 @@ typedef struct te_zero1_iter {
     te_param *param;                /* the current parameter */
     int model;                      /* the index of the parameter's model */
     int64_t from, elements;         /* the current range: which of the parameter's elements this rank updates */
-    int64_t before;                 /* the number of elements of all parameters before this one, gaps included */
-    int is_replicated;              /* 1: every rank has this range */
-    int next;                       /* the next range of this parameter: TE__ZERO1_SHARD and so on */
+    int64_t before;                 /* the number of elements of all parameters before the current one, gaps included */
+    int is_replicated;              /* 1: every rank updates this range */
+    int next;                       /* which range of the current parameter comes next: TE__ZERO1_SHARD and so on */
     te__zero1_matrix_iter matrices; /* assigns the matrices that must not be divided */
 } te_zero1_iter;
 
@@ -120,7 +123,7 @@ TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     it->from = first - at, it->elements = last - first;
     return first < last;
 }
-/* Set the range to the whole parameter, which then has no other range. */
+/* Set the range to the whole parameter, so that the parameter has no other range. */
 TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->from = 0, it->elements = it->param->rows * it->param->cols;
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
@@ -131,8 +134,8 @@ TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the range of the current parameter if te_zero1.whole is set, so that each tensor is divided by itself. range:
- * TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has such a range. */
+/* Set the range of the current parameter, for the case that te_zero1.whole is set and each tensor is divided by itself.
+ * range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has such a range of the parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
     const int64_t n = it->param->rows * it->param->cols, shard = te__zero1_tensor_shard(z, it->param);
@@ -155,7 +158,7 @@ TE_API int te__zero1_part_of_param(te_zero1_iter *it) {
     if (it->is_replicated) return te__zero1_intersect(it, shard * ranks, all);
     return te__zero1_intersect(it, shard * it->zero1.rank, shard * (it->zero1.rank + 1));
 }
-/* Go to the next range; 0 if there is none. */
+/* Go to the next range. Returns 0 if there is none. */
 TE_API int te_zero1_next(te_zero1_iter *it) {
     for (;;) {
         while (it->next != TE__ZERO1_DONE)
@@ -168,8 +171,9 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Check that there are as many shards as ranks in the data group. If buffers of whole models are divided, also check
- * that each model has its parameters in one buffer of one dtype, and its gradients in one buffer in the same order. */
+/* Check that there are as many shards as ranks in the data group. If the buffers of whole models are divided, also
+ * check that each model has its parameters in one buffer and in one dtype, and its gradients in one buffer in the same
+ * order. */
 TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 zero1, const char *who, te_context *ctx) {
     const int ranks = zero1.ranks;
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
@@ -199,8 +203,8 @@ TE_API size_t te__zero1_gather_bytes(te_model *const *models, int count, te_zero
     while (te__zero1_next_matrix(&it)) largest = te_max(largest, te__zero1_matrix_bytes(it.params.param));
     return largest * (size_t)zero1.ranks;
 }
-/* Gather matrix number `number` of each rank, through `buffer`, by one collective. *any: whether any rank has a matrix
- * of this number. */
+/* By one collective, through `buffer`, gather one matrix of each rank: the one with the index `number` among the rank's
+ * matrices. *any: whether any rank has a matrix with this index. */
 TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_zero1 zero1, int number, char *buffer,
                                         int *any, te_context *ctx) {
     size_t largest = 0;
@@ -215,7 +219,7 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     if (!largest) return TE_OK;
     char *const slot = buffer + (size_t)zero1.rank * largest;
     if (mine) TE_TRY(te_copy(ctx, slot, mine->data, (size_t)(mine->rows * mine->cols) * te_dtype_bytes(mine->dtype)));
-    /* An all-gather preserves all bit patterns, so any two bytes can be sent as a bf16. */
+    /* An all-gather preserves all bit patterns, so any data can be sent as if it were bf16. */
     TE_TRY(te_group_all_gather(te_data_group(ctx), buffer, slot, (int64_t)(largest / 2), TE_bf16, ctx));
     it = te__zero1_matrices_of(models, count, zero1);
     while (te__zero1_next_matrix(&it)) {
@@ -226,8 +230,8 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     }
     return TE_OK;
 }
-/* Gather the parameters if te_zero1.whole is set: first the shards of the tensors that are divided, then the matrices
- * that are not. */
+/* Gather the parameters, for the case that te_zero1.whole is set: first the shards of the tensors that are divided,
+ * then the matrices that are not divided. */
 TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, te_zero1 zero1, char *buffer,
                                             te_context *ctx) {
     te_param_iter it = te_params_of(models, count);
@@ -241,8 +245,8 @@ TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, 
         TE_TRY(te__zero1_gather_round(models, count, zero1, number, buffer, &any, ctx));
     return TE_OK;
 }
-/* Enqueue the gathering of the parameters: each rank sends those that it has updated, so that afterwards all ranks have
- * all new parameters. buffer: target memory of te__zero1_gather_bytes bytes. */
+/* Enqueue the gathering of the parameters: each rank sends the elements that it has updated, so that afterwards all
+ * ranks have all new parameters. buffer: target memory of te__zero1_gather_bytes bytes. */
 TE_API te_status te__zero1_gather(te_model *const *models, int count, te_zero1 zero1, char *buffer, te_context *ctx) {
     if (zero1.whole) return te__zero1_gather_by_tensor(models, count, zero1, buffer, ctx);
     for (int i = 0; i < count; i++) {

@@ -1,20 +1,21 @@
-/* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group: in f32 or bf16; with all sums for
- * every rank (all-reduce), or only each rank's shard (reduce-scatter, for ZeRO-1); by DMA engines, NCCL or MPI.
+/* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group, in f32 or bf16. Either each rank
+ * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI do this.
  *
- * DMA engines copy between GPUs without any multiprocessor, so a reduction that runs during backward does not slow its
+ * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
  * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). With N ranks, x[count]
  * consists of N shards, one for each rank:
- *   1. each shard is copied to the rank that owns it, into that rank's slot for copies from this sender;
- *   2. a kernel adds the owner's shard and its slots in f32, in the order of the ranks (memory traffic: N + 1 shards);
+ *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
+ *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
  *   3. the owner copies the sum into slots on all other ranks, which copy it into their x. A reduce-scatter omits this.
- * An all-reduce sends 2 (N - 1) / N of x over each rank's link, at 230 GB/s with four ranks. A bucket that no GEMM of
- * backward can hide is reduced by NCCL instead, which takes half of the time.
+ * In an all-reduce each rank sends 2 (N - 1) / N times the size of x, with four ranks at 230 GB/s. A bucket that no
+ * GEMM of backward can hide is reduced by NCCL instead, which takes half of the time.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
  * it. A sender never has to ask whether a slot is empty, because each rank runs all these operations in order on one
  * stream. Before a rank sends its shards of the next piece of x, it has received the flags of all sums of the current
- * piece, so the owners have already added up its previous shards. Before it sends its next sum, it has received all
- * shards of the next piece, and their senders copied the previous sum out of their slots before they sent these.
+ * piece, so the owners have already added up its shards of that piece. Before a rank sends its sum of the next piece,
+ * it has received a shard of that piece from each other rank, and each of these had copied the previous sum out of its
+ * slot before it sent the shard.
  *
  * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
  * error after the timeout, and te_comm_destroy releases the stream.
@@ -32,7 +33,7 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of its flag */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of the flag that follows the copy */
     TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
 };
@@ -59,15 +60,16 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* The reduction of a piece of x, whose shards fit into the slots. Each rank has a slot for each other rank's shard, and
- * one for its sum. */
+/* The reduction of a piece of x, whose shards fit into the slots. Each rank has two slots for each other rank: one for
+ * a shard that the other rank sends, one for a sum that the other rank sends. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
     int scatter_only;     /* 1: a reduce-scatter, which does not send the sums (step 3 at the head of this file) */
-    int64_t count, shard; /* the number of elements in all shards, and in one; the last shards may have fewer */
+    int64_t count, shard; /* count: the number of elements in all shards together; shard: that in one shard (the last
+                             shards may have fewer) */
     int64_t stride;       /* the number of elements from the beginning of one rank's shard to that of the next */
     int64_t slot;         /* the number of elements that a slot can hold */
 } te__dma_reduce;
@@ -91,8 +93,8 @@ TE_API te_status te__dma_copy(const te__dma_reduce *c, void *to, const void *fro
                            "sums over ranks");
 }
 /* TE_DMA_SHARD: copies to each other rank that rank's shard of x. TE_DMA_SUM: copies this rank's sum to all other
- * ranks. A flag follows each copy. Every rank begins with the rank before it, so that each rank receives from only one
- * rank at a time. */
+ * ranks. A flag follows each copy. A rank first sends to the rank before it (rank - 1), then to rank - 2 and so on, so
+ * that each rank receives from only one rank at a time. */
 TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -104,7 +106,7 @@ TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx
     }
     return TE_OK;
 }
-/* Makes the stream wait for the flags that all other ranks write on this one, and reset them. */
+/* Makes the stream wait for the flags that the other ranks write in this rank's memory, and reset these flags. */
 TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -155,7 +157,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces this rank's row of x[ranks, count] by its sum over the ranks, and leaves the other rows as they are. */
+/* Replaces row g->rank of x[ranks, count] by the sum of this row over the ranks, and leaves the other rows as they
+ * are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -168,8 +171,8 @@ TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, i
     }
     return TE_OK;
 }
-/* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call it. The slots stay until
- * te_comm_destroy. bytes: the size of a piece that is reduced at a time. */
+/* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call this function. The slots stay until
+ * te_comm_destroy. bytes: the size of a piece, which is reduced at once. */
 TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
     const int64_t slot_bytes = te_round_up(te_ceil_div(bytes, g->size), TE_DMA_ALIGN * (int64_t)sizeof(float));
     return g->memory || !g->peers ? TE_OK : te__overlap_memory_open(g, 2 * (g->size - 1) * slot_bytes, ctx);
@@ -191,7 +194,7 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    te_group data; /* a copy of the data group without `peers`: the kernels that use symmetric memory would occupy all
+    te_group data; /* a copy of the data group, with `peers` null, because the kernels that use `peers` would occupy all
                       multiprocessors during backward */
     te_dtype dtype;
     void *staging;    /* [elements] of bf16; null: the gradients are summed in f32, in place */
@@ -215,8 +218,8 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward still follow, and run at
- * the same time as the reduction. */
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward are still to come, so
+ * they run at the same time as the reduction. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
@@ -234,7 +237,8 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     }
     return TE_OK;
 }
-/* Replaces this rank's row of x[ranks, count], of format `dtype`, by its sum over the group. */
+/* Replaces this rank's row of x[ranks, count], which is in the format `dtype`, by the sum of that row over the
+ * group. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
@@ -242,8 +246,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
 /* Reduces a model's gradients such that this rank gets the sums only of its own shard (te__slice_elements) and of the
- * few elements after the last shard. This takes half of the traffic of an all-reduce. A shard is a range of the
- * gradient buffer, so the gradients of frozen parameters in it are sent, too. */
+ * few elements after the last shard. This sends half as many bytes as an all-reduce. A shard is a range of the gradient
+ * buffer, so if the range includes gradients of frozen parameters, these are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

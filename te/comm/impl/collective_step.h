@@ -2,13 +2,14 @@
  * te/linear/impl/linear_comm_overlap.h decides which linears defer their GEMM to the next step. With N ranks:
  *
  *   GEMM + reduce_scatter   In forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
- *                           The epilogue stores tiles of another rank's rows into slots on that rank
- *                           (te/gemm/impl/gemm_sm90_epilogue_scatter.h). The slots of this rank's rows are then added
- *                           up by the epilogue itself or by a second kernel, te_reduce_scatter_add, whose memory
- *                           traffic is N + 1 times the size of these rows (N reads, one write).
+ *                           The epilogue stores a tile whose rows belong to another rank into a slot in that rank's
+ *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
+ *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
+ *                           reads N times and writes once as many bytes as these rows have.
  *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
- *                           waits for no other rank. It sends 2 m n bytes to each other rank while it reads its weight.
+ *                           waits for no other rank. While the GEMM reads its weight, it sends 2 m n bytes to each
+ *                           other rank (if the all-reduce is one-shot).
  *
  * Both support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales, and then uses
  * fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after the other.
@@ -31,18 +32,19 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* Arguments of the second kernel, which adds up the slots. */
+/* The arguments of te_reduce_scatter_add, the second kernel, which adds up the slots of this rank's rows. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count] */
-    uint32_t *flags[TE_MAX_RANKS]; /* the flags of each rank */
+    uint32_t *flags[TE_MAX_RANKS]; /* [r]: the flags in the memory of rank r */
     int64_t count;
     int rank, ranks;
     te__peer_timeout waits;
 } te_reduce_scatter_add_args;
 
 enum { TE_REDUCE_SCATTER_THREADS = 512, TE_REDUCE_SCATTER_BLOCKS_PER_SM = 2 };
-/* Signals to all other ranks that this rank's GEMM is complete, and waits until the GEMMs of all other ranks are. */
+/* Signals to all other ranks that this rank's GEMM is complete, and waits until the GEMMs of all other ranks are
+ * complete. */
 TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     uint32_t *const local = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -53,8 +55,8 @@ TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     }
     __syncthreads();
 }
-/* Adds up the slots in f32, in the order of the ranks, and rounds once at the end, so that the result is bitwise
- * identical to that of te__gemm_scatter_sum. */
+/* Adds up the slots in f32, in the order of the ranks, and rounds once at the end. The result is therefore bitwise
+ * identical to that of the sum in the GEMM's epilogue (te__gemm_scatter_sum). */
 TE_FN void te__reduce_scatter_add(const te_reduce_scatter_add_args *a, const te_dtype dtype) {
     const int64_t stride = 8 * (int64_t)gridDim.x * TE_REDUCE_SCATTER_THREADS;
     te__reduce_scatter_barrier(a);
@@ -81,7 +83,7 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* The GEMM kernels with 16-bit operands (`persistent`) and with FP8 operands, and the kernel that adds up the slots. */
+/* persistent, fp8: the GEMM kernels with 16-bit and with FP8 operands; add: the kernel that adds up the slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -90,8 +92,9 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* T: the list's format. A: the FP8 format of the GEMM's first operand, which is x in forward and dy in backward; A = T
- * if the recipe has no FP8. The weight is passed as [n, k] (TRANS_B 1) in forward, and in FP8 also in backward. */
+/* The template argument T is the list's format. A is the FP8 format of the GEMM's first operand (x in forward, dy in
+ * backward), or T if the recipe has no FP8. The weight is passed as [n, k] (TRANS_B 1) in forward, and with FP8 also in
+ * backward. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -116,12 +119,12 @@ TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memo
 }
 /* Whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is so
  * short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward that
- * te_buckets watches. There a GEMM that waits for other ranks could deadlock with the reductions of buckets, which
- * occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
+ * te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
+ * buckets, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
-/* y[m / ranks, n] = the sum of this rank's slots. */
+/* y[m / ranks, n] = the sum of this rank's slots, one from each rank. */
 TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const te_gemm *g, const te__overlap_memory *m,
                                             te_context *ctx) {
     te_reduce_scatter_add_args a;
@@ -135,7 +138,8 @@ TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const t
                                            TE_REDUCE_SCATTER_THREADS, 0, 1);
     return te__cuda_launch(ctx, launch, &a, sizeof a);
 }
-/* y[m / ranks, n] = this rank's rows of the sum of all ranks' products. */
+/* Runs the GEMM, adds up its outputs [m, n] over the ranks, and stores this rank's rows of the sum to y[m / ranks,
+ * n]. */
 TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *kernels, void *y, const te_gemm *of,
                                              const te_run *r) {
     te__overlap_memory *m = r->tensor->memory;
@@ -168,8 +172,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    te__gemm_overlap order; /* for m->serial, which only tests set: runs the same kernel without the collective, but
-                               with its tiles in the same order */
+    te__gemm_overlap order; /* for m->serial, which only tests set: the same GEMM kernel then runs without the
+                               collective, but computes its tiles in the same order */
     g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
@@ -188,7 +192,7 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that is chosen; small_m is never chosen. */
+    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m never runs. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
@@ -197,8 +201,8 @@ typedef struct te_gemm_all_reduce_args {
 
 /* Stores eight elements to D, and sends them as a packet to the ranks that sum this row. The kernel after this GEMM
  * (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that kernel, which also
- * advances the epoch. The half of the peers' buffers to which this GEMM sends is empty once this rank's previous
- * collective has ended, so the GEMM waits for no other rank. */
+ * advances the epoch. The GEMM sends to one half of each peer's buffer. This half is empty once the previous collective
+ * on this rank has ended, so the GEMM waits for no other rank. */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -280,8 +284,8 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                       te_context *ctx);
-/* Returns an error if the context has no communicator and therefore no group. While only sizes are computed (there is
- * no batch), none is needed. */
+/* Returns an error if the context has no communicator and therefore no group. While only sizes are computed (r->batch
+ * is null), no communicator is needed. */
 TE_API te_status te__collective_check(te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
@@ -290,7 +294,7 @@ TE_API te_status te__collective_check(te_run *r, int i) {
 }
 /* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast here
  * unless the previous kernel has stored them in FP8 already (te__gathered_consumer). y: memory for the rows of all
- * ranks. In forward it is the linear's saved input, if backward needs one. */
+ * ranks. In forward y becomes the linear's saved input, if backward needs that input. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
@@ -313,7 +317,7 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
         te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
-        const int64_t rank_rows = te_min(x.rows, y.rows); /* the larger of the two has the rows of all ranks */
+        const int64_t rank_rows = te_min(x.rows, y.rows); /* in an all_gather, y has more rows: those of all ranks */
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
     te__set_current(r, y);
@@ -328,7 +332,8 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     TE_TRY(backward ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     return te__collective_apply(r, s, y, call);
 }
-/* Runs the step of a reduce_scatter. kernels: the GEMM kernels for a deferred GEMM; null: there are none. */
+/* Runs the step of a reduce_scatter. kernels: the kernels that can run a deferred GEMM together with the
+ * reduce_scatter; null: there are none. */
 TE_API te_status te__reduce_scatter_run(te_run *r, const te_step *s, te_gemm_reduce_scatter_kernels *kernels) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     const te_value x = r->current;

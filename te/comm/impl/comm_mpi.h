@@ -69,7 +69,8 @@ TE_API void te__mpi_add_f16(void *in, void *inout, int *count, MPI_Datatype *typ
     (void)type;
     te__mpi_add(in, inout, count, TE_f16);
 }
-/* Sets MPI's type and sum operation for a dtype. 16-bit formats are sent as uint16 and summed by a custom MPI_Op. */
+/* Sets *type and *op to MPI's type and MPI's sum operation for a dtype. 16-bit formats are sent as uint16 and summed by
+ * a custom MPI_Op. */
 TE_API te_status te__mpi_type(MPI_Datatype *type, MPI_Op *op, const te_group *g, te_dtype dtype, const char *what,
                               te_context *ctx) {
     const te__mpi *m = (const te__mpi *)g->handle;
@@ -99,7 +100,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers: copy */
+    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers, so its result is
+                                                                            copied to y */
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
     void *const to = in_place ? malloc(bytes) : y;
@@ -145,7 +147,7 @@ TE_API const te_transport *te__comm_transport(void) {
                                      te__mpi_close};
     return &mpi;
 }
-/* Makes g the group of the ranks of `comm`, and sets comm's error handler such that errors are returned instead of
+/* Opens g as the group of the ranks of `comm`, and sets comm's error handler such that MPI returns errors instead of
  * ending the process. */
 TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_context *ctx) {
     te__mpi *m = (te__mpi *)calloc(1, sizeof *m);

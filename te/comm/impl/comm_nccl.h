@@ -89,8 +89,9 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 /* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm of te_comm_from_native the
  * world group has the caller's communicator. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
-/* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped it, or
- * after the timeout: the all-reduce is complete when all ranks have unmapped the memory. */
+/* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped this
+ * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have done their
+ * unmapping. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -155,7 +156,7 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
     TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
     w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank has waited for all ranks: all have read it */
+    if (!w->rank && w->size > 1) (void)remove(file); /* all ranks have read it: ncclCommInitRank waited for them */
     return TE_OK;
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
@@ -201,9 +202,9 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing these flags itself. The results of
- * the released work are undefined, as always after a failure. stream: a stream that is used only for these writes; a
- * call does nothing while the writes of the previous call are in progress. */
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing the flags in place of these ranks.
+ * The results of the released work are undefined, as always after a failure. stream: a stream that is used only for
+ * these writes; a call does nothing while the writes of the previous call are in progress. */
 TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = g->memory;
     if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
@@ -235,8 +236,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     return done > 0;
 }
 
-/* Like te_synchronize, waits for the enqueued work; but returns TE_ERROR_COMM if a rank of a group has failed, or after
- * the communicator's timeout. */
+/* Waits for the enqueued work, like te_synchronize, but returns TE_ERROR_COMM if a rank of a group has failed, or when
+ * the communicator's timeout has passed. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));

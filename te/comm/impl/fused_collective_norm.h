@@ -7,18 +7,20 @@
  *                                                                  rank r has rows [r * pitch, (r + 1) * pitch).
  *
  * For each row a lane sends its packets to the other ranks, waits for theirs, adds all in f32 in rank order, rounds
- * once, and continues with the sum in registers. The results are bitwise identical to those of the collective
- * and the pointwise kernel, with one exception: if there are more rows than multiprocessors, the pointwise kernel adds
- * up a norm's row in another order (in one row of ten the last bit of rstd differs). The two also run one after the
- * other if the fused kernel does not support the case, or if a GEMM overlaps the collective (linear_comm_overlap.h).
+ * once, and continues with the sum in registers. The results are bitwise identical to those of the collective and the
+ * pointwise kernel, with one exception: if there are more rows than multiprocessors, the pointwise kernel adds up the
+ * elements of a row in another order (the last bit of rstd then differs in one row of ten). The collective and the
+ * pointwise kernel run separately if the fused kernel does not support the case, or if a GEMM overlaps the collective
+ * (linear_comm_overlap.h).
  *
  * To keep the link busy, a group of lanes sends its next row before it computes the current one, and then receives the
- * previous row as gathered from the other ranks. Lane i of a rank waits only for lane i of its peers, which sends a row
- * before it waits for that row, so there is no deadlock as long as blocks with lower indices start first.
+ * other ranks' results for the previous row (all_gather). Lane i of a rank waits only for lane i of its peers, which
+ * sends a row before it waits for that row, so there is no deadlock as long as blocks with lower indices start first.
  *
- * Lower bound of the traffic for a row of h 16-bit elements and N ranks. all_reduce: over the link 2 h bytes to each
- * other rank (one-shot) or 4 h (N - 1) / N in all (two-shot); in memory 2 h each for x, the residual, its sum and y.
- * reduce_scatter .. all_gather: over the link 2 S (N - 1) / N, for S bytes of all rows. See docs/notes/comm.md.
+ * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce: a row sends 2 h bytes to each
+ * other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot); in memory, 2 h bytes each are read of x and the
+ * residual, and written of their sum and y. reduce_scatter .. all_gather: all rows, S bytes, send 2 S (N - 1) / N
+ * bytes. Times: docs/notes/comm.md.
  */
 #ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
 #define TE_COMM_FUSED_COLLECTIVE_NORM_H
@@ -46,10 +48,11 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    te_pointwise c;                 /* must be the first member. Its x is null; the input is peers.x */
-    te_peer_args peers;         /* peers.bytes: the size of the packets that one rank sends to another; y is null */
+    te_pointwise c;                 /* must be the first member. c.x is null; the input is peers.x */
+    te_peer_args peers;         /* peers.bytes: how many bytes one rank sends to another to be summed; peers.y is
+                                   null */
     int64_t first, end;         /* this launch computes rows [first, end) */
-    int64_t pitch;              /* the number of rows of a rank in reduce_scatter .. all_gather; 0: all_reduce */
+    int64_t pitch;              /* reduce_scatter .. all_gather: the number of rows of each rank; all_reduce: 0 */
     void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
     int is_sent;                /* 1: the epilogue of the previous GEMM has sent x (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
@@ -59,25 +62,26 @@ typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gath
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* whether the kernel's mode is TE_FUSED_two_shot, or TE_FUSED_gathers */
+    int two_shot, gathers; /* two_shot: 1 in mode TE_FUSED_two_shot; gathers: 1 in mode TE_FUSED_gathers */
 } te_fused_collective_source;
-/* The state of te_fused_row_store. Other te_store_fns have only one uint32_t of state, the amax, which is therefore the
- * first member. */
+/* The state of te_fused_row_store. The state of other te_store_fns is a single uint32_t, the amax, so the amax must be
+ * the first member here. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
 /* A lane works on vectors of eight elements, each of which is one packet of 16 bytes or, in f32, two packets. Each half
- * of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results, which are the
- * sums of a two-shot all_reduce or gathered rows. */
+ * of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the sums in a
+ * two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The row of x that is rank `rank`'s row number `row`. In an all_reduce all ranks have the same rows. */
+/* The index in x of row number `row` among the rows of the rank `rank`. In an all_reduce each rank has all rows, so the
+ * index is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
 /* owner: the rank that sums this row. With two-shot, row i of the launch belongs to rank i % ranks; otherwise the owner
- * is this rank. packet: the index of the row's first packet among the packets that one rank sends to another. */
+ * is this rank. packet: the index of the row's first packet among all packets that one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -98,7 +102,7 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* The slot in `buffer` for vector `vector` of row `row`, as eight gathered FP8 elements from rank `from`. */
+/* The slot in `buffer` for eight gathered FP8 elements: vector `vector` of row number `row` of the rank `from`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -153,9 +157,9 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* *sum = a packet of the sum over the ranks. local: this rank's packet. With two-shot, the owner of the row computes
- * the sum and sends it to the other ranks, which only receive it. After a timeout the lane continues, because the other
- * lanes of the row wait for it in the norm's reductions. */
+/* *sum = the sum over the ranks of one packet. local: this rank's packet. With two-shot, the owner of the row computes
+ * the sum and sends it to the other ranks, which only receive the sum. After a timeout the lane continues, because the
+ * other lanes of the row wait for it in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -171,9 +175,9 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* A te_norm_load_fn: like te_norm_row_load, but loads the sum over the ranks. It loads gamma and the residual before it
- * waits for the first packet, so that these loads overlap the wait. row_x: registers for the row, for gamma, and for
- * the residual. */
+/* A te_norm_load_fn. Works like te_norm_row_load, but the row that it loads is the sum over the ranks. Loads gamma and
+ * the residual before it waits for the first packet, so that these loads overlap the wait. row_x: registers for the
+ * row, for gamma, and for the residual. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -210,8 +214,8 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
 
 /* ---- device: all-gather the normed rows -------------------------------------------------------------------------- */
 
-/* Casts eight elements to FP8 with the scale, which is the same on all ranks, sends them to all other ranks, and stores
- * them. The result is bitwise identical to that of te_pointwise_store_fp8. */
+/* Casts eight elements of y to FP8 with the scale, which is the same on all ranks, sends them to all other ranks, and
+ * stores them to this rank's rows of `gathered`. The result is bitwise identical to that of te_pointwise_store_fp8. */
 TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const float y[8], int64_t row, int vector,
                                    const te_pointwise_shape k, te_fused_collective_state *state) {
     const te_peer_args *a = &p->peers;
@@ -288,8 +292,8 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
-/* The kernel. stages, norm_store: the functions of the pattern's pointwise kernel; store: also that of the pointwise
- * kernel or, in mode TE_FUSED_gathers, te_fused_row_store. rows: registers for rows. */
+/* The kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store: te_fused_row_store in mode
+ * TE_FUSED_gathers, otherwise that of the pointwise kernel, too. rows: registers for the rows in flight. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -321,11 +325,12 @@ typedef struct te_fused_collective {
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time */
 } te_fused_collective;
 
-/* The number of blocks on a multiprocessor for which the compiler may use 64 registers in each thread. */
+/* How many blocks of `threads` threads are resident on a multiprocessor: as many as have 1024 threads together, at
+ * least one, so that the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pointwise kernel has a norm and its width is a constant. They are variants of the
+ * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
  * low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1: reduce_scatter ..
  * all_gather. widths: how the widths are known, as constants or at run time (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
@@ -379,8 +384,8 @@ typedef struct te_fused_collective {
 
 /* The number of rows that one launch computes, of this rank's `rows` rows of row_bytes bytes each; 0: the kernel cannot
  * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
- * symmetric memory. all_reduce: as many rows as fit; if these are too many for one-shot, rounded down to a multiple of
- * the number of ranks. */
+ * symmetric memory. all_reduce: as many rows as fit into the symmetric memory; if these are too many for one-shot,
+ * rounded down to a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -415,8 +420,8 @@ TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_s
 
 /* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
 
-/* The number of rows that one launch computes. 0: the kernel cannot be used, because it does not support the shapes,
- * there is no symmetric memory, or the output of the all_reduce itself must be saved. */
+/* The number of rows that one launch computes. 0: the fused kernel cannot be used, because it does not support the
+ * shapes, there is no symmetric memory, or the output of the all_reduce itself must be saved. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
@@ -428,7 +433,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
                                              int is_sent) {
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* one kernel, which stores no transpose */
+    k.transposes = 0; /* the fused kernel stores no transpose of y */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.is_sent = is_sent;
     w = te__pointwise_work_of(s, 1, k, &p.c);
@@ -449,8 +454,8 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
     te_value sum = te__output_of(r, i);
     if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te__no_value(), launch, k);
     TE_TRY(te__collective_check(r, i));
-    /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
-     * runs. */
+    /* `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not depend on
+     * which kernel runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
@@ -473,8 +478,8 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
 
-/* The number of this rank's rows, all of which one launch computes. 0: the kernel cannot be used, because it does not
- * support the shapes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
+/* The number of this rank's rows, all of which one launch computes. 0: the fused kernel cannot be used, because it does
+ * not support the shapes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -484,15 +489,15 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, 
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
 }
 /* Runs the step as one fused kernel. middle: the step without its all_gather. sum: memory for this rank's rows of the
- * sum. y: the gathered output; if it is stored in FP8, only the memory of y is used. next: the index of the linear that
- * reads the output in FP8; -1: none. */
+ * sum. y: the gathered output. If the output is stored in FP8, y only provides the memory. next: the index of the
+ * linear that reads the output in FP8; -1: none. */
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
     const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* one kernel, which stores no transpose */
+    k.transposes = 0; /* the fused kernel stores no transpose of y */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
     w = te__pointwise_work_of(middle, 1, k, &p.c);
@@ -521,8 +526,8 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     int is_summed = 0;
     middle.count--;
     TE_TRY(te__collective_check(r, i));
-    /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
-     * runs. */
+    /* `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not depend on
+     * which kernel runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     if (r->current.state == TE_VALUE_deferred_product)

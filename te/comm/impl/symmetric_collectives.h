@@ -13,7 +13,7 @@
  *                                             of each packet is flags (as in NCCL's LL protocol).
  *
  * Lower bound of the time on H200s: these bytes at 450 GB/s (NVLink 4, in each direction), plus 1 to 1.5 us until a
- * peer sees a store. docs/notes/comm.md compares measured times with this bound, and has the best number of packets in
+ * peer sees a store. docs/notes/comm.md compares measured times with this bound, and says how many packets should be in
  * flight.
  */
 #ifndef TE_COMM_SYMMETRIC_COLLECTIVES_H
@@ -21,13 +21,13 @@
 
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
-/* The limit for one-shot: the bytes that a rank would send. Above it two-shot is faster, because sending its data over
- * the link a second time costs 2 us, in which the link moves 0.9 MB, and the bytes that it saves would take longer.
- * With two ranks there is no such limit, because both algorithms send the same bytes. */
+/* An all-reduce is one-shot if a rank then sends at most this number of bytes. Above this limit two-shot is faster: it
+ * sends fewer bytes, but its data crosses the link twice, and the second crossing costs 2 us, in which the link could
+ * move 0.9 MB. With two ranks there is no such limit, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* The algorithm for a tensor of `bytes` bytes, over all ranks. TE_PEER_none: it is too large for symmetric memory, or
- * the group has none. */
+/* The algorithm of a collective. bytes: the size of x or y, whichever is larger. TE_PEER_none: this is too large for
+ * the symmetric memory, or the group has no symmetric memory. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > p->max_bytes) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
@@ -35,11 +35,11 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy.
- * Compile-time constants: ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number of
- * ranks; aligned: 1 if the kernel is only used for a->aligned. */
+/* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy. Two
+ * arguments are compile-time constants. ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for
+ * any number of ranks. aligned: 1 if the kernel is only launched where a->aligned is 1. */
 
-/* Loads the i-th packet of x into *x and sends it to all others. */
+/* Loads the i-th packet of the tensor a->x into *x, and sends it to all other ranks. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                   const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PACKET_BYTES;
@@ -63,10 +63,10 @@ TE_FN void te__peer_one_shot(const te_peer_args *a, te_block b, uint32_t epoch, 
         x = next;
     }
 }
-/* The division of x into one shard for each rank. A shard has `bytes` bytes; x ends at byte `end`, so the last shards
- * may have fewer. */
+/* The division of x into one shard for each rank. A shard has `bytes` bytes, but the last shards may have fewer,
+ * because x ends at byte `end`. */
 typedef struct te_peer_shards {
-    int packets; /* packets of a shard */
+    int packets; /* the number of packets in a shard */
     int64_t bytes, end;
 } te_peer_shards;
 /* Sends to each other rank the i-th packet of that rank's shard, and loads the i-th packet of this rank's shard into
@@ -89,8 +89,9 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* Two-shot: of the tensor's `packets` packets, rank r sums [r * shard, (r + 1) * shard). Each half of a buffer holds
- * first the slots of the packets to be summed and then, from index `sums`, the slots of the sums. */
+/* Two-shot: the tensor has `packets` packets, of which rank r sums those with indices in [r * shard, (r + 1) * shard).
+ * Each half of a buffer holds first the slots of the packets to be summed and then, from index `sums`, the slots of the
+ * sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -98,7 +99,8 @@ TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint3
     const te_peer_shards shards = {p.shard, shard_bytes, a->bytes};
     te__peer_scatter_send(local, a, epoch, shards, i, ranks, aligned);
 }
-/* Sums the i-th packet of this rank's shard and sends the sum to all others. Returns 0 after a timeout. */
+/* Sums the i-th packet of this rank's shard over the ranks, and sends the sum to all other ranks. Returns 0 after a
+ * timeout. */
 TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, uint32_t epoch, te_two_shot_layout p,
                                 int i, const int ranks, const int aligned) {
     const int64_t at = (int64_t)(a->rank * p.shard + i) * TE_PACKET_BYTES;
@@ -112,7 +114,7 @@ TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, u
     te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
     return 1;
 }
-/* Receives from each other rank the i-th sum of that rank's shard. Returns 0 after a timeout. */
+/* Receives from each other rank the sum of the i-th packet of that rank's shard. Returns 0 after a timeout. */
 TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
                                     const int ranks, const int aligned) {
     uint32_t missing = te__peer_others_mask(a);
@@ -126,7 +128,7 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     return 1;
 }
 /* A thread computes and sends its sum for index i before it receives the other ranks' sums for the previous index, so
- * that it does not wait for these. */
+ * that these can arrive in the meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -160,8 +162,8 @@ TE_FN void te__peer_reduce_scatter(const te_peer_args *a, te_block b, uint32_t e
         local = next;
     }
 }
-/* An all_gather's packet: words 0 and 2 are data, words 1 and 3 are flags. */
-enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* bytes of data in a packet */ };
+/* In a packet of an all_gather, words 0 and 2 are data, and words 1 and 3 are flags. */
+enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* the number of bytes of data in a packet */ };
 TE_FN void te__peer_all_gather_send(te_packet *packet, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                     const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PEER_LL_BYTES;
@@ -221,12 +223,13 @@ TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
 }
-/* The largest number of blocks of a kernel, such that they are all resident at once. */
+/* The largest number of blocks that a kernel is launched with, such that all of them are resident at once. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 
 /* Launches the variant of the kernel that is compiled for known_ranks ranks, or the one for any number of ranks if
- * known_ranks is 0. The former needs few enough registers for 1024 threads (two blocks) on a multiprocessor. */
+ * known_ranks is 0. The variant for known_ranks needs so few registers that 1024 threads (two blocks) fit on a
+ * multiprocessor. */
 #define TE__PEER_LAUNCH(name, known_ranks)                                   \
     ((known_ranks) == 2   ? name##_2_launch(ctx, grid, a)                    \
      : (known_ranks) == 4 ? name##_4_launch(ctx, grid, a)                    \
@@ -245,7 +248,7 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
 }
 #undef TE__PEER_LAUNCH
 /* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued. count: the
- * elements of one rank, as in te_transport. */
+ * number of elements per rank, as in te_transport. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

@@ -7,10 +7,10 @@
  * therefore only that of one store over the link: there is no separate flag, hence no fence between data and flag, and
  * no load from another rank's memory.
  *
- * The buffer has two halves: even epochs use one and odd epochs the other (each collective is an epoch). No barrier
- * is needed before a half is written again: a rank writes to a peer's half in epoch e + 2 only after it has received,
- * in epoch e + 1, data that the peer sent after it had emptied this half. Each thread block counts epochs in device
- * memory, so that a CUDA graph can be replayed.
+ * The buffer has two halves: even epochs use one and odd epochs the other (each collective is an epoch). No barrier is
+ * needed before a half is written again: a rank writes to a peer's half in epoch e + 2 only after it has received, in
+ * epoch e + 1, data that the peer sent after emptying this half. Each thread block counts epochs in device memory, so
+ * that a CUDA graph can be replayed.
  *
  * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch the same
  * number of threads. Therefore no deadlock is possible, however few blocks are resident, as long as blocks with lower
@@ -26,12 +26,12 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest tensor for which packet indices of all ranks fit an int */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to this size an int can count the packets of all ranks */
 enum {
-    TE_PEER_MAX_RANKS = 8,                          /* ranks of a group */
-    TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* threads of a block */
-    TE_PEER_MAX_BLOCKS = 512,                       /* blocks of a kernel */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* polls between two reads of the clock */
+    TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
+    TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
+    TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* after this many polls a waiting thread reads the clock */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
@@ -41,7 +41,7 @@ typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_sho
 typedef struct te_peer_state {
     uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* the number of collectives so far. Each block has its own counter; between
                                            kernels all of them are equal */
-    uint32_t failed;                    /* 0, or 1 + the index of a rank for which this rank has waited too long */
+    uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r */
 } te_peer_state;
 
 /* The buffers of a group, as one of its ranks sees them. */
@@ -50,12 +50,13 @@ typedef struct te_peer_memory {
     te_peer_state *state;
     uint32_t *failed;       /* copy of state->failed in pinned host memory */
     int64_t half_bytes;     /* the size of each half of a buffer */
-    int64_t max_bytes;      /* the largest tensor that is exchanged through the buffers; NCCL takes larger ones */
-    int64_t one_shot_bytes; /* the largest tensor for which an all-reduce uses the one-shot algorithm */
+    int64_t max_bytes;      /* the size of the largest tensor that is exchanged through the buffers; larger ones go
+                               through NCCL */
+    int64_t one_shot_bytes; /* the size of the largest tensor for which an all-reduce uses the one-shot algorithm */
     int max_blocks;         /* the largest number of blocks of a kernel, the same on all ranks */
-    /* Statistics: how many kernels were launched. collectives: all collectives; fused: those of them that are fused
-     * patterns (fused_collective_norm.h); fused_fp8: the fused patterns that gathered FP8; gemms: GEMMs whose epilogue
-     * sent packets to a fused pattern (collective_step.h). */
+    /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
+     * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
+     * FP8; gemms: GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
@@ -63,7 +64,7 @@ typedef struct te_peer_memory {
 typedef struct te_peer_args {
     void *y;
     const void *x;
-    int64_t bytes; /* the size of x in an all_reduce and an all_gather, of y in a reduce_scatter */
+    int64_t bytes; /* the size of x in an all_reduce or an all_gather, the size of y in a reduce_scatter */
     te_dtype dtype;
     int rank, ranks, aligned; /* aligned: x and y are aligned to 16 bytes, and `bytes` is a multiple of 16 */
     char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
@@ -87,8 +88,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Call it between the loads of x and the first use of the epoch. It keeps the compiler from placing the wait for the
- * epoch's load before the loads of x. */
+/* Call this between the loads of x and the first use of the epoch. It keeps the compiler from making the thread wait
+ * for the loaded epoch before the loads of x are issued. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));
@@ -96,8 +97,8 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
     (void)epoch;
 #endif
 }
-/* Ends the epoch: adds 1 to this block's counter and, spread over the blocks of the grid, to the counters that only
- * larger grids use. threads: the number of threads in the block. */
+/* Ends the epoch: adds 1 to this block's counter. The counters that only larger grids use are divided among the blocks
+ * of this grid, and each block adds 1 to its part of them. threads: the number of threads in the block. */
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
@@ -155,8 +156,8 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* *sum = the sum over the ranks of the i-th packet. local: this rank's packet. All ranks add in f32 in the order of the
- * ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0 after a
+/* *sum = the sum of the i-th packets of all ranks. local: this rank's i-th packet. All ranks add in f32 in the order of
+ * the ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0 after a
  * timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
@@ -235,8 +236,8 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     return a;
 }
 /* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes each; a GEMM whose
- * epilogue sends packets to the pattern has the same. With two-shot, a rank sends to each other rank only those rows
- * that the other rank sums, so `bytes` counts only these. */
+ * epilogue sends packets to the pattern has the same arguments. With two-shot, a rank sends to each other rank only
+ * those rows that the other rank sums, so `bytes` counts only these. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

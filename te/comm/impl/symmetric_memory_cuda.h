@@ -3,10 +3,10 @@
  * all ranks of a group get symmetric memory or none does. None does if the processes are on different hosts, several
  * ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
  *
- *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h); te__peer_memory_open makes them
+ *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h), by te__peer_memory_open
  *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
- *                        reductions by DMA engines (bucket_reduce.h), which te__overlap_memory_open makes; and the
- *                        blocks of te_comm_allocate
+ *                        reductions by DMA engines (bucket_reduce.h), by te__overlap_memory_open; and the blocks that
+ *                        te_comm_allocate returns
  */
 /* target: cuda */
 #ifndef TE_SYMMETRIC_MEMORY_CUDA_H
@@ -25,7 +25,7 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* The information about a rank that all ranks exchange. */
+/* A rank's information about itself. All ranks exchange it. */
 typedef struct te_peer_info {
     int32_t is_ready; /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the
                          memory of all other ranks */
@@ -44,8 +44,8 @@ TE_API uint64_t te__host_hash(void) {
     for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
     return n ? hash : 0;
 }
-/* Gathers info[size]: each rank has filled in its own element, and gets those of all others. Waits for all ranks.
- * Returns whether it succeeded. staging: device memory for te_peer_info[size]. */
+/* Exchanges info[size]: each rank has filled in its own element, and receives the elements of all others. Waits for all
+ * ranks. Returns whether it succeeded. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, cudaStream_t stream) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
@@ -71,7 +71,7 @@ TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_
 
 /* ---- te_peer_memory: packet buffers ------------------------------------------------------------------------------ */
 
-/* Allocates this rank's buffer, with all slots empty, and makes its IPC handle. */
+/* Allocates this rank's buffer, marks all slots as empty, and makes an IPC handle of the buffer. */
 TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int rank) {
     const size_t bytes = te__peer_memory_bytes(p);
     return cudaMalloc((void **)&p->buffer[rank], bytes) == cudaSuccess &&
@@ -83,7 +83,7 @@ TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int 
            (*p->failed = 0, cudaIpcGetMemHandle(&local->memory, p->buffer[rank]) == cudaSuccess) &&
            cudaDeviceSynchronize() == cudaSuccess;
 }
-/* Unmaps the buffers of all other ranks. A rank may free its own buffer only when all others have unmapped it. */
+/* Unmaps the buffers of all other ranks. A rank may free its own buffer only when all other ranks have unmapped it. */
 TE_API void te__peer_memory_unmap(te_peer_memory *p, int rank) {
     for (int r = 0; r < TE_PEER_MAX_RANKS; r++)
         if (r != rank && p->buffer[r]) (void)cudaIpcCloseMemHandle(p->buffer[r]), p->buffer[r] = 0;
@@ -114,8 +114,8 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
         ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
     return ok;
 }
-/* Makes g->peers. All ranks of the group must call it at the same time. If a rank cannot map the buffers, g->peers
- * stays null on all ranks, and this is not an error. */
+/* Makes g->peers. All ranks of the group must call this function at the same time. If a rank cannot map the buffers,
+ * g->peers stays null on all ranks, and this is not an error. */
 TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
     if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
@@ -166,8 +166,8 @@ TE_API void *te__driver_function(const char *name) {
     cudaDriverEntryPointQueryResult found;
     return cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found) == cudaSuccess ? f : 0;
 }
-/* Makes the side stream and its events, and looks up the driver's stream memory operations, which write a word or wait
- * for one. */
+/* Creates the side stream and its events, and looks up the driver's stream memory operations, by which a stream writes
+ * a word or waits for a word. Returns whether all of this succeeded. */
 TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     int least = 0, greatest = 0;
     const int ok = cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
@@ -179,8 +179,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Whether stream memory operations work on mapped memory of other ranks: each rank writes a probe word to all ranks,
- * waits for its own word, and checks the words that the others have written. All ranks must call it. */
+/* Whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe word to
+ * all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All ranks
+ * must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -204,8 +205,8 @@ TE_API void te__overlap_memory_free(te__overlap_memory *m) {
     (void)cudaGetLastError();
     free(m);
 }
-/* Makes g->memory. All ranks of the group must call it at the same time. bytes: the size of the slots. If a rank cannot
- * map the slots, g->memory stays null on all ranks, and this is not an error.
+/* Makes g->memory. All ranks of the group must call this function at the same time. bytes: the size of all slots
+ * together. If a rank cannot map the slots, g->memory stays null on all ranks, and this is not an error.
  */
 TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
     const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
@@ -251,8 +252,8 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* Implements te_comm_release, once all work on p has finished. A rank frees its block when all others have unmapped
- * it. */
+/* Implements te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
+ * unmapped it. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     const int i = te__overlap_block_of(m, p, 1);

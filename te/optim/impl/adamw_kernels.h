@@ -1,10 +1,10 @@
 /* adamw_kernels.h -- the kernels of te_adamw_step: one thread computes the step's scalars, then one launch updates all
  * tensors by AdamW or SGD, with moments in f32, bf16 or 8 bits.
  *
- * Each block updates one chunk of one tensor, which te_chunk_tensor finds. The table has the bytes that the update
- * reads and writes for each element of a 16-bit model; divided by the bandwidth of a copy they are a lower bound of the
- * time. The update is bound by memory, except with moments in 8 bits, where it is bound by arithmetic. Without master
- * weights each number is 6 less; for an f32 model, which has no 16-bit weight, it is 2 less.
+ * Each block updates one chunk of one tensor, which te_chunk_tensor finds. The table says how many bytes the update
+ * reads and writes for each element of a 16-bit model; all bytes divided by the bandwidth of a copy are a lower bound
+ * of the time. The update is bound by memory, except with moments in 8 bits, where it is bound by arithmetic. Each
+ * number in the table is 6 less without master weights, and 2 less for an f32 model, which has no 16-bit weight.
  *
  *     moments               f32   bf16   8 bits     read: grad, master, m, v      written: master, m, v, 16-bit weight
  *     AdamW                  30     22   18.125
@@ -21,17 +21,17 @@
 #include "../adamw_config.h"   /* te_adamw_config, te_adamw_state */
 #include "../param_groups.h"   /* te_chunk_tensor, TE_KERNEL */
 
-/* One tensor: an entry of the table that the kernels read. */
+/* A tensor, as an entry of the table that the kernels read. */
 typedef struct te__adamw_tensor {
-    float *master; /* the parameter's memory if its dtype is f32; null: no master weights */
+    float *master; /* the master weights: if the dtype is f32, the parameter itself; null: none */
     void *m, *v;   /* the moments, in the format config.moments; v null: the rule has no second moment */
     const float *grad;
     void *weight;
     int64_t elements;
-    int64_t at;    /* the index of its first element among the elements of all tensors, from which Philox's counter is
-                      computed; a multiple of 4 */
+    int64_t at;    /* the index of the tensor's first element among the elements of all tensors; Philox's counter is
+                      computed from this index, which is a multiple of 4 */
     float decay;
-    float lr;      /* the tensor's learning rate is the step's times this factor */
+    float lr;      /* the tensor's learning rate is the step's learning rate times lr */
     te_dtype dtype;
     te_rule rule;
 } te__adamw_tensor;
@@ -40,35 +40,37 @@ typedef struct te__adamw_tensor {
  * weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
-/* A block of 256 lanes processes a chunk in one pass: each lane makes two times four 16-byte loads. Four blocks are
- * resident on a multiprocessor: with moments in 16 or 8 bits the arithmetic takes as long as the memory accesses, and
- * more warps hide the latency of both (AdamW with bf16 moments: 853 us with two blocks, 717 us with four). A CPU
- * processes 32 elements at a time, in local arrays, because the compiler knows that these do not alias. */
+/* A block of 256 lanes processes a chunk in one pass, for which each lane makes two times four 16-byte loads. Four
+ * blocks are resident on a multiprocessor: with moments in 16 or 8 bits the arithmetic takes as long as the memory
+ * accesses, and with more warps the latency of both is hidden better (AdamW with bf16 moments: 853 us with two blocks,
+ * 717 us with four). A CPU processes 32 elements at a time, in local arrays, because the compiler knows that these do
+ * not alias. */
 enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
       TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32, TE__ADAMW_RESIDENT = 4 };
 
 typedef struct __attribute__((aligned(16))) te__adamw_floats { float v[TE__ADAMW_WIDTH]; } te__adamw_floats;
 typedef struct __attribute__((aligned(8))) te__adamw_halves { uint16_t v[TE__ADAMW_WIDTH]; } te__adamw_halves;
 
-/* A lane's registers for TE__ADAMW_WIDTH consecutive elements: gradient, weight (parameter) and moments. */
+/* A lane's registers for TE__ADAMW_WIDTH consecutive elements: g: gradients, p: weights (parameters), m and v:
+ * moments. */
 typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 
 /* ---- stochastic rounding ----------------------------------------------------------------------------------------- */
 
-/* The Philox streams for rounding moments and weights. Their numbers are far from those of the ops' streams, which are
- * counted from 0. */
+/* The numbers of the Philox streams for rounding moments and weights. Ops use stream numbers counted from 0, far below
+ * these two. */
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
-/* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the 16 bits that are
- * cut off, whose value divided by 2^16 is then the probability of a carry into the bits that stay. Numbers above the
- * largest of bf16 are rounded by te_bf16_of_float instead. */
+/* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the low 16 bits of
+ * x, which are then cut off. If the low 16 bits have the value c, the addition carries into the bits that stay with
+ * probability c / 2^16. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
 TE_BOTH uint16_t te__bf16_stochastic(float x, uint32_t random) {
     const uint32_t u = te_bits_of_float(x);
     if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
     return (uint16_t)((u + (random & 0xffffu)) >> 16);
 }
-/* The random words w of four consecutive elements, one for each, which one Philox counter produces. To round moments, m
- * uses the low half of a word and v the high half. */
+/* w = random words for four consecutive elements, one word for each element, all from one Philox counter. The rounding
+ * of m uses the low half of a word, that of v the high half. */
 TE_FN void te__adamw_random(uint32_t w[4], int64_t element, int stream, const te_adamw_state *s,
                             const te_adamw_config *c) {
     te_philox(w, c->seed, (uint64_t)element / 4, (uint32_t)stream, (uint64_t)s->step);
@@ -105,8 +107,7 @@ TE_FN void te__adamw_store_moments(const te__adamw_vec *r, const te__adamw_tenso
     if (has_v) *(te__adamw_halves *)((uint16_t *)t->v + i) = v;
 }
 
-/* Store the master weights and the weights. Returns the weights as they are stored in 16 bits, or zeros if the weights
- * are f32. */
+/* Store the master weights and the weights. Returns the stored 16-bit weights, or zeros if the weights are f32. */
 TE_FN te__adamw_halves te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_tensor *t, int64_t i,
                                                const te_adamw_state *s, const te_adamw_config *c) {
     te__adamw_halves h;
@@ -125,7 +126,7 @@ TE_FN te__adamw_halves te__adamw_store_weights(const te__adamw_floats *p, const 
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
     return h;
 }
-/* Load one weight, from the master weights if there are any. */
+/* Load one weight. If there are master weights, load the master weight. */
 TE_FN float te__adamw_load_weight(const te__adamw_tensor *t, int64_t i) {
     return t->master ? t->master[i] : te_float_of_bf16(((const uint16_t *)t->weight)[i]);
 }
@@ -142,8 +143,8 @@ TE_FN void te__adamw_store_weight(float p, const te__adamw_tensor *t, int64_t i,
 /* ---- update rules ------------------------------------------------------------------------------------------------ */
 
 /* AdamW: m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p), where
- * m' and v' are bias-corrected. The square roots are computed in a separate loop: sqrtf may set errno, which would keep
- * the compiler from vectorising the other lines of a common loop. */
+ * m' and v' are bias-corrected. The square roots are computed in a loop of their own, because sqrtf may set errno, and
+ * the compiler does not vectorise a loop that calls it. */
 TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                           const te__adamw_tensor *t, int n) {
     float root[TE__ADAMW_WIDTH];
@@ -163,7 +164,7 @@ TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_ad
 }
 /* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's momentum p -= lr (d + momentum m). See
  * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, where the momentum
- * already contains the learning rate; m here does not. */
+ * contains the learning rate as a factor; here m does not. */
 TE_FN void te__sgd_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                         const te__adamw_tensor *t, int n) {
     const float lr = s->lr * t->lr, decay = t->decay;
@@ -192,7 +193,7 @@ TE_FN void te__adamw_store(const te__adamw_vec *r, const te__adamw_tensor *t, in
     te__adamw_store_moments(r, t, i, s, c, var);
     (void)te__adamw_store_weights(&r->p, t, i, s, c);
 }
-/* Update elements [i, to), the last ones of a tensor, of which there are fewer than TE__ADAMW_WIDTH. */
+/* Update elements [i, to), which are the last elements of a tensor and fewer than TE__ADAMW_WIDTH. */
 TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
                           const te_adamw_config *c, te__adamw_variant var) {
     const int has_v = var.rule == TE_RULE_adamw;
@@ -213,8 +214,8 @@ TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, cons
         te__adamw_store_weight(r.p.v[0], t, i, s, c);
     }
 }
-/* Update the chunk of t that begins at `from`. In a full chunk each lane loads two vectors before it updates them, to
- * have more loads in flight. */
+/* Update the chunk of t that begins at `from`. In a full chunk each lane loads two vectors before it updates the first,
+ * to have more loads in flight. */
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
                            te__adamw_variant var) {
     int group;
@@ -247,7 +248,8 @@ typedef struct te__adamw_args {
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
     int count;
     te_adamw_state *state;
-    const double *norm;             /* the norm that te_grad_norm has computed; null: none is needed */
+    const double *norm;             /* the gradient norm that te_grad_norm_run has computed; null: the config does not
+                                       need the norm */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -273,10 +275,11 @@ TE_KERNEL_IF_USED(te_sgd_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 
 /* ---- before the update ------------------------------------------------------------------------------------------- */
 
-/* Decides whether the step is skipped, counts it, and computes its scalars. Runs in one thread. */
+/* Decides whether the step is skipped, counts the step, and computes the step's scalars. Runs in one thread. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     te_adamw_state s = *a->state;
-    const double norm = a->norm ? *a->norm * fabs((double)a->config.grad_scale) : 0.0; /* fits f64 if all are finite */
+    const double norm = a->norm ? *a->norm * fabs((double)a->config.grad_scale) : 0.0; /* finite if all gradients are
+                                                                                          finite */
     const float limit = a->config.max_norm > 0.0f ? fminf(a->config.max_norm, TE_ADAMW_NORM_LIMIT)
                                                   : TE_ADAMW_NORM_LIMIT;
     s.norm = (float)norm;
@@ -320,46 +323,48 @@ TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  *
  * - A scale is a power of two, so that most changes of the block's amax do not change the scale. As long as the scale
  *   stays the same, moments that do not change keep their codes.
- * - v is stored as its square root, which has the same range as m. A v above 0 whose code would be 0 gets the smallest
- *   code instead. The update m / sqrt(v) is then too small, but it can never become infinite.
+ * - v is stored as its square root, which has the same range as m. If v is above 0 but its code would be 0, the
+ *   smallest code is stored instead. The update m / sqrt(v) is then too small, but it can never become infinite.
  * - m and v are rounded stochastically, v such that the expected value of the stored v (not that of its root) is v.
  *
- * bf16 represents all these numbers exactly (m has 4 significant bits, v has 8), so a checkpoint stores them as bf16.
+ * bf16 represents all stored m (4 significant bits) and v (8) exactly, so a checkpoint stores both as bf16.
  *
- * Memory of a tensor: the codes of its elements, padded to whole blocks, and then a float for each block: 132 / 128
- * bytes for each element. A warp processes a block, with four elements in each lane. Shards of ZeRO-1 begin at
- * multiples of a block. */
+ * In memory, a tensor's m or v consists of the codes of the elements, padded to whole blocks, and then a float, the
+ * scale, for each block: 132 / 128 bytes for each element. A warp processes a block, with four elements in each lane.
+ * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
-       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a lane */ };
+       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* the number of elements of a block in a lane */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
-/* Bytes that a tensor's m or v takes; also for several tensors, each padded to a multiple of TE_MOMENT_BLOCK. */
+/* Bytes that the m or the v of a tensor takes. For several tensors, pass the sum of their elements, each tensor's
+ * rounded up to a multiple of TE_MOMENT_BLOCK. */
 TE_API size_t te__moments_bytes(int64_t elements, te_dtype moments) {
     const int64_t blocks = te_ceil_div(elements, TE_MOMENT_BLOCK);
     if (!te__moments_8bit(moments)) return (size_t)elements * te_dtype_bytes(moments);
     return (size_t)(blocks * (TE_MOMENT_BLOCK + (int64_t)sizeof(float)));
 }
-/* The scales of the blocks of a tensor's m or v, which lie after the codes. */
+/* The address of the scales of a tensor's m or v, one for each block. In memory the scales follow the codes. */
 TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
     return (float *)(void *)((char *)moment + (elements + TE_MOMENT_BLOCK - 1) / TE_MOMENT_BLOCK * TE_MOMENT_BLOCK);
 }
 
 /* The smallest power of two s with amax <= 448 s, within limits: 2^-117 to 2^119 for m (root 0), and 2^-54 to 2^55 for
- * the root of v (root 1). The limits make sure that a stored moment (s e4m3, or its square) is finite, and is either 0
- * or at least 2^-126. */
+ * the root of v (root 1). Within these limits a stored moment, which is s e4m3 or the square of that, is finite, and is
+ * either 0 or at least 2^-126. */
 TE_BOTH float te__moment_scale(float amax, const int root) {
     const uint32_t least = root ? 127u - 54u : 127u - 117u, last = root ? 127u + 55u : 127u + 119u;
-    uint32_t e = (te_bits_of_float(amax) + 0x1fffffu) >> 23; /* 448 = 1.75 * 2^8: above it the exponent is one more */
+    /* 448 is 1.75 * 2^8, so if the mantissa of amax exceeds 1.75, the exponent e of amax is rounded up by one. */
+    uint32_t e = (te_bits_of_float(amax) + 0x1fffffu) >> 23;
     e = e < least + 8u ? least : e - 8u;
     return te_float_of_bits((e < last ? e : last) << 23);
 }
-/* 1 / s, exact. */
+/* 1 / scale, exactly, because the scale is a power of two. */
 TE_BOTH float te__moment_inverse(float scale) { return te_float_of_bits((254u << 23) - te_bits_of_float(scale)); }
 
-/* x >= 0 as e4m3, rounded stochastically with 16 random bits. Let low be the largest e4m3 number <= x, and let both be
- * in units of the last place. If root is 0, x is rounded up with the probability x - low, so that the expected value is
- * x. If root is 1, the probability is (x^2 - low^2) / ((low + 1)^2 - low^2), so that the expected value of the square
- * is x^2. Numbers above 448, and NaN, become 448. */
+/* x >= 0 as e4m3, rounded stochastically with 16 random bits. Let low be the largest e4m3 number <= x, and let x and
+ * low be in units of the last place of low. If root is 0, x is rounded up with the probability x - low, so that the
+ * expected value is x. If root is 1, the probability is (x^2 - low^2) / ((low + 1)^2 - low^2), so that the expected
+ * value of the square is x^2. Numbers above 448, and NaN, become 448. */
 TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t bits = te_bits_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     uint32_t first;
@@ -369,7 +374,7 @@ TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t code = first + low + up;
     return root && bits && code == 0u ? 1u : code;
 }
-/* x >= 0 as e4m3, rounded to nearest. root 1: an x above 0 never becomes 0. */
+/* x >= 0 as e4m3, rounded to nearest; but if root is 1, an x above 0 never becomes 0. */
 TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
     const uint32_t code = te_e4m3_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     return root && x > 0.0f && code == 0u ? 1u : code;
@@ -377,17 +382,18 @@ TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
 
 /* ---- moments in 8 bits: the update ------------------------------------------------------------------------------- */
 
-/* A warp (on a CPU, one thread) holds a whole block of 128 elements, because it needs the block's new amax before it
- * can store an element. A lane holds TE__ADAMW8_VECS vectors of TE__ADAMW_WIDTH consecutive elements, on CUDA one. */
+/* A warp (on a CPU, one thread) holds a whole block of 128 elements, because no element can be stored before the
+ * block's new amax is known. A lane holds TE__ADAMW8_VECS vectors (on CUDA one) of TE__ADAMW_WIDTH consecutive
+ * elements. */
 enum { TE__ADAMW8_VECS = (int)TE_MOMENT_BLOCK / ((int)TE__ADAMW_WIDTH * (int)TE__MOMENT_LANES) };
 typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adamw8_block;
 
-/* The first element of a lane's vector k, in a block that begins at i. */
+/* The index of the first element of vector k of a lane, in the block that begins at element i. */
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
 /* Load the moments of one vector. Elements after the tensor's end can be loaded like the others, because the memory of
- * the codes is padded to whole blocks; their codes are 0. */
+ * the codes is padded to whole blocks. The codes in the padding are 0. */
 TE_FN void te__adamw8_load_moments(te__adamw_floats *f, const void *codes, int64_t i, float scale, const int root) {
     const uint32_t *const word = (const uint32_t *)(const void *)((const uint8_t *)codes + i);
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
@@ -416,8 +422,8 @@ TE_FN void te__adamw8_load(te__adamw8_block *r, const te__adamw_tensor *t, int64
         }
     }
 }
-/* Computes the block's largest |m| and v. A NaN counts as 0 (the weight is then NaN, too). The reduction also makes
- * sure that every lane has read the old scales before they are overwritten. */
+/* Computes the block's largest |m| and v. A NaN counts as 0 (its weight is NaN then, too). After the reduction every
+ * lane has read the old scales, so they may be overwritten. */
 TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *lanes, te_rule rule) {
     amax[0] = amax[1] = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__ADAMW8_VECS; k++)
@@ -429,8 +435,9 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     te_lanes_max(&amax[0], lanes);
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
-/* Store the moments of one vector. The random numbers are the same as for moments in bf16. As in te__adamw_math, the
- * square roots are computed in a separate loop. inverse_m, inverse_v: 1 / the block's scale of m, and of v. */
+/* Store the moments of one vector. The random numbers are the same as for moments in bf16. The square roots are
+ * computed in a loop of their own for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / the block's scale
+ * of m and of v. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
     uint32_t *const m = (uint32_t *)(void *)((uint8_t *)t->m + at);
@@ -476,7 +483,7 @@ TE_FN void te__adamw8_update(te__adamw8_block *r, const te__adamw_tensor *t, int
     for (int k = 0; k < TE__ADAMW8_VECS; k++) te__optim_math(&r->vec[k], s, c, t, TE__ADAMW_WIDTH, rule);
     te__adamw8_store(r, t, i, lanes, s, c, rule);
 }
-/* The warps of a thread block take the blocks of its chunk in turn. */
+/* A thread block updates a chunk; its warps take the chunk's blocks of 128 elements in turn. */
 TE_FN void te__adamw8_body(const te__adamw_args *a, te_block b, te_rule rule) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -500,7 +507,7 @@ TE_KERNEL_IF_USED(te_sgd_update_8bit, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 
 /* ---- moments in 8 bits: to and from bf16, for checkpoints -------------------------------------------------------- */
 
-/* Arguments of the conversion of elements [from, from + count) of a tensor's m or v, from or to bf16. */
+/* The arguments of the kernels that convert elements [from, from + count) of a tensor's m or v from bf16 or to bf16. */
 typedef struct te__moments_args {
     uint8_t *code;  /* [blocks * TE_MOMENT_BLOCK] */
     float *scale;   /* [blocks] */
@@ -509,7 +516,7 @@ typedef struct te__moments_args {
     int root;       /* 1: the moment is v, which is stored as its square root */
 } te__moments_args;
 
-/* Load this lane's elements of a block as floats. Returns the index of the first one. */
+/* Load this lane's elements of block number `block` as floats. Returns the index of the first of them. */
 TE_FN int64_t te__moments_dequantize_lane(float v[TE__MOMENT_PER_LANE], const te__moments_args *a, int64_t block,
                                           int lane) {
     const int64_t at = block * TE_MOMENT_BLOCK + (int64_t)lane * TE__MOMENT_PER_LANE;
@@ -527,9 +534,9 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++)
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
-/* The first and the last block may have elements outside the range. These elements are quantized again with the block's
- * new scale, which does not change them unless the scale has grown. Therefore a block that was 0 and is then loaded in
- * several parts gets exactly the codes that it had when it was saved. */
+/* The first and the last block may have elements outside the range [from, from + count). These elements are quantized
+ * again with the block's new scale, which changes them only if the scale has grown. Therefore a block that was 0 and is
+ * then loaded in several parts gets exactly the codes that it had when it was saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -540,7 +547,7 @@ TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
         if (at + k >= a->from && at + k < a->from + a->count) v[k] = te_float_of_bf16(a->bf16[at + k - a->from]);
         amax = fabsf(v[k]) > amax ? fabsf(v[k]) : amax;
     }
-    te_lanes_max(&amax, &lanes); /* also a barrier: all lanes have read the old scale */
+    te_lanes_max(&amax, &lanes); /* this is also a barrier, after which all lanes have read the old scale */
     const float scale = te__moment_scale(a->root ? sqrtf(amax) : amax, a->root), inverse = te__moment_inverse(scale);
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++) {
         const float x = a->root ? sqrtf(v[k]) : fabsf(v[k]);
@@ -553,8 +560,8 @@ TE_KERNEL_IF_USED(te_moments_to_bf16, TE__MOMENT_LANES, 1, te__moments_args, te_
 TE_KERNEL_IF_USED(te_moments_from_bf16, TE__MOMENT_LANES, 1, te__moments_args,
                   te__moments_from_bf16_body(te_args, te_at))
 
-/* Convert elements [from, from + count) of m (root 0) or v (root 1), of a tensor with `elements` elements, to bf16 in
- * target memory or, if `loads` is 1, from bf16. Reads and writes 3 bytes for each element. */
+/* Convert elements [from, from + count) of m (root 0) or of v (root 1) to bf16 or, if `loads` is 1, from bf16.
+ * elements: the number of elements of the tensor; bf16: target memory. Reads and writes 3 bytes for each element. */
 TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
                                              void *bf16, int loads, te_context *ctx) {
     te__moments_args a;
