@@ -261,9 +261,9 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
-/* Whether `state`, a copy of the memory of s in host memory, is one that te_scales_update can have left: its indices are
- * within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A checkpoint of unknown
- * origin may have anything there. */
+/* Whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have left: its
+ * indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A
+ * checkpoint of unknown origin may contain anything. */
 TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     te_scales copy;
     if (te_scales_bind(&copy, (void *)(uintptr_t)state, s->bytes, s->count, s->length, 0) != TE_OK) return 0;
