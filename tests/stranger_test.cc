@@ -3,6 +3,7 @@
 #include "folder.h"
 #include "te/te.h"
 
+#include <clocale>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -262,4 +263,46 @@ TEST_CASE("FP8 weights with a scale that is none are refused") {
 TEST_CASE("an empty path is refused before a training, not behind it") {
     target t;
     CHECK(te_checkpoint_probe("", t) == TE_ERROR_IO);
+}
+
+// Numbers of a JSON file are those that strtod reads in the C locale, in every locale that this machine has with another decimal point.
+TEST_CASE("numbers of JSON do not depend on the locale") {
+    target t;
+    folder dir;
+    const char *const numbers[] = {"0.5", "12.75", "-0.25e1", "0", "-0.0", "1e-05", "3.141592653589793238462643383279", "6.02214076E+23", "1.7976931348623157e308", "4.9e-324", "0.1",
+                                   "123456789012345678901234567890.5", "1e999999999999", "1e-999999999999", "0.000000000000000000000000000001e30"};
+    const int count = (int)(sizeof numbers / sizeof numbers[0]);
+    std::ofstream file(dir / "n.json");
+    for (int i = 0; i < count; i++) file << (i ? ", " : "{") << "\"n" << i << "\": " << numbers[i];
+    file << "}";
+    file.close();
+    std::vector<double> want;
+    for (const char *number : numbers) want.push_back(std::strtod(number, nullptr));
+    int others = 0;
+    for (const char *locale : {"C", "de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "pl_PL.UTF-8"}) {
+        if (!std::setlocale(LC_ALL, locale)) continue;
+        others += std::strtod("0,5", nullptr) == 0.5;
+        te_json j;
+        REQUIRE(te_json_open(&j, (dir / "n.json").c_str(), t) == TE_OK);
+        for (int i = 0; i < count; i++) {
+            INFO(numbers[i] << " in the locale " << locale);
+            const te_json_value *v = te_json_find(&j, ("n" + std::to_string(i)).c_str());
+            REQUIRE(v);
+            CHECK(std::memcmp(&v->number, &want[(size_t)i], sizeof(double)) == 0);
+        }
+        te_json_close(&j);
+    }
+    std::setlocale(LC_ALL, "C");
+    if (!others) WARN("no locale with a decimal comma here");
+}
+TEST_CASE("numbers of JSON that are none are refused") {
+    target t;
+    folder dir;
+    for (const std::string &number : {std::string("."), std::string(".5"), std::string("1."), std::string("01"), std::string("1e"), std::string("1e+"), std::string("-"), std::string("+1"),
+                                      std::string("0x1"), std::string("1,5"), "1." + std::string(70, '3'), std::string(64, '1'), "1e" + std::string(70, '0')}) {
+        std::ofstream(dir / "n.json") << "{\"n\": " << number << "}";
+        te_json j;
+        INFO(number);
+        CHECK(te_json_open(&j, (dir / "n.json").c_str(), t) == TE_ERROR_FORMAT);
+    }
 }

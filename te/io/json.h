@@ -234,27 +234,34 @@ TE_API void te_json_close(te_json *t) {
     free(t->value), free(t->text);
     memset(t, 0, sizeof *t);
 }
-/* Parse a number such as -12, 0.5 or 1e-05. */
+/* Parse a number such as -12, 0.5 or 1e-05. strtod is given the digits without the point and a smaller exponent, here
+ * -12, 5e-1 and 1e-5, because which character it takes for the point depends on the program's locale. */
 TE_API te_status te__json_real(double *out, te__json *j) {
-    char digits[64];
+    char digits[64 + 16];
+    size_t n = 0;
+    int64_t exponent = 0, fraction_digits = 0;
     (void)te__json_peek(j);
-    const char *from = j->text + j->at, *p = from + (*from == '-');
+    const char *from = j->text + j->at, *p = from;
+    const char *const limit = from + 64; /* a number has at most 63 characters */
+    if (*p == '-') digits[n++] = *p++;
     const char *integer = p;
-    while (*p >= '0' && *p <= '9') p++;
+    for (; *p >= '0' && *p <= '9' && p < limit; p++) digits[n++] = *p;
     if (p == integer || (*integer == '0' && p > integer + 1)) return te__json_fail(j, "a value should stand here");
     if (*p == '.') {
-        const char *fraction = ++p;
-        while (*p >= '0' && *p <= '9') p++;
-        if (p == fraction) return te__json_fail(j, "digits should follow the point of a number");
+        for (p++; *p >= '0' && *p <= '9' && p < limit; p++, fraction_digits++) digits[n++] = *p;
+        if (!fraction_digits) return te__json_fail(j, "digits should follow the point of a number");
     }
     if (*p == 'e' || *p == 'E') {
-        p += p[1] == '+' || p[1] == '-' ? 2 : 1;
+        const int is_negative = p[1] == '-';
+        p += p[1] == '+' || is_negative ? 2 : 1;
         const char *power = p;
-        while (*p >= '0' && *p <= '9') p++;
+        for (; *p >= '0' && *p <= '9' && p < limit; p++)
+            if (exponent < 100000) exponent = exponent * 10 + (*p - '0'); /* larger ones give 0 or infinity, too */
         if (p == power) return te__json_fail(j, "digits should follow the e of a number");
+        if (is_negative) exponent = -exponent;
     }
-    if (p - from >= (int)sizeof digits) return te__json_fail(j, "a number of more than 63 characters");
-    memcpy(digits, from, (size_t)(p - from)), digits[p - from] = 0;
+    if (p >= limit) return te__json_fail(j, "a number of more than 63 characters");
+    snprintf(digits + n, sizeof digits - n, "e%d", (int)(exponent - fraction_digits));
     *out = strtod(digits, 0), j->at += (size_t)(p - from);
     return TE_OK;
 }
