@@ -61,7 +61,7 @@ enum {
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows that a block computes */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at a time */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight */
-    TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* the same for backward */
+    TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
     TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* maximum number of chunks of a head that one lane holds */
 };
 
