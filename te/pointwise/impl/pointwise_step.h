@@ -24,7 +24,7 @@ typedef struct te_pointwise_work {
     int applied; /* the number of ops from `skip` on that the product's epilogue has already done (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
-    int launches; /* the kernel has something to compute or to store, so it is launched */
+    int launches; /* 1: the kernel has something to compute or to store, so it is launched */
 } te_pointwise_work;
 
 TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
@@ -56,9 +56,9 @@ typedef struct te_pointwise_exit {
     int gathered; /* the product that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of product i in FP8 with scales that the kernel computes. saved: forward also
- * saves the result in the list's format. In training, fp8_block reads the operand transposed as well; storing the
- * transpose takes a tile kernel. */
+/* Whether the kernel stores the operand of product i in FP8 with scales that the kernel computes. saved: whether
+ * forward also saves the result in the list's format. In training under fp8_block, the transpose of the operand is
+ * needed as well, and only a tile kernel stores it. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -107,9 +107,8 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* The two functions below make the kernel also store the transpose of the operand of product i, with a scale for each
- * tile of 1 x 128; the weight's gradient reads it. te__pointwise_save_transposed: forward saves it for backward.
- * te__pointwise_transpose_blockwise: backward attaches it to v. */
+/* Forward under fp8_block: makes the kernel also store the transpose of the operand of product i, with a scale for each
+ * tile of 1 x 128. The transpose is saved for the GEMM that computes the weight's gradient in backward. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (te__policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
@@ -117,6 +116,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     te__set_saved_transposed(r, i, 1);
     return TE_OK;
 }
+/* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that product i reads, with a
+ * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads it. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -329,8 +330,8 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* Nobody reads the gradient itself, only its sums over rows are needed. The tile kernel computes these too, so
-         * that the order of the additions is the same as when the gradient is stored. */
+        /* Here no kernel reads the gradient itself; only its sums over rows are needed. The tile kernel computes these
+         * sums in this case, too, so that the order of the additions is the same as when the gradient is stored. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -352,7 +353,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
         TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
     TE_TRY(te__pointwise_backward_result(r, w, s->op[s->count - 1], &g));
-    /* the tile kernel leaves one partial sum for each row of tiles */
+    /* the tile kernel stores one partial sum of each column for each row of tiles */
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
@@ -381,8 +382,8 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recomputes the output of the step's last op; no other op runs. r->recompute says in which form the output is
- * stored. */
+/* Recomputes the output of the step's last op; no other op of the step runs. r->recompute says in which form the output
+ * is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -437,8 +438,8 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
-/* The same for backward; dy is the gradient of the output of the kernel's ops. `applied` is not used: in backward no op
- * has been done by a product's epilogue. */
+/* Runs the backward of the step's ops [skip, count) as one kernel. dy: the gradient of the value that these ops compute
+ * in forward. `applied` is not used: in backward no op has already been done by a product's epilogue. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
