@@ -114,7 +114,7 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     return k;
 }
 
-/* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the product
+/* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the GEMM
  * that follows; TE_SCALING_NONE: it computes no scales. In backward the tile kernel computes them instead
  * (pointwise_quantize_transpose.h). A kernel without a norm whose width is known only at run time gives each group of
  * lanes only a part of a row, so it cannot compute a scale for the whole row. */

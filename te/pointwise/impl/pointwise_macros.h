@@ -346,7 +346,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
-/* Whether the consumer of the last op's output is a product with one scale per tensor, and backward may recompute this
+/* Whether the consumer of the last op's output is a GEMM with one scale per tensor, and backward may recompute this
  * output. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
@@ -357,7 +357,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
  * reads a saved input (name##_saved_inputs); the loads of saved inputs would wait for one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
 /* Whether the pattern and its width allow a tile kernel that runs the whole pattern; among other conditions, no tile
- * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a product reads the
+ * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a GEMM reads the
  * result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \

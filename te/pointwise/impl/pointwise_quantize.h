@@ -1,6 +1,6 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
  * each 1 x 128 (fp8_block) or one for each row (fp8_row). A group of lanes holds all numbers of such a tile or row in
- * registers, so the kernel that produces a product's operand also quantizes the operand, without another pass over it.
+ * registers, so the kernel that produces a GEMM's operand also quantizes the operand, without another pass over it.
  * The result is bitwise identical to that of two passes, which round the result to the list's format and then quantize
  * it with quantize_blockwise.h or quantize_rowwise.h.
  *

@@ -20,8 +20,8 @@ typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const
 typedef struct te_pointwise_work {
     const te_step *step;
     int skip;    /* the number of leading ops of the step that are not part of this kernel: 1 if the step begins with a
-                  * product or a collective, else 0 */
-    int applied; /* the number of ops from `skip` on that the product's epilogue has already done (a bias) */
+                  * GEMM or a collective, else 0 */
+    int applied; /* the number of ops from `skip` on that the GEMM's epilogue has already done (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
     int launches; /* 1: the kernel has something to compute or to store, so it is launched */
@@ -53,10 +53,10 @@ typedef enum te_result_form {
 typedef struct te_pointwise_exit {
     te_result_form form;
     int consumer; /* the index of the op that reads the result; -1: the caller reads it, or forks follow in this step */
-    int gathered; /* the product that reads the result after a gather of FP8 data; -1: there is none */
+    int gathered; /* the GEMM that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of product i in FP8 with scales that the kernel computes. saved: whether
+/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
  * forward also saves the result in the list's format. In training under fp8_block, the transpose of the operand is
  * needed as well, and only a tile kernel stores it. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
@@ -79,7 +79,7 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of product i, or this rank's rows of that
+/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of that
  * operand. at: where the kernel stores it; null: in a new block of the workspace. On return *v describes the FP8
  * tensor. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
@@ -96,7 +96,7 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
 }
-/* For TE_RESULT_with_scales: makes the kernel store v, the operand of product i, in FP8 with scales that the kernel
+/* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
  * computes. If v->data is not null, the kernel stores v there as well, in the list's format. On return *v describes the
  * FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
@@ -107,7 +107,7 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* Forward under fp8_block: makes the kernel also store the transpose of the operand of product i, with a scale for each
+/* Forward under fp8_block: makes the kernel also store the transpose of the operand of GEMM i, with a scale for each
  * tile of 1 x 128. The transpose is saved for the GEMM that computes the weight's gradient in backward. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -116,7 +116,7 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     te__set_saved_transposed(r, i, 1);
     return TE_OK;
 }
-/* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that product i reads, with a
+/* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that GEMM i reads, with a
  * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads it. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
@@ -127,14 +127,14 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Makes the tile kernel run on the gradient that product i reads. With one scale for the tensor, it stores the gradient
+/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, it stores the gradient
  * untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* Makes the tile kernel store v, the gradient that product i reads, transposed as well. The tile kernel runs even if
+/* Makes the tile kernel store v, the gradient that GEMM i reads, transposed as well. The tile kernel runs even if
  * the weight is frozen and the transpose is therefore not stored: the order in which it sums gradients over rows, and
  * so the exact values of the other gradients, must not depend on what is frozen. The workspace does not depend on a
  * temporary freeze either: the transpose has memory there unless the op can never train (TE_IS_FROZEN). */
@@ -146,7 +146,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for product i. */
+/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for GEMM i. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -422,7 +422,7 @@ TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
 /* Runs the ops [skip, count) of the step as one kernel with the input x. applied: the number of these ops that the
- * epilogue of the product in front has already done. */
+ * epilogue of the GEMM in front has already done. */
 TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
@@ -439,7 +439,7 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
 /* Runs the backward of the step's ops [skip, count) as one kernel. dy: the gradient of the value that these ops compute
- * in forward. `applied` is not used: in backward no op has already been done by a product's epilogue. */
+ * in forward. `applied` is not used: in backward no op has already been done by a GEMM's epilogue. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
