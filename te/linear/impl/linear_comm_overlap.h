@@ -92,7 +92,7 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
     return TE_OK;
 }
 
-/* ---- rows that are gathered while a product runs ----------------------------------------------------------------- */
+/* ---- rows that are gathered while a GEMM runs -------------------------------------------------------------------- */
 
 /* If the gather of the current value was deferred, gathers all its rows now, without overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
@@ -139,7 +139,7 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     return TE_OK;
 }
 
-/* ---- the product of a weight's gradient, now or deferred ---------------------------------------------------------
+/* ---- the GEMM of a weight's gradient, now or deferred ------------------------------------------------------------
  *
  * No other step of backward reads a weight's gradient, so the GEMM that computes it may run later. Under sequence
  * parallelism, backward gathers the gradient rows of all ranks for the attention's output linear. The GEMM for dx of
