@@ -102,7 +102,7 @@ TE_FN float te_act(float *slope, float x, int code) {
         const float tail =
             e * t *
             (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
-        *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
+        *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 0.3989.. is 1 / sqrt(2 pi) */
         return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }
     if (code == TE_ACT_relu) {
@@ -118,7 +118,7 @@ TE_FN float te_act(float *slope, float x, int code) {
         *slope = s * (1.0f - s);
         return s;
     }
-    *slope = s + x * s * (1.0f - s) * a; /* silu, qgelu: x sigmoid(a x) */
+    *slope = s + x * s * (1.0f - s) * a; /* of silu and qgelu, y = x sigmoid(a x) */
     return x * s;
 }
 
@@ -133,7 +133,7 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     float x[8], slope;
     (void)sum;
     te_read8(x, s->saved, at.format.in, s, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
+    TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
 /* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x), and stores dy/da in *da and dy/db in
  * *db. NaN propagates. */

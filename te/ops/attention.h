@@ -290,7 +290,7 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
     TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* scales: null in a dry run that only measures sizes */
     return TE_OK;
 }
 /* The address at which the kernel stores the amax of y, the kernel's output and the operand of GEMM i; null if the cast

@@ -64,7 +64,7 @@ typedef struct te_loss_mean_args {
     float *out;            /* the result: [1]; of te_fill_loss_grad: [rows] */
     const int32_t *labels; /* [rows], to be counted; null: `loss` is summed instead */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1], the divisor; null: 1 */
+    const float *count;    /* [1]: the sum is divided by it; null: by 1 */
     float scale;
     int64_t rows;
     int ignored, accumulate;
@@ -427,7 +427,7 @@ enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* A rank's contribution to a row. */
 typedef struct te_loss_partial {
-    te_softmax_stats stats;  /* of this rank's columns */
+    te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* x[label]; 0 if the label's column is on another rank */
     float deviation, origin; /* label smoothing: deviation = the sum of x - origin */
 } te_loss_partial;
@@ -435,7 +435,7 @@ enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
     te_cross_entropy_args of; /* its width and first describe this rank's columns */
-    te_loss_partial *part;    /* [ranks, rows] */
+    te_loss_partial *part;    /* [ranks, rows]: each rank's contribution to each row */
     te_loss_options options;
     int64_t rows;
     int rank, ranks;
@@ -486,8 +486,8 @@ typedef te_status (*te_vocab_parallel_launch_fn)(te_context *, te_grid, const te
 
 /* The kernels of a vocabulary-parallel loss, and its options. */
 typedef struct te_vocab_parallel {
-    te_vocab_parallel_launch_fn part; /* te_cross_entropy_partial_row */
-    te_vocab_parallel_launch_fn join; /* te_cross_entropy_combine */
+    te_vocab_parallel_launch_fn part; /* launches te_cross_entropy_partial_row */
+    te_vocab_parallel_launch_fn join; /* launches te_cross_entropy_combine */
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 

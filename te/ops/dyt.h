@@ -37,7 +37,7 @@ TE_CALLBACK void te_dyt_backward(float v[8], float sum[24], const te_stage *s, t
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(alpha * x[i]), d = v[i] * w[i] * (1.0f - t * t);
-        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* y = weight tanh(alpha x) + bias */
+        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* sums of dalpha, dweight and dbias */
         v[i] = d * alpha;
     }
 }

@@ -113,7 +113,8 @@ TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, con
 }
 TE_CALLBACK void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)s, (void)at, (void)options;
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias, so dx = dy, and dbias is the sum of dy over
+                                                             the rows */
 }
 
 /* ---- (scale, name, factor) --------------------------------------------------------------------------------------- */
@@ -132,7 +133,7 @@ TE_CALLBACK void te_scale_forward(float v[8], const te_stage *s, te_place at, co
 }
 TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_scale_forward(v, s, at, options); /* y = factor x */
+    te_scale_forward(v, s, at, options); /* y = factor x, so dx = factor dy */
 }
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
@@ -169,7 +170,9 @@ TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage 
     float w[8], x[8];
     te__mul_param8(w, s, at, options);
     te_read8(x, s->saved, at.format.in, s, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight, so dx = dy weight, and
+                                                                                  dweight is the sum of dy x over the
+                                                                                  rows */
 }
 
 /* ---- (softcap, name, cap) ---------------------------------------------------------------------------------------- */
@@ -196,7 +199,7 @@ TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(x[i] / cap);
-        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */
+        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap), so dx = dy (1 - tanh(x / cap)^2) */
     }
 }
 

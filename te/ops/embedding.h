@@ -50,10 +50,10 @@
 typedef struct te_embedding_args {
     void *y;         /* forward: y, [rows, width] of the model's dtype; backward: dweight, [size, width] of f32 */
     const void *x;   /* forward of positions: [rows, width]; backward: dy, [rows, width] */
-    const void *w;   /* [size, width] */
+    const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: see te_embedding_gradient */
+    float *partials; /* [segments, 2, width]: sums over parts of runs (te_embedding_gradient) */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */

@@ -214,7 +214,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+            if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
             te_head_floats x, w;
@@ -249,7 +249,7 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
     const float rstd = 1.0f / sqrtf(s[0] / (float)k.dim + k.eps), along = s[1] * rstd * rstd / (float)k.dim;
     TE__HEAD_EACH(k, *g, c, i) TE_UNROLL for (int e = 0; e < 16; e++) {
         const float v = x->v[c][e / 8][e % 8], dy = d->v[c][e / 8][e % 8];
-        dw->v[c][e / 8][e % 8] = dy * v * rstd;                                /* y = x rstd w */
+        dw->v[c][e / 8][e % 8] = dy * v * rstd;                                /* y = x rstd w, so dw = dy x rstd */
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
@@ -299,7 +299,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+                if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;

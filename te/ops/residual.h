@@ -132,7 +132,7 @@ TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, cons
 }
 TE_CALLBACK void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e: both get dy */
+    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e, so dy is the gradient of both */
 }
 TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float e[8];
@@ -145,7 +145,7 @@ TE_CALLBACK void te_mul_backward(float v[8], float sum[8], const te_stage *s, te
     (void)sum, (void)options;
     te_read8(x, s->saved, at.format.in, s, at);
     te_load8(e, s->w[0], te_index(at), at.n, at.aligned, at.format.edge);
-    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= e[i]; /* y = x e */
+    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= e[i]; /* y = x e, so de = dy x and dx = dy e */
     te_store_fork_grad8(x, s, at);
 }
 TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const void *options) {

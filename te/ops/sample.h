@@ -83,7 +83,7 @@ typedef struct te__sample_found {
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; used only in the first block of a row */
-    uint64_t top[TE_SAMPLE_MAX_TOP]; /* such entries of the most likely tokens (te_sampling.top_token) */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* entries as in `list`, of the most likely tokens */
     uint64_t published[3];
     te__sample_found found;
     uint32_t listed, top_listed; /* numbers of entries of list and top; above the capacity: some are missing */
@@ -483,7 +483,7 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* a token has 21 bits: no level 0 */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* no level 0: tokens have 21 bits */
     s.of_tokens = 1;
     return s;
 }

@@ -87,7 +87,7 @@ typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
-    int aligned;               /* half is a multiple of eight */
+    int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the index, in the kernel, of the op that is the norm; -1: there is none */
     te_norm_options norm_options;
     te_dtype norm_in, norm_out; /* formats of the norm's input and output in forward */

@@ -1,4 +1,4 @@
-/* pointwise_kernel.h -- the device function behind every pointwise kernel: it decides which rows a group of lanes
+/* pointwise_kernel.h -- the device function that every pointwise kernel runs: it decides which rows a group of lanes
  * works on, runs the kernel's body on them, and finally stores the partial sums and the amax.
  */
 #ifndef TE_POINTWISE_KERNEL_H

@@ -101,9 +101,9 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Sets the bit of an op that reads, beside its input, a tensor with the shape of the kernel's rows and in the list's
- * format. A GEMM may prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored the
- * tensor. */
+/* Sets the bit of an op that reads, in addition to its input, a tensor with the shape of the kernel's rows and in the
+ * list's format. A GEMM may prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored
+ * the tensor. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -294,7 +294,7 @@
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
 /* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input). te__consumer_of
  * finds the same op at run time. step: the direction of the pass through the list, 1 in forward and -1 in backward;
- * passes_through: the flag of an op that passes the result on unchanged, so that the op behind it is the consumer. */
+ * passes_through: the flag of an op that passes the result on unchanged, so that the next op is the consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))

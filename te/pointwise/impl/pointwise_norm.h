@@ -150,7 +150,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, [chunks] each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded */
-    te_vec8 *gamma;            /* gamma, if it is not in shared memory */
+    te_vec8 *gamma;            /* gamma in registers, if it is not in shared memory */
     uint32_t *amax_bits;            /* the bits of the largest |y| so far (te_store_fn) */
     float *sums;               /* the lane's sums over rows, in the slots of TE_SUM_SLOTS */
     te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma is not 0: the registers are needed for

@@ -70,9 +70,9 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The operands that the norm of a piece needs beside x: gamma and beta of the piece's columns, and the statistics of
- * its rows. They are loaded together with x, because a load that is issued after the stores of a row would wait for
- * these stores. */
+/* The operands that the norm of a piece needs in addition to x: gamma and beta of the piece's columns, and the
+ * statistics of its rows. They are loaded together with x, because a load that is issued after the stores of a row
+ * would wait for these stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -129,7 +129,7 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
  * loaded for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
-    const te_stage *of; /* null: nothing is loaded ahead */
+    const te_stage *of; /* the op whose operand has been loaded to `row`; null: none has been loaded */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
 TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,

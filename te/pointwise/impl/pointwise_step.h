@@ -91,7 +91,7 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     v->scaling = TE_SCALING_TENSORWISE;
     c->fp8.y = v->data;
     if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 0);
-    if (!f->scales) return TE_OK; /* only sizes are measured */
+    if (!f->scales) return TE_OK; /* a dry run that only measures sizes */
     c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
     c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
@@ -202,7 +202,7 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor that the value was last stored in */
+    te_value stored = x; /* the tensor in which the value was last stored */
     int last = -1;       /* the position in the step of its last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
@@ -242,8 +242,8 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* The gradient on its way through the ops of a step. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* the tensor that the gradient was last stored in */
-    int changed;     /* an op has changed the gradient since it was stored there */
+    te_value stored; /* the tensor in which the gradient was last stored */
+    int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
 /* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
