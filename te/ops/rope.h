@@ -83,11 +83,11 @@
               te_rope_rows(te_args, te_at, te_cos_sin, name##_rope_shape()))                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
-/* ---- scaled frequencies, for sequences longer than those of the first training ----------------------------------- */
+/* ---- scaled frequencies, for sequences longer than those of the original training -------------------------------- */
 
 /* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
  * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
- * of the first training, the frequency of pair p becomes
+ * of the original training, the frequency of pair p becomes
  *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama

@@ -60,8 +60,8 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* with 4, a quarter of the logits is in memory, and the step takes hardly longer than
-                             * with all of them */
+#define TE_LOSS_FRACTION 16 /* 1 / this number of all logits are in memory at a time. With 4, the step takes hardly
+                               longer than with all logits in memory */
 #endif
 enum {
     TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, the height of a GEMM tile */
@@ -143,7 +143,8 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
     return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
-/* The address of row `row` of a tensor; null if p is null. (Row c of the weight belongs to column c of the logits.) */
+/* Returns the address of row `row` of the tensor at p; null if p is null. (Row c of the weight belongs to column c of
+ * the logits.) */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }

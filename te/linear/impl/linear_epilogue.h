@@ -176,7 +176,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     }
 }
 
-/* Multiply eight elements of y by `scale` and store them in FP8. Updates the thread's amax. */
+/* Multiplies eight elements of y by `scale` and stores them in FP8. Also updates the thread's amax. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
                                  te_epilogue_state *state) {
     float v[8];
@@ -187,7 +187,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Store the result in each form that the arguments ask for. fp8: the result is stored in FP8. */
+/* Stores the result in each form that the arguments ask for. fp8: 1: one of these forms is FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
     if (k.fp8 && !fp8 && c->fp8.amax) { /* compute the amax of the result, even if the result is not stored
@@ -405,7 +405,7 @@ TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* Run the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
+/* Runs the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
  * no backward code. */
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {

@@ -234,8 +234,8 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* acquire memory for a transpose in any case: the workspace is sized before it is known in which layout forward
-     * saves x */
+    /* acquire memory for a transpose even if forward has saved it, because the workspace is sized before it is known in
+     * which layout forward saves x */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));

@@ -76,7 +76,8 @@ TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product
     te_load8(bias, p->bias, col, 8, 1, dtype);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
-/* Interleaved RoPE: rotate the pairs among columns dim..dim+7 of a head that lie below its rotary dimensions. */
+/* Interleaved rope: v holds columns dim to dim + 7 of a head. Rotates the pairs among them that lie below column
+ * h.rotary. */
 TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, const te_rope_heads h) {
     float4 c, s;
     if (dim >= h.rotary) return;
@@ -84,8 +85,8 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, 
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
     te_rotate_interleaved8(v, cosine, sine);
 }
-/* The epilogue for sixteen elements of one head in row `row`: w holds eight columns from `col` on, u eight from `other`
- * on. Adds the bias, rotates the pairs and stores the results. */
+/* The epilogue for sixteen elements of one head in row `row`: w holds the eight columns from `col` on, and u the eight
+ * columns from `other` on. Adds the bias, rotates the pairs and stores the results. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
                              int other, const te_rope_heads h) {
     const float *table = p->table + (int64_t)row * h.rotary;
@@ -172,9 +173,9 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do: the number of rows decides
-                                            * whether the fused kernel or the two steps run, and the workspace must
-                                            * not depend on that. */
+    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do, because the number of rows
+                                              decides whether the fused kernel or the two steps run, and the size of the
+                                              workspace must not depend on this choice. */
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);

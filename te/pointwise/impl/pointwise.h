@@ -41,8 +41,8 @@ typedef struct te_pointwise_fp8 {
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
 /* The result in FP8 with scales that the kernel computes, one for each 1 x 128 or for each row (pointwise_quantize.h),
- * and the transpose of the result (pointwise_quantize_transpose.h). y null: the FP8 result is not stored. All pointers
- * are to target memory. */
+ * and the transpose of the result (pointwise_quantize_transpose.h). If y is null, the FP8 result is not stored. All
+ * pointers are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / each of y's scales; te_scaling_count: how many there are */
@@ -66,7 +66,7 @@ typedef struct te_pointwise {
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
     int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* forward advances the random state in this kernel; taken null: another kernel advances it */
+    te_rng_args take; /* arguments for advancing the random state in forward; taken null: another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
@@ -247,7 +247,7 @@ TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* The larger of amax_bits and the bits of the largest |v|. Only elements that lie inside the row count. */
+/* Returns the larger of amax_bits and the bits of the largest |v| among the elements that lie inside the row. */
 TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(amax_bits, v);
     TE_UNROLL

@@ -52,7 +52,8 @@ typedef enum te_result_form {
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    int consumer; /* the index of the op that reads the result; -1: the caller reads it, or forks follow in this step */
+    int consumer; /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with
+                     forks */
     int gathered; /* the GEMM that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
