@@ -53,9 +53,9 @@
  * value_dim: the head size of v if it differs from the head size of q and k. It is 1 to 256, on CUDA in bf16 and f16 a
  * multiple of 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of 128. A packed
  * row then has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the output heads * value_dim.
- * rope has this option, too; head_norm has not, so it requires heads of one size. Attention whose heads are split over
- * a tensor group does not accept the option, because the parts q, k and v of the GEMM in front would have different
- * sizes.
+ * rope has this option, too; head_norm does not have it and requires heads of one size. Attention whose heads are split
+ * over a tensor group does not accept the option, because the parts q, k and v of the GEMM in front would have
+ * different sizes.
  *
  * varlen: 1: te_batch.cu_seqlens may be given; each sequence then attends only to itself. The option is fixed at
  * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little

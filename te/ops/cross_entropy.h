@@ -425,7 +425,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
  * ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
-/* A rank's contribution to a row. */
+/* A rank's contribution to the loss of a row. */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* x[label]; 0 if the label's column is on another rank */
@@ -434,8 +434,8 @@ typedef struct te_loss_partial {
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* its width and first describe this rank's columns */
-    te_loss_partial *part;    /* [ranks, rows]: each rank's contribution to each row */
+    te_cross_entropy_args of; /* of.width and of.first describe this rank's columns */
+    te_loss_partial *part;    /* [ranks, rows]: each rank's contribution to each row's loss */
     te_loss_options options;
     int64_t rows;
     int rank, ranks;

@@ -165,7 +165,7 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
         for (int i = 0; i < n; i++) grad[at + i] += v[i];
     }
 }
-/* Backward: dweight[token] += dy[row], eight columns a lane.
+/* Backward: dweight[token] += dy[row]. Each lane sums eight columns.
  *
  * On CUDA a group of lanes takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter
  * how often each token occurs. The sorted rows of one token form a run. If a run lies inside one segment, its sum is

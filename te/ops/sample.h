@@ -60,7 +60,7 @@ enum {
     TE__SAMPLE_STREAM = 0x73616d70, /* a stream of Philox that dropout does not use */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Keys are logits as integers with the same order. A token can be drawn if its key is between these two. */
+/* Keys are logits as integers with the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
@@ -83,7 +83,7 @@ typedef struct te__sample_found {
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; used only in the first block of a row */
-    uint64_t top[TE_SAMPLE_MAX_TOP]; /* entries as in `list`, of the most likely tokens */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the most likely tokens, as entries key << 32 | token */
     uint64_t published[3];
     te__sample_found found;
     uint32_t listed, top_listed; /* numbers of entries of list and top; above the capacity: some are missing */
@@ -380,7 +380,8 @@ TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* Adds an entry (key << 32 | token) to the histogram. A mass below least_mass is returned instead, otherwise 0. */
+/* Adds an entry (key << 32 | token) to the histogram and returns 0. If the entry's mass is below least_mass, it is not
+ * added; the function then returns the mass. */
 TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
                                     te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
@@ -678,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* if few tokens have at least this digit, list them */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens from this digit on, if they are few */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);

@@ -56,8 +56,8 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step. A
- * next step with a custom op cannot do this, except those of linear_rope.h. */
+/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step. This
+ * is not possible if the next step has a custom op, except for the steps of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;

@@ -1,5 +1,5 @@
-/* pointwise.h -- pointwise kernels: one skeleton for every fused kernel that is not a matrix product, [elementwise ops]
- * [a norm] [elementwise ops].
+/* pointwise.h -- pointwise kernels: one skeleton for every fused kernel that is not a GEMM. Such a kernel runs
+ * elementwise ops, then a norm, then elementwise ops again; each of these three parts may be missing.
  *
  * A group of lanes takes a row (without a norm: a part of a row), runs the kernel's ops on it in registers, eight
  * elements at a time, and stores the values that other kernels read. On a CPU a group is one lane. In backward a lane

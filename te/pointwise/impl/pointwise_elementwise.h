@@ -49,9 +49,9 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* The slots of a lane's sums over its rows: the gradient (dbias), the gradient of the second half of a row, dgamma and
- * dbeta. An op with three parameters uses the first three slots for the gradients of its parameters. The sums are
- * [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
+/* The slots of a lane's sums over its rows: the gradient of a parameter such as a bias, the same for the second half of
+ * a row, dgamma and dbeta. An op with three parameters uses the first three slots for the gradients of its parameters.
+ * The sums are [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
 /* Eight columns of the rows row, row + step, row + 2 step, and so on. vector: the columns are 8 * vector to 8 * vector

@@ -91,9 +91,10 @@
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the op's input is in memory; bit 16 +
- * position: backward reads that input. PARAM_AT: the op's backward sums the gradient of a parameter, so its forward
- * reads that parameter. OUTPUT_AT: the op stores to a tensor of the caller. */
+/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the bit is set if the op's input is in
+ * memory, and the bit at 16 + position if backward reads that input. PARAM_AT: set if the op's backward sums the
+ * gradient of a parameter, so that its forward reads that parameter. OUTPUT_AT: set if the op stores to a tensor of the
+ * caller. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)

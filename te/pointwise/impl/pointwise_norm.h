@@ -20,8 +20,8 @@ typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, cons
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
 /* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element it takes
- * half the registers that f32 would take, so twice as many rows are in flight. The norm also computes from the same
- * numbers whether or not its input is stored. */
+ * half the registers that f32 would take, so twice as many rows are in flight. It also makes the result independent of
+ * whether the norm's input is stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;

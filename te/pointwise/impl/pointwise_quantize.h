@@ -5,7 +5,7 @@
  * it with quantize_blockwise.h or quantize_rowwise.h.
  *
  * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit list reads 2 bytes
- * of x and writes 1 byte of y and 1/32 byte of tile scales; two passes move 7 bytes. Measurements:
+ * of x and writes 1 byte of y and 1/32 byte of tile scales; two passes read and write 7 bytes. Measurements:
  * docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_H

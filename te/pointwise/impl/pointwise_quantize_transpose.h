@@ -3,8 +3,8 @@
  * to rounding to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
- *   recipes with one scale a      a gradient in both layouts, with the scale known beforehand, its amax and
- *   tensor                        the sums over rows
+ *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
+ *   tensor                        amax, and the sums of its columns over the rows
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
@@ -14,9 +14,9 @@
  *
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
  * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
- * one scale a tensor: a gradient 2 + 1 + 1 and the tensors that its ops read, a recomputed transpose 2 + 1. The kernels
- * are limited by their instructions. Measurements, also of a norm with persistent clusters that was not faster:
- * docs/notes/pointwise.md.
+ * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
+ * transpose. The kernels are limited by their instructions. Measurements, including those of a norm with persistent
+ * clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H

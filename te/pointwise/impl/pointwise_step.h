@@ -47,7 +47,7 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 /* How the kernel stores the step's result. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    TE_RESULT_in_fp8,      /* with the consumer's scale, which is known before the kernel runs */
+    TE_RESULT_in_fp8,      /* in FP8 with the consumer's scale, which is known before the kernel runs */
     TE_RESULT_with_scales  /* in FP8, with a scale for each row or each tile of 1 x 128, which the kernel computes */
 } te_result_form;
 typedef struct te_pointwise_exit {
