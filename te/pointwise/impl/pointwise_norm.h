@@ -20,8 +20,8 @@ typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, cons
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
 /* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element it takes
- * half the registers that f32 would take, so twice as many rows are in flight. It also makes the result independent of
- * whether the norm's input is stored. */
+ * half the registers that f32 would take, so twice as many rows are in flight. The rounding also makes the result
+ * independent of whether the norm's input is stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -145,8 +145,8 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* The registers of a lane in backward, which the kernel declares (TE__POINTWISE_KERNEL). They hold the lane's columns
- * of its rows, in the format of the tensors in memory. A backward kernel begins with its norm; a group of lanes works
- * on one row after another, and each lane sums its columns over these rows. */
+ * of the rows that its group works on, in the format of the tensors in memory. A backward kernel begins with its norm;
+ * a group of lanes works on one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, [chunks] each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded */
