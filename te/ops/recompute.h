@@ -10,9 +10,9 @@
  * region runs, in backward from the region's last op to its first. Before backward enters a region, it reruns the
  * forward of the region, with the same dropout masks, up to the last step whose output backward reads. In the example
  * this step is the gelu; the GEMM after it is not rerun. So a region that begins with an activation or a norm and ends
- * with the GEMM that reads the result costs one small kernel. A region around a whole block costs the block's forward
- * without its last GEMM. Until backward has run, the parameters must not change, nor may the tokens and inputs of
- * te_batch that ops inside the region read.
+ * with the GEMM that reads the result costs only one small kernel in backward. A region around a whole block costs the
+ * block's forward without its last GEMM. Until backward has run, the parameters must not change, nor may the tokens and
+ * inputs of te_batch that ops inside the region read.
  *
  * The marks compute nothing. In forward no fusion crosses a mark, so that both runs of a region use the same kernels.
  * Therefore the results are bitwise identical to those of the same plan without recomputation. Inference ignores the

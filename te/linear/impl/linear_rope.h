@@ -2,10 +2,11 @@
  * rotates q and k by their positions (te/ops/rope.h) before it stores them.
  *
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
- * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. To compute them in the GEMM's
- * epilogue instead would need double precision, and would repeat the work for each head. With 8192 rows and heads of
- * size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two vectors of
- * eight elements at once, which together contain both elements of each pair to be rotated (te__sm90_gemm_pairing).
+ * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. Computing the cosines and sines in
+ * the GEMM's epilogue instead would need double precision, and would repeat the work for each head. With 8192 rows and
+ * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two
+ * vectors of eight elements at once, which together contain both elements of each pair to be rotated
+ * (te__sm90_gemm_pairing).
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
  * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule

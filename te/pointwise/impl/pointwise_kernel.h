@@ -56,7 +56,7 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m);
 }
 /* The body of the pointwise kernel `name`. The macro selects the body by constants, so that only the selected one is
- * compiled. To inline all bodies and discard the unused ones afterwards took half of the compile time of a pointwise
+ * compiled. Inlining all bodies and discarding the unused ones afterwards took half of the compile time of a pointwise
  * kernel. */
 #define TE_POINTWISE_ROWS_OF(name)                                                                          \
     ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
